@@ -5,6 +5,7 @@
 //! | module | idea |
 //! | --- | --- |
 //! | [`error`](mod@error) | the one error type |
+//! | [`counters`](counters()) | how many packets, repetitions and refusals |
 //! | [`psn`] | packet sequence numbers |
 //! | [`wire`] | the headers of a packet, one file each |
 //! | [`memory`] | registered memory |
@@ -17,6 +18,7 @@
 //! | [`device`] | the cards of this host |
 
 pub mod context;
+mod counters;
 pub mod device;
 mod engine;
 pub mod error;
@@ -36,6 +38,7 @@ mod sync;
 pub mod wire;
 
 pub use context::{Context, LIMITS, Mr, Pd};
+pub use counters::{Counters, counters};
 pub use device::{DEVICES_VARIABLE, Device, PortInfo, PortState};
 pub use engine::faults::{DELAY_VARIABLE, LOSS_VARIABLE, TRACE_VARIABLE};
 pub use error::{Error, Result};

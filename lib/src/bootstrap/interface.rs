@@ -8,6 +8,11 @@ use crate::error::{Error, Result};
 /// Bridges that exist with the same addresses on every host that has them, so that a peer would reach itself.
 const BRIDGES: [&str; 2] = ["docker", "virbr"];
 
+/// Whether an interface is a bridge of a container or virtual-machine manager, by its name.
+pub(crate) fn is_bridge(interface: &str) -> bool {
+    BRIDGES.iter().any(|bridge| interface.starts_with(bridge))
+}
+
 /// An address of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalAddress {
@@ -64,7 +69,7 @@ pub(super) fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result
     all.retain(|a| !matches!(a.ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) && !a.ip.is_unspecified());
     all.sort_by_key(|a| (a.loopback, a.ip.is_ipv6()));
     let Some(names) = NameFilter::parse(filter) else {
-        all.retain(|a| !BRIDGES.iter().any(|bridge| a.interface.starts_with(bridge)));
+        all.retain(|a| !is_bridge(&a.interface));
         return Ok(all);
     };
     let up: Vec<String> = all.iter().map(|a| format!("{} ({})", a.interface, a.ip)).collect();

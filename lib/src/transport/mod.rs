@@ -14,7 +14,7 @@
 //! | `options.rs`: settings of sockets and ports | yes | – | – | yes |
 //! | `stripes.rs`: one message over several connections | yes | – | – | yes |
 //! | `linger.rs`: what a dropped link leaves to be done | yes | – | – | yes |
-//! | the rest | `frame` (bytes to messages), `intake` (reads the streams) | `memory`, `words` (the ring), `single_copy`, `socket` | – | `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs), `stub` (a build without it) |
+//! | the rest | `frame` (bytes to messages), `intake` (reads the streams) | `memory`, `words` (the ring), `single_copy`, `socket` | – | `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs) |
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
 //! one that reaches the peer. [`checksum`] and [`faulty`] wrap a pair of any transport. [`relay`] joins links where two
@@ -75,10 +75,6 @@ mod pagemap;
 pub(crate) mod shm;
 mod stream;
 mod tcp;
-#[cfg(feature = "verbs")]
-mod verbs;
-#[cfg(not(feature = "verbs"))]
-#[path = "verbs/stub.rs"]
 mod verbs;
 mod wait;
 

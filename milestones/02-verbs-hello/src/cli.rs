@@ -56,8 +56,8 @@ pub(crate) struct Talk {
 /// Which interface to libibverbs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Api {
-    /// `ibverbs-sys`: RESET, INIT, RTR, RTS one by one.
+    /// RESET, INIT, RTR, RTS one by one.
     Steps,
-    /// `ibverbs`: one call.
+    /// One call of the crate `ibverbs`; needs the feature `verbs`.
     Safe,
 }

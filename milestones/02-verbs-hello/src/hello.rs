@@ -1,4 +1,4 @@
-//! The conversation step by step, with every attribute, through the objects of [`verbs_hello::verbs`] on `ibverbs-sys`.
+//! The conversation step by step, with every attribute, through the objects of [`verbs_hello::verbs`].
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,6 +8,7 @@ use verbs_hello::endpoint::Endpoint;
 use verbs_hello::say;
 use verbs_hello::side::Side;
 use verbs_hello::steps::{self, Attribute, Init, Rtr, Rts};
+use verbs_hello::verbs::ffi::ibv_access_flags;
 use verbs_hello::verbs::{Cq, Depth, Local, Mr, Pd, Qp};
 
 use crate::cli::Talk;
@@ -15,7 +16,7 @@ use crate::requests::{RECV_ID, Role, SEND_ID, await_completion, show};
 
 /// `IBV_ACCESS_LOCAL_WRITE`: our own device may write here, as RECV requires. The peer gets no rights: SEND and RECV
 /// need none, because the receiver chooses where the bytes go.
-const LOCAL_WRITE: u32 = ibverbs_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 
 pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, talk: &Talk, text: &str) -> Result<()> {
     // 1. The objects.

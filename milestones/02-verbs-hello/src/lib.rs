@@ -1,7 +1,6 @@
 //! Milestone 02 as a library: the code shared by the program `verbs-hello` and later milestones.
 //!
-//! The modules here are plain Rust and build anywhere. `verbs` holds the objects of libibverbs and exists only with the
-//! feature of the same name.
+//! The modules here are plain Rust; `verbs` holds the objects of libibverbs.
 
 pub mod alone;
 pub mod choice;
@@ -12,6 +11,5 @@ pub mod say;
 pub mod side;
 pub mod steps;
 pub mod unavailable;
-#[cfg(feature = "verbs")]
 pub mod verbs;
 pub mod words;

@@ -1,13 +1,10 @@
 //! Milestone 02: RDMA verbs. See README.md beside Cargo.toml.
 
 mod cli;
-#[cfg(feature = "verbs")]
 mod hello;
-#[cfg(feature = "verbs")]
 mod requests;
 #[cfg(feature = "verbs")]
 mod safe;
-#[cfg(feature = "verbs")]
 mod talk;
 
 use std::process::ExitCode;
@@ -23,12 +20,6 @@ fn main() -> ExitCode {
     unavailable::exit_code(run(&cli))
 }
 
-#[cfg(not(feature = "verbs"))]
-fn run(_: &Cli) -> anyhow::Result<()> {
-    Err(unavailable::Unavailable::not_built("verbs-hello").into())
-}
-
-#[cfg(feature = "verbs")]
 fn run(cli: &Cli) -> anyhow::Result<()> {
     use cli::Mode;
     if let Some(side) = &cli.choice.side {
@@ -48,7 +39,6 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
 }
 
 /// Prints the GID tables and the entry that a run would choose.
-#[cfg(feature = "verbs")]
 fn list(choice: &verbs_hello::choice::Choice) -> anyhow::Result<()> {
     use verbs_hello::{gid, say, verbs};
     let devices = verbs::devices()?;

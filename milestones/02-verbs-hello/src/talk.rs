@@ -8,8 +8,8 @@ use verbs_hello::side::Side;
 use verbs_hello::verbs::Local;
 
 use crate::cli::{Api, Talk};
+use crate::hello;
 use crate::requests::Role;
-use crate::{hello, safe};
 
 pub(crate) fn server(listen: &str, choice: &Choice, talk: &Talk) -> Result<()> {
     // Open the device first: without one there is no reason to listen.
@@ -35,6 +35,9 @@ fn converse(role: Role, local: Local, side: Side, choice: &Choice, talk: &Talk) 
     ensure!((1..=1 << 20).contains(&text.len()), "--text: {} bytes, expected 1 to 1048576", text.len());
     match talk.api {
         Api::Steps => hello::run(role, &local, side, choice, talk, &text),
-        Api::Safe => safe::run(role, &local, side, choice, talk, &text),
+        #[cfg(feature = "verbs")]
+        Api::Safe => crate::safe::run(role, &local, side, choice, talk, &text),
+        #[cfg(not(feature = "verbs"))]
+        Api::Safe => Err(verbs_hello::unavailable::Unavailable::not_built("--api safe", "verbs-hello").into()),
     }
 }

@@ -12,23 +12,28 @@ pub const EXIT_UNAVAILABLE: u8 = 77;
 pub struct Unavailable(String);
 
 impl Unavailable {
-    /// The program was built without the cargo feature `verbs`.
-    pub fn not_built(package: &str) -> Unavailable {
+    /// `what` needs the system's libibverbs, and this program was built without it.
+    pub fn not_built(what: &str, package: &str) -> Unavailable {
         Unavailable(format!(
-            "this program was built without RDMA. Build it with `cargo run -p {package} --features verbs`; that needs \
-             cmake, pkg-config, libclang-dev, libnl-route-3-dev and libibverbs-dev (Debian's names)"
+            "{what} needs the system's libibverbs, and this program was built without it. Build it with \
+             `cargo run -p {package} --features verbs`; that needs cmake, pkg-config, libclang-dev, libnl-route-3-dev \
+             and libibverbs-dev (Debian's names)"
         ))
     }
 
     /// There is no RDMA device; `cause` is the error from libibverbs.
     pub fn no_device(cause: &str) -> Unavailable {
-        Unavailable(format!(
-            "no RDMA device here ({cause}). `scripts/rxe-vm.sh COMMAND` runs a command in a virtual machine that has \
-             one. Where the kernel has the module rdma_rxe, `rdma link add rxe0 type rxe netdev eth0` (as root) makes \
-             one that sends through eth0"
-        ))
+        Unavailable(format!("no RDMA device here ({cause}). {REMEDY}"))
     }
 }
+
+#[cfg(feature = "verbs")]
+const REMEDY: &str = "Without `--features verbs` the program brings a device of its own. `scripts/rxe-vm.sh COMMAND` \
+    runs a command in a virtual machine that has one. Where the kernel has the module rdma_rxe, \
+    `rdma link add rxe0 type rxe netdev eth0` (as root) makes one that sends through eth0";
+#[cfg(not(feature = "verbs"))]
+const REMEDY: &str = "The program's own device needs a network interface with an address, and TINYROCE_DEVICES must \
+    not exclude it";
 
 impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

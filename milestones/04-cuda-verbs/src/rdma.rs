@@ -1,15 +1,18 @@
 //! The RDMA device, as the probe sees it.
 
+use std::any::Any;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
 use anyhow::Result;
 use verbs_hello::choice::Choice;
 use verbs_hello::unavailable::Unavailable;
+use verbs_hello::verbs::ffi::ibv_access_flags;
+use verbs_hello::verbs::{self, Local, Pd};
 
+use crate::probe::Device;
 use crate::why::Why;
-
-#[cfg(feature = "verbs")]
-pub use with_verbs::{Mr, Rdma};
-#[cfg(not(feature = "verbs"))]
-pub use without_verbs::{Mr, Rdma};
 
 /// Opens the device for `choice`, or returns the reason why there is none.
 ///
@@ -30,137 +33,62 @@ fn missing(unavailable: Unavailable) -> Why {
     Why::new(reason, first.to_lowercase() + rest)
 }
 
-#[cfg(feature = "verbs")]
-mod with_verbs {
-    use std::any::Any;
-    use std::io;
-    use std::os::fd::BorrowedFd;
-    use std::sync::Arc;
+/// A registration.
+pub type Mr = Arc<verbs::Mr>;
 
-    use anyhow::Result;
-    use ibverbs_sys::ibv_access_flags;
-    use verbs_hello::choice::Choice;
-    use verbs_hello::verbs::{self, Local, Pd};
+/// `IBV_ACCESS_LOCAL_WRITE`: our own device may write here, which RECV needs. The peer gets no right at all.
+const ACCESS: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 
-    use crate::probe::Device;
+/// An open device with a protection domain.
+#[derive(Debug)]
+pub struct Rdma {
+    /// Device, port, GID.
+    pub local: Local,
+    /// The domain of all registrations and queue pairs.
+    pub pd: Arc<Pd>,
+}
 
-    /// A registration.
-    pub type Mr = Arc<verbs::Mr>;
-
-    /// `IBV_ACCESS_LOCAL_WRITE`: our own device may write here, which RECV needs. The peer gets no right at all.
-    const ACCESS: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-
-    /// An open device with a protection domain.
-    #[derive(Debug)]
-    pub struct Rdma {
-        /// Device, port, GID.
-        pub local: Local,
-        /// The domain of all registrations and queue pairs.
-        pub pd: Arc<Pd>,
+impl Rdma {
+    fn open(choice: &Choice) -> Result<Rdma> {
+        let local = Local::open(choice)?;
+        let pd = Pd::new(&local.context)?;
+        Ok(Rdma { local, pd })
     }
 
-    impl Rdma {
-        pub(super) fn open(choice: &Choice) -> Result<Rdma> {
-            let local = Local::open(choice)?;
-            let pd = Pd::new(&local.context)?;
-            Ok(Rdma { local, pd })
-        }
-
-        /// One line for people.
-        pub fn describe(&self) -> String {
-            let Local { context, gid, why, .. } = &self.local;
-            format!("{} port {}, GID {gid}: {why}", context.name(), gid.port)
-        }
-    }
-
-    impl Device for Rdma {
-        type Mr = Mr;
-
-        fn name(&self) -> &str {
-            self.local.context.name()
-        }
-
-        fn ask_dmabuf(&self) -> io::Error {
-            verbs::Mr::ask_dmabuf(&self.pd)
-        }
-
-        fn reg_dmabuf_mr(
-            &self,
-            fd: BorrowedFd<'_>,
-            range: (u64, usize),
-            address: u64,
-            owner: Arc<dyn Any + Send + Sync>,
-        ) -> io::Result<Mr> {
-            // SAFETY: the owner keeps the memory. Only raw copies access it, and none while a request is posted.
-            unsafe { verbs::Mr::of_dmabuf(&self.pd, fd, range, address, ACCESS, owner) }
-        }
-
-        fn reg_mr(&self, address: u64, len: usize, owner: Arc<dyn Any + Send + Sync>) -> io::Result<Mr> {
-            // SAFETY: as above.
-            unsafe { verbs::Mr::over(&self.pd, address, len, ACCESS, owner) }
-        }
+    /// One line for people.
+    pub fn describe(&self) -> String {
+        let Local { context, gid, why, .. } = &self.local;
+        format!("{} port {}, GID {gid}: {why}", context.name(), gid.port)
     }
 }
 
-#[cfg(not(feature = "verbs"))]
-mod without_verbs {
-    use std::any::Any;
-    use std::convert::Infallible;
-    use std::io;
-    use std::os::fd::BorrowedFd;
-    use std::sync::Arc;
+impl Device for Rdma {
+    type Mr = Mr;
 
-    use anyhow::Result;
-    use verbs_hello::choice::Choice;
-    use verbs_hello::unavailable::Unavailable;
-
-    use crate::probe::Device;
-
-    /// A registration: there is none.
-    pub type Mr = Infallible;
-
-    /// A device: there is none.
-    #[derive(Debug)]
-    pub enum Rdma {}
-
-    impl Rdma {
-        pub(super) fn open(_: &Choice) -> Result<Rdma> {
-            Err(Unavailable::not_built("cuda-verbs").into())
-        }
-
-        /// One line for people.
-        pub fn describe(&self) -> String {
-            match *self {}
-        }
+    fn name(&self) -> &str {
+        self.local.context.name()
     }
 
-    impl Device for Rdma {
-        type Mr = Mr;
+    fn ask_dmabuf(&self) -> io::Error {
+        verbs::Mr::ask_dmabuf(&self.pd)
+    }
 
-        fn name(&self) -> &str {
-            match *self {}
-        }
+    fn reg_dmabuf_mr(
+        &self,
+        fd: BorrowedFd<'_>,
+        range: (u64, usize),
+        address: u64,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> io::Result<Mr> {
+        // SAFETY: the owner keeps the memory. Only raw copies access it, and none while a request is posted.
+        unsafe { verbs::Mr::of_dmabuf(&self.pd, fd, range, address, ACCESS, owner) }
+    }
 
-        fn ask_dmabuf(&self) -> io::Error {
-            match *self {}
-        }
-
-        fn reg_dmabuf_mr(
-            &self,
-            _: BorrowedFd<'_>,
-            _: (u64, usize),
-            _: u64,
-            _: Arc<dyn Any + Send + Sync>,
-        ) -> io::Result<Mr> {
-            match *self {}
-        }
-
-        fn reg_mr(&self, _: u64, _: usize, _: Arc<dyn Any + Send + Sync>) -> io::Result<Mr> {
-            match *self {}
-        }
+    fn reg_mr(&self, address: u64, len: usize, owner: Arc<dyn Any + Send + Sync>) -> io::Result<Mr> {
+        // SAFETY: as above.
+        unsafe { verbs::Mr::over(&self.pd, address, len, ACCESS, owner) }
     }
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,9 +97,10 @@ mod tests {
     fn what_is_missing_and_what_to_do_are_told_apart() {
         let why = missing(Unavailable::no_device("Function not implemented"));
         assert_eq!(why.reason, "no RDMA device here (Function not implemented)");
-        assert!(why.next.starts_with("`scripts/rxe-vm.sh COMMAND`"), "{}", why.next);
-        let why = missing(Unavailable::not_built("cuda-verbs"));
-        assert_eq!(why.reason, "this program was built without RDMA");
-        assert!(why.next.starts_with("build it with `cargo run -p cuda-verbs --features verbs`"), "{}", why.next);
+        assert!(
+            why.next.starts_with(if cfg!(feature = "verbs") { "without `--features" } else { "the program's" }),
+            "{}",
+            why.next
+        );
     }
 }

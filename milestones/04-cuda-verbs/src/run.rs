@@ -175,14 +175,8 @@ impl Here {
         }
     }
 
-    #[cfg(feature = "verbs")]
     fn over_rdma(&self, mr: rdma::Mr, side: &mut Side, slots: usize, role: Role) -> Result<Box<dyn Wire>> {
         let rdma = self.rdma.as_ref().map_err(Why::clone)?;
         Ok(Box::new(crate::wire::verbs::Verbs::connect(rdma, side, mr, slots, role == Role::Client)?))
-    }
-
-    #[cfg(not(feature = "verbs"))]
-    fn over_rdma(&self, mr: rdma::Mr, _: &mut Side, _: usize, _: Role) -> Result<Box<dyn Wire>> {
-        match mr {}
     }
 }

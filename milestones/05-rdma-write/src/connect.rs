@@ -12,7 +12,7 @@ use verbs_hello::side::Side;
 use verbs_hello::steps::{Init, Rtr, Rts};
 use verbs_hello::verbs::{Channel, Cq, Depth, Local, Pd, Qp};
 
-pub(crate) use ibverbs_sys::ibv_access_flags as Access;
+pub(crate) use verbs_hello::verbs::ffi::ibv_access_flags as Access;
 
 /// The objects that each side keeps for the whole run.
 pub(crate) struct Node<'a> {

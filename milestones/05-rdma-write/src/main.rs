@@ -1,13 +1,9 @@
 //! Milestone 05: one-sided RDMA. See README.md beside Cargo.toml.
 
 mod cli;
-#[cfg(feature = "verbs")]
 mod connect;
-#[cfg(feature = "verbs")]
 mod one_sided;
-#[cfg(feature = "verbs")]
 mod requester;
-#[cfg(feature = "verbs")]
 mod target;
 
 use std::process::ExitCode;
@@ -23,12 +19,6 @@ fn main() -> ExitCode {
     unavailable::exit_code(run(&cli))
 }
 
-#[cfg(not(feature = "verbs"))]
-fn run(_: &Cli) -> anyhow::Result<()> {
-    Err(unavailable::Unavailable::not_built("rdma-write").into())
-}
-
-#[cfg(feature = "verbs")]
 fn run(cli: &Cli) -> anyhow::Result<()> {
     use cli::Mode;
     use verbs_hello::{alone, say, side::Side, verbs};

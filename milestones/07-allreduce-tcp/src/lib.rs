@@ -6,7 +6,7 @@ mod measure;
 mod naive;
 mod paper;
 
-pub use measure::loopback_bytes;
+pub use measure::{Count, loopback_bytes};
 
 use std::process::ExitCode;
 
@@ -35,8 +35,8 @@ pub struct Over {
     pub name: &'static str,
     /// The unit of `count`: the heading of its column, and a description.
     pub counted: [&'static str; 2],
-    /// A kernel counter of the links' traffic, for all ranks on this machine.
-    pub count: fn() -> Option<u64>,
+    /// Counts the links' traffic.
+    pub count: Count,
     /// Runs before any rank starts. The program prints the returned text.
     pub prepare: fn(&Config) -> tinynccl::Result<Option<String>>,
 }
@@ -196,7 +196,8 @@ fn row(
     let input = measure::input(comm, count)?;
     let mut output = measure::buffer(count, |_| 0.0)?;
     let mut scratch = measure::buffer(if comm.rank() == 0 { count } else { count.div_ceil(ranks) }, |_| 0.0)?;
-    let counter = if one_network { over.count } else { || None };
+    // A machine's counter sees the traffic of its own ranks alone.
+    let counter = Some(over.count).filter(|count| one_network || matches!(count, Count::Process(_)));
     let ring = measure::time(comm, iters, "ring", &mut output, counter, |output| {
         comm.all_reduce(&input, output, ReduceOp::Sum)
     })?;

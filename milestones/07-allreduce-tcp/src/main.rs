@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use allreduce_tcp::Over;
+use allreduce_tcp::{Count, Over};
 use tinynccl::config::TransportChoice;
 
 fn main() -> ExitCode {
@@ -11,7 +11,7 @@ fn main() -> ExitCode {
         transport: TransportChoice::Tcp,
         name: "TCP",
         counted: ["counted", "by the kernel's loopback counter"],
-        count: allreduce_tcp::loopback_bytes,
+        count: Count::Machine(allreduce_tcp::loopback_bytes),
         prepare: |_| Ok(None),
     })
 }

@@ -10,8 +10,38 @@ use tinynccl::{Comm, ReduceOp};
 pub(crate) struct Timing {
     /// Seconds per call, of the slowest rank.
     pub(crate) seconds: f64,
-    /// The kernel's count during the calls, per call and rank, if available.
+    /// The traffic counted during the calls, per call and rank, if available.
     pub(crate) counted: Option<f64>,
+}
+
+/// A counter of the links' traffic.
+#[derive(Debug, Clone, Copy)]
+pub enum Count {
+    /// The kernel's, for all ranks on this machine.
+    Machine(fn() -> Option<u64>),
+    /// Each rank's own.
+    Process(fn() -> u64),
+}
+
+impl Count {
+    fn read(self) -> Option<u64> {
+        match self {
+            Count::Machine(read) => read(),
+            Count::Process(read) => Some(read()),
+        }
+    }
+
+    /// The traffic of all ranks since `before`.
+    fn since(self, before: Option<u64>, comm: &Comm) -> Result<Option<u64>> {
+        let Some(since) = self.read().zip(before).map(|(after, before)| after.saturating_sub(before)) else {
+            return Ok(None);
+        };
+        let mut total = [since];
+        if matches!(self, Count::Process(_)) {
+            comm.all_reduce_in_place(&mut total, ReduceOp::Sum).context("adding the ranks' counters")?;
+        }
+        Ok(Some(total[0]))
+    }
 }
 
 /// Rank `rank`'s element `i`. Whole numbers: their sum over up to 256 ranks is exact in f32, whatever the order.
@@ -61,13 +91,13 @@ pub(crate) fn time(
     iters: usize,
     what: &str,
     output: &mut [f32],
-    count: impl Fn() -> Option<u64>,
+    count: Option<Count>,
     mut run: impl FnMut(&mut [f32]) -> tinynccl::Result<()>,
 ) -> Result<Timing> {
     verify(comm, what, output, &mut run)?;
     // Read before the barrier, so that the count includes every rank's first call. It also includes the barrier's few
     // headers.
-    let before = count();
+    let before = count.and_then(Count::read);
     comm.barrier()?;
     let start = Instant::now();
     for _ in 0..iters {
@@ -76,13 +106,13 @@ pub(crate) fn time(
     let mut seconds = [start.elapsed().as_secs_f64() / iters as f64];
     // No rank leaves the barrier before all have finished, so the counter includes all traffic.
     comm.barrier()?;
-    let after = count();
+    let counted = match count {
+        Some(count) => count.since(before, comm)?,
+        None => None,
+    };
     comm.all_reduce_in_place(&mut seconds, ReduceOp::Max)?;
     check(comm, output, what)?;
-    let counted = match (before, after) {
-        (Some(before), Some(after)) => Some(after.saturating_sub(before) as f64 / iters as f64 / comm.size() as f64),
-        _ => None,
-    };
+    let counted = counted.map(|total| total as f64 / iters as f64 / comm.size() as f64);
     Ok(Timing { seconds: seconds[0], counted })
 }
 
@@ -131,19 +161,12 @@ mod tests {
         std::thread::scope(|scope| {
             for comm in &comms {
                 scope.spawn(move || {
-                    let outcome = time(
-                        comm,
-                        1,
-                        "broken",
-                        &mut [0.0; 8],
-                        || None,
-                        |output| {
-                            let input = input(comm, 8).unwrap_or_default();
-                            comm.all_reduce(&input, output, ReduceOp::Sum)?;
-                            output[5] += comm.rank() as f32;
-                            Ok(())
-                        },
-                    );
+                    let outcome = time(comm, 1, "broken", &mut [0.0; 8], None, |output| {
+                        let input = input(comm, 8).unwrap_or_default();
+                        comm.all_reduce(&input, output, ReduceOp::Sum)?;
+                        output[5] += comm.rank() as f32;
+                        Ok(())
+                    });
                     let e = format!("{:#}", outcome.unwrap_err());
                     assert!(e.contains("broken: 1 wrong elements"), "{e}");
                 });

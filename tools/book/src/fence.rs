@@ -60,7 +60,7 @@ fn command(line: &str) -> Result<()> {
 /// Names of the workspace's packages.
 fn packages() -> Vec<String> {
     let root = repository();
-    let mut folders = vec![root.join("lib"), root.join("lib/plan"), root.join("bindings/python")];
+    let mut folders = ["lib", "lib/plan", "lib/softroce", "bindings/python"].map(|f| root.join(f)).to_vec();
     for parent in ["milestones", "tools"] {
         folders.extend(fs::read_dir(root.join(parent)).into_iter().flatten().flatten().map(|e| e.path()));
     }

@@ -1,5 +1,6 @@
 //! Failures to reproduce, to hunt and to mend: one command each. The pages are in docs/book/src/labs.
 
+mod card;
 mod cases;
 mod labs;
 mod outputs;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
+use card::scenes::{self, Scene};
 use labs::Lab;
 
 /// Exit status of a lab whose failure appeared.
@@ -41,6 +43,16 @@ enum Command {
         /// The trace.
         trace: PathBuf,
     },
+    /// Prints the packets of a trace (TINYROCE_TRACE).
+    Packets {
+        /// The trace.
+        trace: PathBuf,
+    },
+    /// Shows what passes between two queue pairs of the card in user space.
+    Wire {
+        /// What happens to the request.
+        scene: Scene,
+    },
     /// Runs labs and writes their output into a folder, with the parts masked that differ between runs.
     Outputs(Outputs),
 }
@@ -69,6 +81,8 @@ fn run(command: Command) -> Result<u8> {
         Command::Lab(lab) => lab.run(),
         Command::List => labs::list(),
         Command::Waits { trace } => waits::print(&trace).map(|()| 0),
+        Command::Packets { trace } => card::shown::print(&trace).map(|()| 0),
+        Command::Wire { scene } => scenes::run(scene),
         Command::Outputs(options) => outputs::run(&options),
     }
 }

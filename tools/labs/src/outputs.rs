@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use regex::Regex;
 
 use crate::CANNOT_RUN_HERE;
-use crate::cases::{CASES, Case, OVER_RDMA};
+use crate::cases::{CASES, Case, PINNING};
 
 /// The output of a case.
 struct Run {
@@ -79,7 +79,7 @@ impl Case {
             let mut command = Command::new(std::env::current_exe()?);
             for (name, _) in std::env::vars_os() {
                 let text = name.to_string_lossy();
-                if text.starts_with("TINYNCCL_")
+                if ["TINYNCCL_", "TINYROCE_"].iter().any(|ours| text.starts_with(ours))
                     || ["RANK", "WORLD_SIZE", "RUST_LOG", "RUST_BACKTRACE"].contains(&&*text)
                 {
                     command.env_remove(name);
@@ -155,7 +155,7 @@ fn typed(step: &str) -> String {
         step.split(' ').partition(|word| word.contains('=') && !word.starts_with('-'));
     let variables: String = variables.iter().map(|word| format!("{word} ")).collect();
     let program = match arguments.first() {
-        Some(lab) if OVER_RDMA.contains(lab) => "scripts/rxe-vm.sh --pair target/debug/labs",
+        Some(lab) if PINNING.contains(lab) => "scripts/rxe-vm.sh --pair target/debug/labs",
         _ => "cargo run -p labs --",
     };
     format!("{variables}{program} {}", arguments.join(" "))

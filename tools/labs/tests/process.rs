@@ -20,9 +20,8 @@ fn as_in_the_book(lab: &str) {
     for line in text.lines().filter_map(|line| line.strip_prefix("SKIPPED")) {
         testing::skipped("a lab", line.trim_start_matches(": "));
     }
-    let rdma = ["stale-registration", "wrong-gid", "rnr-storm"].contains(&lab);
     assert!(
-        !(rdma && text.contains("SKIPPED") && std::env::var_os("TINYNCCL_TEST_VERBS").is_some()),
+        !(lab == "stale-registration" && text.contains("SKIPPED") && std::env::var_os("TINYNCCL_TEST_VERBS").is_some()),
         "TINYNCCL_TEST_VERBS is set, but {text}"
     );
     assert!(success, "{text}");
@@ -58,6 +57,8 @@ labs! {
     rdma_stale_registration: "stale-registration";
     rdma_wrong_gid: "wrong-gid";
     rdma_rnr_storm: "rnr-storm";
+    wrong_icrc: "wrong-icrc";
+    lossy_link: "lossy-link";
 }
 
 /// In a ring with a slow link all ranks are equally slow; how long messages are under way tells which link it is.
@@ -75,12 +76,52 @@ fn the_trace_names_the_slow_link() {
     assert_eq!(slowest.0, "2 -> 3", "{text}");
 }
 
+/// A request of each kind, of which a packet is lost: the chapter "Inside the card" shows these.
+#[test]
+fn a_wire_shows_how_the_card_recovers() {
+    let scenes: [(&str, &[&str]); 6] = [
+        ("send", &["psn 100  SEND first", "psn 102  ACK                  msn 1", "B: 1 completion: Recv, 3000 B"]),
+        ("rnr", &["psn 100  RNR NAK              msn 0  wait 40.96 ms", "B: 1 completion: Recv, 3000 B"]),
+        (
+            "lost-request",
+            &[
+                "psn 101  SEND mid             1024 B   LOST",
+                "psn 101  NAK sequence error",
+                "B: 1 completion: Recv, 6000 B",
+            ],
+        ),
+        ("lost-ack", &["psn 100  ACK                  msn 1   LOST", "B: 1 completion: Recv, 500 B"]),
+        (
+            "lost-response",
+            &[
+                "psn 102  READ response mid    1024 B   LOST",
+                "psn 102  READ request         asks for 2952 B",
+                "A: completion: Read, Success",
+            ],
+        ),
+        ("lost-atomic", &["it was 0   LOST", "B: the word is 1, and the program was not notified"]),
+    ];
+    for (scene, words) in scenes {
+        let outcome = testing::run_for(labs().args(["wire", scene]), Duration::from_secs(100));
+        if outcome.code == Some(77) {
+            return testing::skipped("the card's scenes", outcome.stderr.trim());
+        }
+        let text = outcome.stdout;
+        assert!(words.iter().all(|words| text.contains(words)), "{scene}: {text}{}", outcome.stderr);
+        let sent_again = text.matches("SEND only").count();
+        assert!(scene != "lost-ack" || sent_again >= 2, "{text}");
+    }
+}
+
 #[test]
 fn wrong_usage_is_one_line_and_a_code() {
     for (arguments, code, words) in [
         (&["pigeon"][..], 2, "pigeon"),
         (&["outputs", "/nowhere", "pigeon"], 1, "there is no lab \"pigeon\""),
         (&["waits", "/nowhere"], 1, "reading /nowhere"),
+        (&["packets", "/nowhere"], 1, "reading /nowhere"),
+        (&["packets", "Cargo.toml"], 1, "Cargo.toml is no trace of a card"),
+        (&["wire", "sunshine"], 2, "sunshine"),
         (&["dead-rank", "--broken"], 2, "--broken"),
     ] {
         refused(labs().args(arguments), code, &[words]);

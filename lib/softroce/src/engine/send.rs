@@ -15,6 +15,7 @@ use super::faults::To;
 use super::sockaddr::{self, Raw};
 use super::trace::Trace;
 use super::{Shared, forward, slot};
+use crate::counters::COUNTING;
 use crate::path::Path;
 use crate::qp::{Body, OutPacket, Outbox};
 use crate::wire::Bth;
@@ -141,6 +142,7 @@ impl Sending {
                 (d.segments, d.last, d.bytes, d.parts.end) = (d.segments + 1, total, d.bytes + total, end);
             }
         }
+        COUNTING.sent_pkts.add(self.datagrams.iter().map(|d| d.segments as u64).sum());
         if let Some(trace) = &shared.faults.trace {
             self.trace(trace, way.icrc.route(), counts);
         }

@@ -4,6 +4,7 @@ use super::scatter::scatter;
 use super::timers::Nanos;
 use super::wqe::{Data, SendWqe};
 use super::{Machine, Turn};
+use crate::counters::COUNTING;
 use crate::memory::Refusal;
 use crate::psn::Psn;
 use crate::queue::Status;
@@ -40,6 +41,7 @@ impl Machine {
         match syndrome {
             Syndrome::Ack(_) => {}
             Syndrome::Rnr(code) => {
+                COUNTING.rcvd_rnr_err.add(1);
                 if self.req.rnr_retries == 0 {
                     return self.fail_oldest(Status::RnrRetriesExceeded);
                 }
@@ -49,7 +51,10 @@ impl Machine {
                 self.req.go_back(psn);
                 self.req.timers.await_receiver(now, code);
             }
-            Syndrome::Nak(Nak::Sequence) => self.repeat(psn, now),
+            Syndrome::Nak(Nak::Sequence) => {
+                COUNTING.rcvd_seq_err.add(1);
+                self.repeat(psn, now);
+            }
             Syndrome::Nak(Nak::InvalidRequest) => self.fail_oldest(Status::RemoteInvalidRequest),
             Syndrome::Nak(Nak::RemoteAccess) => self.fail_oldest(Status::RemoteAccess),
             Syndrome::Nak(Nak::RemoteOperational) => self.fail_oldest(Status::RemoteOperation),
@@ -160,6 +165,7 @@ impl Machine {
         }
         if self.req.timers.ack.is_some_and(|at| at <= now) {
             log::debug!("queue pair {:#x}: no acknowledgement of {} in time", self.parts.qpn, self.req.una);
+            COUNTING.completer_retry_err.add(1);
             self.repeat(self.req.una, now);
         }
     }

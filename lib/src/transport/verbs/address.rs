@@ -28,7 +28,6 @@ impl VerbsAddress {
         IpAddr::V6(Ipv6Addr::from(self.gid)).to_canonical()
     }
 
-    #[cfg(any(feature = "verbs", test))]
     /// Whether packets from one reach the other without a router.
     pub(crate) fn same_subnet(&self, other: &VerbsAddress) -> bool {
         let bits = u32::from(self.prefix.max(other.prefix)).min(128);
@@ -45,7 +44,6 @@ impl fmt::Display for VerbsAddress {
     }
 }
 
-#[cfg(any(feature = "verbs", test))]
 /// Pairs of indices into `ours` and `theirs` that share a subnet. Both ends compute the same pairs, the lower rank with
 /// itself as `ours`: pairs of the same place in both lists first, so that several links spread over several devices.
 pub(crate) fn pairs(ours: &[VerbsAddress], theirs: &[VerbsAddress]) -> Vec<(usize, usize)> {
@@ -64,7 +62,6 @@ pub(crate) fn pairs(ours: &[VerbsAddress], theirs: &[VerbsAddress]) -> Vec<(usiz
     best
 }
 
-#[cfg(any(feature = "verbs", test))]
 /// A list of addresses in words.
 pub(crate) fn list(addresses: &[VerbsAddress]) -> String {
     match addresses {

@@ -1,6 +1,9 @@
 //! Links over RDMA verbs: reliable connected queue pairs, one or several per (peer, channel), each end writing into the
 //! other's memory.
 //!
+//! The devices are a card in user space (`softroce`), one per network interface, or with the feature `verbs` those of the
+//! system's libibverbs.
+//!
 //! # A message
 //! The receiver's memory is two rings: lines of 512 bytes for small messages, slots of `max_message` for the others.
 //! The sender writes header and payload with one RDMA WRITE WITH IMMEDIATE to the next place of the ring; the
@@ -63,9 +66,8 @@ use crate::error::Result;
 /// The ports of RDMA devices that `TINYNCCL_TRANSPORT=verbs` would use on this machine.
 ///
 /// # Errors
-/// [`Error::Unsupported`](crate::Error::Unsupported) in a build without the feature `verbs` and on a machine without a
-/// usable device; [`Error::Config`](crate::Error::Config) when a setting names a device, port or GID that does not
-/// exist.
+/// [`Error::Unsupported`](crate::Error::Unsupported) on a machine without a usable device;
+/// [`Error::Config`](crate::Error::Config) when a setting names a device, port or GID that does not exist.
 pub fn rdma_ports(config: &Config) -> Result<Vec<VerbsAddress>> {
     Ok(rails::Rails::open(0, config)?.addresses())
 }

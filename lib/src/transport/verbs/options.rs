@@ -14,6 +14,8 @@ pub(super) struct LocalPort {
     pub(super) gid_index: u8,
     /// `ibv_mtu` code of the port.
     pub(super) mtu: u32,
+    /// Other hosts have the same address: of loopback, or of a bridge for containers.
+    pub(super) everywhere: bool,
 }
 
 pub(super) fn timing(config: &Config) -> Timing {
@@ -25,13 +27,18 @@ pub(super) fn timing(config: &Config) -> Timing {
 pub(super) fn devices(config: &Config) -> Result<Vec<String>> {
     let all = sys::device_names()?;
     if all.is_empty() {
-        return Err(none(
-            "this machine has no RDMA device. Load the driver of your adapter, or make a software device: \
-             modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0 (in a virtual machine: scripts/rxe-vm.sh)",
-        ));
+        return Err(none(NO_DEVICE));
     }
     select_devices(all, config.verbs_device.as_deref())
 }
+
+#[cfg(feature = "verbs")]
+const NO_DEVICE: &str = "this machine has no RDMA device that its libibverbs knows. Build without `--features verbs` to \
+    use the card in user space, load the driver of your adapter, or make a software device: \
+    modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0 (in a virtual machine: scripts/rxe-vm.sh)";
+#[cfg(not(feature = "verbs"))]
+const NO_DEVICE: &str = "the card in user space has no interface: expected a network interface that is up with an address, \
+    and TINYROCE_DEVICES not to exclude it";
 
 pub(super) fn none(detail: impl Into<String>) -> Error {
     Error::Unsupported {
@@ -84,7 +91,9 @@ pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<LocalPort>
                 infiniband: state.infiniband,
                 lid: state.lid,
             };
-            usable.push(LocalPort { address, gid_index: entry.index as u8, mtu: state.mtu });
+            let everywhere =
+                locals.iter().any(|l| l.ip == entry.gid.ip() && (l.loopback || interface::is_bridge(&l.interface)));
+            usable.push(LocalPort { address, gid_index: entry.index as u8, mtu: state.mtu, everywhere });
         }
     }
     Ok(usable)

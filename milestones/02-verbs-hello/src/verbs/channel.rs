@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
-use ibverbs_sys as ffi;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::{Context, complain};
+use super::{Context, complain, ffi};
 
 /// A completion channel (`struct ibv_comp_channel`). Its descriptor never blocks; [`Channel::wait`] enforces a
 /// deadline.

@@ -7,10 +7,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use ibverbs_sys as ffi;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::netdevice::index_to_name;
+use rustix::net::{AddressFamily, SocketType, socket};
 
-use super::complain;
+use super::{complain, ffi};
+use crate::gid::{Gid, GidKind, GidRow};
 use crate::unavailable::Unavailable;
 use crate::words;
 
@@ -88,6 +90,28 @@ impl Context {
         Ok(Port { active_mtu, lid: port.lid, ethernet })
     }
 
+    /// The GID tables of all ports, without their empty entries.
+    pub fn gids(&self) -> Result<Vec<GidRow>> {
+        let mut entries = vec![ffi::ibv_gid_entry::default(); MOST_GIDS];
+        let size = size_of::<ffi::ibv_gid_entry>();
+        // SAFETY: the context is open, and the call writes at most `entries.len()` entries of this size.
+        let count = unsafe { ffi::_ibv_query_gid_table(self.raw(), entries.as_mut_ptr(), entries.len(), 0, size) };
+        let count = usize::try_from(count).map_err(|_| {
+            let cause = io::Error::from_raw_os_error(count.unsigned_abs() as i32);
+            anyhow!("ibv_query_gid_table({}): {cause}", self.name)
+        })?;
+        let row = |entry: &ffi::ibv_gid_entry| GidRow {
+            device: self.name.clone(),
+            port: u8::try_from(entry.port_num).unwrap_or(0),
+            index: entry.gid_index,
+            // SAFETY: both forms of a GID are 16 bytes.
+            gid: Gid(unsafe { entry.gid.raw }),
+            kind: GidKind::from_raw(entry.gid_type),
+            netdev: interface(entry.ndev_ifindex),
+        };
+        Ok(entries.iter().take(count).map(row).collect())
+    }
+
     /// Takes the oldest asynchronous event without waiting and describes it. Such events concern the device, a port or
     /// a QP, not a request.
     pub fn async_event(&self) -> Result<Option<&'static str>> {
@@ -112,6 +136,19 @@ impl Context {
         ensure!(code == 0, "ibv_query_device({}): {}", self.name, io::Error::from_raw_os_error(code));
         Ok(device)
     }
+}
+
+/// The kernel takes up to 64 KiB for the answer and refuses more.
+const MOST_GIDS: usize = 2000;
+
+/// Name of the network interface with this index; empty for 0, InfiniBand.
+fn interface(index: u32) -> String {
+    let none = String::new();
+    if index == 0 {
+        return none;
+    }
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None);
+    socket.and_then(|socket| index_to_name(socket, index)).unwrap_or(none)
 }
 
 /// Opens the device called `name` among the `count` devices at `list`.

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use ibverbs_sys as ffi;
 
-use super::{Channel, Context, complain};
+use super::{Channel, Context, complain, ffi};
 use crate::completion::Completion;
 
 /// A completion queue (`struct ibv_cq`).

@@ -1,16 +1,18 @@
-//! Devices and GID tables, from the safe interface of the crate `ibverbs`. Sysfs supplies the columns the crate omits.
+//! Devices and their GID tables.
 
-use std::fs;
+use std::ffi::CStr;
+use std::io;
 
 use anyhow::Result;
 
-use crate::gid::{Gid, GidKind, GidRow};
+use super::{Context, ffi};
+use crate::gid::GidRow;
 use crate::unavailable::Unavailable;
 
 /// A device and its GID table.
 #[derive(Debug)]
 pub struct Device {
-    /// Its name, like `mlx5_0` or `rxe0`.
+    /// Its name, like `mlx5_0`, `rxe0` or `tinyroce0`.
     pub name: String,
     /// The non-empty entries of all ports, or the reason why they are unavailable.
     pub gids: Result<Vec<GidRow>, String>,
@@ -18,43 +20,26 @@ pub struct Device {
 
 /// All RDMA devices of this machine; [`Unavailable`] when there is none.
 pub fn devices() -> Result<Vec<Device>> {
-    let list = ibverbs::devices().map_err(|e| Unavailable::no_device(&e.to_string()))?;
-    let devices: Vec<Device> = list
-        .iter()
-        .map(|device| {
-            let name = device.name().map_or_else(|| "?".to_owned(), |n| n.to_string_lossy().into_owned());
-            // The crate opens a device only if port 1 is up, and keeps the whole table.
-            let gids = device.open().map(|open| rows(&name, open.gid_table())).map_err(|e| e.to_string());
-            Device { name, gids }
-        })
-        .collect();
+    let gids = |name: &str| Context::open(name).and_then(|context| context.gids()).map_err(|e| format!("{e:#}"));
+    let devices: Vec<Device> = names()?.into_iter().map(|name| Device { gids: gids(&name), name }).collect();
     if devices.is_empty() { Err(Unavailable::no_device("the list of devices is empty").into()) } else { Ok(devices) }
 }
 
-fn rows(device: &str, table: &[ibverbs::GidEntry]) -> Vec<GidRow> {
-    table
-        .iter()
-        .map(|entry| {
-            let mut gid = [0; 16];
-            gid[..8].copy_from_slice(&entry.gid.subnet_prefix().to_be_bytes());
-            gid[8..].copy_from_slice(&entry.gid.interface_id().to_be_bytes());
-            let attribute = |what: &str| {
-                let (port, index) = (entry.port_num, entry.gid_index);
-                fs::read_to_string(format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/{what}/{index}"))
-                    .unwrap_or_default()
-            };
-            let kind = match GidKind::from_sysfs(&attribute("types")) {
-                GidKind::Unknown => GidKind::from_raw(entry.gid_type),
-                kind => kind,
-            };
-            GidRow {
-                device: device.to_owned(),
-                port: u8::try_from(entry.port_num).unwrap_or(0),
-                index: entry.gid_index,
-                gid: Gid(gid),
-                kind,
-                netdev: attribute("ndevs").trim().to_owned(),
-            }
+fn names() -> Result<Vec<String>> {
+    let mut count = 0;
+    // SAFETY: `count` outlives the call.
+    let list = unsafe { ffi::ibv_get_device_list(&mut count) };
+    if list.is_null() {
+        return Err(Unavailable::no_device(&io::Error::last_os_error().to_string()).into());
+    }
+    let names = (0..usize::try_from(count).unwrap_or(0))
+        .map(|index| {
+            // SAFETY: the list has `count` entries; a device's name is part of it and ends with 0.
+            let name = unsafe { CStr::from_ptr(ffi::ibv_get_device_name(*list.add(index))) };
+            name.to_string_lossy().into_owned()
         })
-        .collect()
+        .collect();
+    // SAFETY: `list` is what ibv_get_device_list returned; nothing refers to it any more.
+    unsafe { ffi::ibv_free_device_list(list) };
+    Ok(names)
 }

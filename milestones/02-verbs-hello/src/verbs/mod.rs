@@ -9,6 +9,10 @@
 //! An object holds an `Arc` of each object it depends on, so the types enforce the destruction order of libibverbs
 //! (MRs and QPs before their PD, everything before the context). Each constructor creates one object and nothing else:
 //! when a later one fails, the earlier ones are dropped on the error path. No `drop` panics.
+//!
+//! The functions below are libibverbs' own ([`ffi`]). By default the crate `softroce-verbs` implements them: a network
+//! card in user space, over UDP. With the feature `verbs` they are the system's library, for adapters and for Linux'
+//! own software device rdma_rxe. The two agree in names and structures, so this source does not differ.
 
 mod channel;
 mod context;
@@ -27,6 +31,11 @@ pub use local::Local;
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Depth, Qp};
+
+#[cfg(feature = "verbs")]
+pub use ibverbs_sys as ffi;
+#[cfg(not(feature = "verbs"))]
+pub use softroce_verbs as ffi;
 
 use std::io;
 

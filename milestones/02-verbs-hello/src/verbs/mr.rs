@@ -9,9 +9,8 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use ibverbs_sys as ffi;
 
-use super::{Pd, complain};
+use super::{Pd, complain, ffi};
 use crate::words;
 
 const PAGE: usize = 4096;

@@ -5,9 +5,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use ibverbs_sys as ffi;
 
-use super::{Context, complain};
+use super::{Context, complain, ffi};
 
 /// A protection domain (`struct ibv_pd`). A QP only reaches MRs of its own PD, so a leaked key is useless elsewhere.
 #[derive(Debug)]

@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail, ensure};
 use ffi::{ibv_qp_attr_mask as Mask, ibv_qp_state as state};
-use ibverbs_sys as ffi;
 
-use super::{Cq, Mr, Pd, complain};
+use super::{Cq, Mr, Pd, complain, ffi};
 use crate::steps::{Init, Rtr, Rts};
 use crate::words;
 

@@ -6,7 +6,6 @@ use std::time::Instant;
 use anyhow::Result;
 
 pub mod tcp;
-#[cfg(feature = "verbs")]
 pub mod verbs;
 
 /// One side of a connection for chunks. Each side has memory (staging slots or the buffer); `place` is a range of it.

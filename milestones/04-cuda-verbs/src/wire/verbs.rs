@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use ibverbs_sys::{ibv_access_flags, ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 use verbs_hello::completion::Completion;
 use verbs_hello::endpoint::Endpoint;
 use verbs_hello::side::Side;
 use verbs_hello::steps::{Init, Rtr, Rts};
+use verbs_hello::verbs::ffi::{ibv_access_flags, ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
 use verbs_hello::verbs::{Channel, Cq, Depth, Mr, Qp};
 
 use super::Wire;

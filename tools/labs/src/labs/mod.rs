@@ -1,16 +1,17 @@
 //! The labs, one file each.
 
 mod dead_rank;
+mod lossy_link;
 mod mismatched_counts;
 mod missing_group;
 mod order;
-#[cfg(feature = "verbs")]
 mod rdma;
 mod shm_full;
 mod slow_link;
 mod stopped_rank;
 mod sum_order;
 mod wrong_gid;
+mod wrong_icrc;
 mod wrong_interface;
 
 use anyhow::Result;
@@ -43,6 +44,10 @@ pub(crate) enum Lab {
     WrongGid(Fixed),
     /// A sender over RDMA that is faster than its receiver.
     RnrStorm(Fixed),
+    /// A message crosses a box that translates addresses, and no acknowledgement comes.
+    WrongIcrc(Fixed),
+    /// WRITEs over a link that loses packets.
+    LossyLink(lossy_link::Options),
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -65,14 +70,10 @@ impl Lab {
             Lab::SlowLink(options) => slow_link::run(options.fixed),
             Lab::SumOrder(options) => sum_order::run(options.fixed),
             Lab::WrongGid(options) => wrong_gid::run(options.fixed),
-            #[cfg(feature = "verbs")]
+            Lab::WrongIcrc(options) => wrong_icrc::run(options.fixed),
+            Lab::LossyLink(options) => lossy_link::run(options),
             Lab::StaleRegistration(options) => rdma::stale_registration::run(options.fixed),
-            #[cfg(feature = "verbs")]
             Lab::RnrStorm(options) => rdma::rnr_storm::run(options.fixed),
-            #[cfg(not(feature = "verbs"))]
-            Lab::StaleRegistration(_) | Lab::RnrStorm(_) => {
-                Err(verbs_hello::unavailable::Unavailable::not_built("labs").into())
-            }
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
         rdma_ports(&config).map_err(|e| CannotRunHere(e.to_string()))?;
     }
     // The number that was right on another cluster.
-    const WRONG: &[(&str, &str)] = &[("TINYNCCL_TRANSPORT", "verbs"), ("TINYNCCL_VERBS_GID_INDEX", "3")];
+    const WRONG: &[(&str, &str)] = &[("TINYNCCL_TRANSPORT", "verbs"), ("TINYNCCL_VERBS_GID_INDEX", "13")];
     const RIGHT: &[(&str, &str)] = &[("TINYNCCL_TRANSPORT", "verbs")];
     let settings = if fixed { RIGHT } else { WRONG };
     Job::new(2, 10, |e| !matches!(e, Error::Mismatch { .. })).with(settings).run(|comm| reduce(&comm))

@@ -66,8 +66,7 @@ impl Rails {
     /// [`Error::Unsupported`](crate::Error::Unsupported) without a device or a usable port;
     /// [`Error::Config`](crate::Error::Config) for one that does not exist.
     pub(crate) fn open(rank: usize, config: &Config) -> Result<Rails> {
-        let mut devices = Vec::new();
-        let mut rails = Vec::new();
+        let (mut devices, mut rails): (Vec<Arc<Device>>, Vec<Rail>) = Default::default();
         let names = options::devices(config)?;
         for name in &names {
             let (context, device) = Device::new(name)?;
@@ -79,6 +78,11 @@ impl Rails {
                 devices.push(device.clone());
             }
             rails.extend(ports.into_iter().map(|port| Rail { device: device.clone(), port }));
+        }
+        // A peer on another host would take such an address for one of its own, unless somebody knows better.
+        if config.verbs_device.is_none() && rails.iter().any(|r| !r.port.everywhere) {
+            rails.retain(|r| !r.port.everywhere);
+            devices.retain(|d| rails.iter().any(|r| Arc::ptr_eq(&r.device, d)));
         }
         if rails.is_empty() {
             let names = names.join(", ");

@@ -3,9 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use ibverbs_sys as ffi;
-
-use super::{Context, Handle};
+use super::{Context, Handle, ffi};
 use crate::error::{Error, Result};
 
 #[derive(Debug)]

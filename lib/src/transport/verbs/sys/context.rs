@@ -4,19 +4,43 @@ use std::ffi::{CStr, c_int};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Once};
 
-use ibverbs_sys as ffi;
-
 use super::gid::GidEntry;
-use super::{Handle, check, last_error};
+use super::{Handle, check, ffi, last_error};
 use crate::error::{Error, Result};
+
+/// The devices of this machine: `look` is called with each and its name, until it returns something.
+fn find<T>(mut look: impl FnMut(*mut ffi::ibv_device, &CStr) -> Option<T>) -> Result<Option<T>> {
+    let mut n: c_int = 0;
+    // SAFETY: the call writes the number of entries to `n` and returns an array of as many, or null.
+    let list = unsafe { ffi::ibv_get_device_list(&raw mut n) };
+    if list.is_null() {
+        return match last_error("listing RDMA devices") {
+            // No kernel support.
+            Error::Os { errno: libc::ENOSYS, .. } => Ok(None),
+            e => Err(e),
+        };
+    }
+    let found = (0..usize::try_from(n).unwrap_or(0)).find_map(|i| {
+        // SAFETY: `i` is below the number of entries; a device's name is a string that lives as long as the list.
+        let (device, name) = unsafe {
+            let device = *list.add(i);
+            (device, CStr::from_ptr(ffi::ibv_get_device_name(device)))
+        };
+        look(device, name)
+    });
+    // SAFETY: the list is ours and nothing refers to it any more; an opened device outlives it.
+    unsafe { ffi::ibv_free_device_list(list) };
+    Ok(found)
+}
 
 /// Names of the RDMA devices of this machine; none without kernel support.
 pub(crate) fn device_names() -> Result<Vec<String>> {
-    match ibverbs::devices() {
-        Ok(list) => Ok(list.iter().filter_map(|d| Some(d.name()?.to_string_lossy().into_owned())).collect()),
-        Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Ok(Vec::new()),
-        Err(e) => Err(Error::io("verbs", "listing RDMA devices", &e)),
-    }
+    let mut names = Vec::new();
+    find(|_, name| -> Option<()> {
+        names.push(name.to_string_lossy().into_owned());
+        None
+    })?;
+    Ok(names)
 }
 
 /// The attributes of a port.
@@ -40,30 +64,13 @@ impl Context {
     /// Opens the device called `name`.
     pub(crate) fn open(name: &str) -> Result<Arc<Context>> {
         prepare_for_fork();
-        let mut n: c_int = 0;
-        // SAFETY: the call writes the number of entries to `n` and returns an array of as many, or null.
-        let list = unsafe { ffi::ibv_get_device_list(&raw mut n) };
-        if list.is_null() {
-            return Err(last_error("listing RDMA devices"));
-        }
-        let mut opened = Err(Error::invalid("verbs", format!("there is no RDMA device {name}")));
-        for i in 0..usize::try_from(n).unwrap_or(0) {
-            // SAFETY: `i` is below the number of entries; a device's name is a string that lives as long as the list.
-            let (device, found) = unsafe {
-                let device = *list.add(i);
-                (device, CStr::from_ptr(ffi::ibv_get_device_name(device)))
-            };
-            if found.to_bytes() == name.as_bytes() {
-                // SAFETY: `device` is from the list, which is not freed yet.
-                let raw = unsafe { ffi::ibv_open_device(device) };
-                opened = Handle::new(raw, || format!("opening the RDMA device {name}"))
-                    .map(|raw| Arc::new(Context { raw, name: name.to_owned() }));
-                break;
-            }
-        }
-        // SAFETY: the list is ours and nothing refers to it any more; an opened device outlives it.
-        unsafe { ffi::ibv_free_device_list(list) };
-        let context = opened?;
+        // SAFETY: `device` is from the list, which is not freed yet.
+        let open = |device, found: &CStr| {
+            (found.to_bytes() == name.as_bytes()).then(|| unsafe { ffi::ibv_open_device(device) })
+        };
+        let raw = find(open)?.ok_or_else(|| Error::invalid("verbs", format!("there is no RDMA device {name}")))?;
+        let raw = Handle::new(raw, || format!("opening the RDMA device {name}"))?;
+        let context = Arc::new(Context { raw, name: name.to_owned() });
         context.make_events_nonblocking()?;
         Ok(context)
     }

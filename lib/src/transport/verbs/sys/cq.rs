@@ -6,9 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ibverbs_sys as ffi;
-
-use super::{Channel, Context, Handle, check};
+use super::{Channel, Context, Handle, check, ffi};
 use crate::error::{Error, Result};
 
 /// How work has ended.

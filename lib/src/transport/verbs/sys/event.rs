@@ -1,8 +1,6 @@
 //! Asynchronous events: what a device says without being asked.
 
-use ibverbs_sys as ffi;
-
-use super::Context;
+use super::{Context, ffi};
 use crate::error::{Error, Result};
 
 /// An event, as `ibv_event_type`. The object it belongs to is not kept: it may be gone by the time that somebody looks.

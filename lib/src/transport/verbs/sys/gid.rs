@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use ibverbs_sys as ffi;
+use super::ffi;
 
 /// A port's address: an IPv6 address, or an IPv4 one mapped into it, or an InfiniBand subnet prefix and port number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,13 +39,9 @@ pub(crate) struct GidEntry {
 
 impl GidEntry {
     pub(super) fn new(entry: ffi::ibv_gid_entry) -> GidEntry {
-        let gid = ibverbs::Gid::from(entry.gid);
-        let mut bytes = [0; 16];
-        let (prefix, id) = bytes.split_at_mut(8);
-        prefix.copy_from_slice(&gid.subnet_prefix().to_be_bytes());
-        id.copy_from_slice(&gid.interface_id().to_be_bytes());
         GidEntry {
-            gid: Gid(bytes),
+            // SAFETY: both forms of a GID are 16 bytes.
+            gid: Gid(unsafe { entry.gid.raw }),
             index: entry.gid_index,
             port: entry.port_num,
             kind: match entry.gid_type {

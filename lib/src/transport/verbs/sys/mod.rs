@@ -1,10 +1,15 @@
 //! libibverbs under types that free what they hold: one object per file.
 //!
-//! `ibverbs` names the devices and gives GIDs their type; its handles are private and its objects cannot do one-sided
-//! writes, completion channels or memory of the caller's, so everything that is opened goes through `ibverbs-sys`.
+//! By default the functions are those of `softroce-verbs`, a card in user space; with the feature `verbs` they are those
+//! of the system's libibverbs. Names and structures are the same.
 //!
 //! Each object keeps the ones it depends on alive through `Arc`s, so that they are destroyed in the order that
 //! libibverbs wants, on error paths too. Destroying never panics: what fails is logged.
+
+#[cfg(feature = "verbs")]
+use ibverbs_sys as ffi;
+#[cfg(not(feature = "verbs"))]
+use softroce_verbs as ffi;
 
 mod channel;
 mod context;
@@ -27,8 +32,6 @@ pub(super) use qp::{Capacity, Qp, Remote, Sge, Timing, Write};
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr::NonNull;
-
-use ibverbs_sys as ffi;
 
 use crate::error::Error;
 

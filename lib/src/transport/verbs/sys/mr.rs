@@ -3,9 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ibverbs_sys as ffi;
-
-use super::{Handle, Pd};
+use super::{Handle, Pd, ffi};
 use crate::error::{Error, Result};
 
 /// Who may do what with registered memory, besides the device reading it for its owner.

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use ibverbs_sys as ffi;
-
-use super::{Context, Handle};
+use super::{Context, Handle, ffi};
 use crate::error::Result;
 
 #[derive(Debug)]

@@ -4,9 +4,7 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ibverbs_sys as ffi;
-
-use super::{Cq, Gid, Handle, Pd, check};
+use super::{Cq, Gid, Handle, Pd, check, ffi};
 use crate::error::Result;
 
 /// How much a queue pair holds.

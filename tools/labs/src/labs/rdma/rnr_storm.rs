@@ -1,11 +1,10 @@
 //! A sender that is faster than its receiver posts RECVs, and retries for ever.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
-use ibverbs_sys::ibv_access_flags as Access;
+use anyhow::{Result, ensure};
 use verbs_hello::verbs::Mr;
+use verbs_hello::verbs::ffi::ibv_access_flags as Access;
 
 use super::Pair;
 use crate::ranks::Announced;
@@ -40,8 +39,6 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
         pair.receiver.complete()?;
         pair.sender.complete()?;
     }
-    // The kernel asks the device anew when its last answer is older than 10 ms.
-    std::thread::sleep(Duration::from_millis(50));
     let after = counters(&pair)?;
     let (packets, refused) = (after.0 - before.0, after.1 - before.1);
     println!("{MESSAGES} messages arrived, in order, without an error");
@@ -54,15 +51,25 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
 }
 
 /// Packets sent, and refusals, by the device's own counters.
+#[cfg(not(feature = "verbs"))]
+fn counters(_: &Pair) -> Result<(u64, u64)> {
+    let counters = softroce::counters();
+    Ok((counters.sent_pkts, counters.rcvd_rnr_err))
+}
+
+/// The same of a kernel's device.
+#[cfg(feature = "verbs")]
 fn counters(pair: &Pair) -> Result<(u64, u64)> {
-    let folder: PathBuf =
-        ["/sys/class/infiniband", pair.local.context.name(), "ports", &pair.local.gid.port.to_string(), "hw_counters"]
-            .iter()
-            .collect();
+    use anyhow::Context as _;
+
+    // The kernel asks the device anew when its last answer is older than 10 ms.
+    std::thread::sleep(Duration::from_millis(50));
+    let (device, port) = (pair.local.context.name(), pair.local.gid.port);
+    let folder = format!("/sys/class/infiniband/{device}/ports/{port}/hw_counters");
     let read = |name: &str| {
-        let path = folder.join(name);
-        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-        text.trim().parse::<u64>().with_context(|| format!("{}: {text:?}", path.display()))
+        let path = format!("{folder}/{name}");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        text.trim().parse::<u64>().with_context(|| format!("{path}: {text:?}"))
     };
     Ok((read("sent_pkts")?, read("rcvd_rnr_err")?))
 }

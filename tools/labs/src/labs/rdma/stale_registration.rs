@@ -5,8 +5,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use ibverbs_sys::ibv_access_flags as Access;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use verbs_hello::unavailable::Unavailable;
+use verbs_hello::verbs::ffi::ibv_access_flags as Access;
 use verbs_hello::verbs::{Mr, Pd};
 
 use super::Pair;
@@ -39,6 +40,10 @@ impl Cache {
 }
 
 pub(crate) fn run(fixed: bool) -> Result<u8> {
+    // The card in user space goes by addresses, not by pages.
+    if cfg!(not(feature = "verbs")) {
+        return Err(Unavailable::not_built("a device that pins pages", "labs").into());
+    }
     let mut pair = Pair::new(12, 6)?;
     let mut cache = Cache::default();
     let page = page(None, b'A')?;

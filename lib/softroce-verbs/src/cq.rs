@@ -6,50 +6,52 @@ use std::sync::Arc;
 
 use softroce::Wc;
 
+use crate::constants::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 use crate::context::Context;
-use crate::{abi, give, null, set_errno, take};
+use crate::types::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc};
+use crate::{give, null, set_errno, take};
 
 /// A completion channel.
 #[repr(C)]
 struct CompChannel {
-    base: abi::CompChannel,
+    base: ibv_comp_channel,
     inner: Arc<softroce::CompChannel>,
 }
 
 /// A completion queue.
 #[repr(C)]
 pub(crate) struct Cq {
-    base: abi::Cq,
+    base: ibv_cq,
     pub(crate) inner: Arc<softroce::Cq>,
 }
 
-pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut abi::Context) -> *mut abi::CompChannel {
+pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     match softroce::CompChannel::new() {
         Ok(inner) => {
             let fd = inner.fd().as_raw_fd();
-            give(CompChannel { base: abi::CompChannel { context, fd, refcnt: 0 }, inner }).cast()
+            give(CompChannel { base: ibv_comp_channel { context, fd, refcnt: 0 }, inner }).cast()
         }
         Err(e) => null(&e),
     }
 }
 
-pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut abi::CompChannel) -> c_int {
+pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: `create_comp_channel` made it; the program does not use it any more.
     drop(unsafe { take::<CompChannel, _>(channel) });
     0
 }
 
-pub(crate) unsafe extern "C" fn create_cq(
-    context: *mut abi::Context,
+pub unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
     cqe: c_int,
     cq_context: *mut c_void,
-    channel: *mut abi::CompChannel,
+    channel: *mut ibv_comp_channel,
     vector: c_int,
-) -> *mut abi::Cq {
+) -> *mut ibv_cq {
     if vector != 0 {
         return null(&softroce::Error::new(libc::EINVAL, "there is completion vector 0 alone"));
     }
-    let base = abi::Cq {
+    let base = ibv_cq {
         context,
         channel,
         cq_context,
@@ -74,7 +76,7 @@ pub(crate) unsafe extern "C" fn create_cq(
     }
 }
 
-pub(crate) unsafe extern "C" fn resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int {
+pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: a queue of ours.
     let ours = unsafe { &mut *cq.cast::<Cq>() };
     ours.inner.resize(cqe.max(1) as usize);
@@ -82,7 +84,7 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int
     0
 }
 
-pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
+pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: `create_cq` made it; the program does not use it any more.
     let ours = unsafe { take::<Cq, _>(cq) };
     if let Some(channel) = ours.inner.channel() {
@@ -91,16 +93,16 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
     0
 }
 
-pub(crate) unsafe extern "C" fn get_cq_event(
-    channel: *mut abi::CompChannel,
-    cq: *mut *mut abi::Cq,
+pub unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: a channel of ours; the cookie is the address of a queue that is not destroyed, as those forget theirs.
     unsafe {
         match (*channel.cast::<CompChannel>()).inner.get_event() {
             Ok(cookie) => {
-                let which = std::ptr::with_exposed_provenance_mut::<abi::Cq>(cookie as usize);
+                let which = std::ptr::with_exposed_provenance_mut::<ibv_cq>(cookie as usize);
                 *cq = which;
                 *cq_context = (*which).cq_context;
                 0
@@ -113,54 +115,45 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     }
 }
 
-pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut abi::Cq, count: u32) {
+pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
     // SAFETY: a queue of ours; programs acknowledge under a lock of theirs, or from one thread.
     unsafe { (*cq).comp_events_completed = (*cq).comp_events_completed.wrapping_add(count) };
 }
 
-pub(crate) unsafe extern "C" fn req_notify(cq: *mut abi::Cq, solicited_only: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn req_notify(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a queue of ours.
     unsafe { &*cq.cast::<Cq>() }.inner.req_notify(solicited_only != 0);
     0
 }
 
-/// Bits of `ibv_wc_flags`.
-const WITH_GRH: u32 = 1;
-const WITH_IMM: u32 = 1 << 1;
-const WITH_INV: u32 = 1 << 3;
-
-pub(crate) fn completion(wc: &Wc) -> abi::Wc {
-    let mut flags = 0;
+pub(crate) fn completion(wc: &Wc) -> ibv_wc {
+    let mut flags = ibv_wc_flags(0);
     let mut word = 0;
     if wc.grh {
-        flags |= WITH_GRH;
+        flags |= ibv_wc_flags::IBV_WC_GRH;
     }
     if let Some(imm) = wc.imm {
-        flags |= WITH_IMM;
+        flags |= ibv_wc_flags::IBV_WC_WITH_IMM;
         word = u32::from_ne_bytes(imm);
     }
     if let Some(rkey) = wc.invalidated {
-        flags |= WITH_INV;
+        flags |= ibv_wc_flags::IBV_WC_WITH_INV;
         word = rkey;
     }
-    abi::Wc {
+    ibv_wc {
         wr_id: wc.id,
-        status: wc.status as c_int,
-        opcode: wc.opcode as c_int,
-        vendor_err: 0,
+        status: wc.status as ibv_wc_status::Type,
+        opcode: wc.opcode as ibv_wc_opcode::Type,
         byte_len: wc.byte_len,
         imm_data: word,
         qp_num: wc.qpn,
         src_qp: wc.src_qpn,
         wc_flags: flags,
-        pkey_index: 0,
-        slid: 0,
-        sl: 0,
-        dlid_path_bits: 0,
+        ..ibv_wc::default()
     }
 }
 
-pub(crate) unsafe extern "C" fn poll(cq: *mut abi::Cq, count: c_int, to: *mut abi::Wc) -> c_int {
+pub(crate) unsafe extern "C" fn poll(cq: *mut ibv_cq, count: c_int, to: *mut ibv_wc) -> c_int {
     // SAFETY: a queue of ours.
     let ours = unsafe { &*cq.cast::<Cq>() };
     let mut found = [Wc::EMPTY; 32];

@@ -6,23 +6,24 @@ use std::sync::Arc;
 use softroce::RecvRequest;
 
 use crate::memory::Pd;
-use crate::{abi, code, null, qp, take};
+use crate::types::{ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use crate::{code, null, qp, take};
 
 /// A shared receive queue.
 #[repr(C)]
 pub(crate) struct Srq {
-    base: abi::Srq,
+    base: ibv_srq,
     pub(crate) inner: Arc<softroce::Srq>,
 }
 
-unsafe fn create_from(pd: *mut abi::Pd, srq_context: *mut std::ffi::c_void, attr: &abi::SrqAttr) -> *mut abi::Srq {
+unsafe fn create_from(pd: *mut ibv_pd, srq_context: *mut std::ffi::c_void, attr: &ibv_srq_attr) -> *mut ibv_srq {
     // SAFETY: a domain of ours.
     let (ours, context) = unsafe { (&*pd.cast::<Pd>(), (*pd).context) };
     let place = Box::<Srq>::new_uninit();
     let cookie = place.as_ptr() as u64;
     match ours.inner.create_srq(attr.max_wr as usize, attr.max_sge.max(1) as usize, cookie) {
         Ok(inner) => {
-            let base = abi::Srq {
+            let base = ibv_srq {
                 context,
                 srq_context,
                 pd,
@@ -37,7 +38,7 @@ unsafe fn create_from(pd: *mut abi::Pd, srq_context: *mut std::ffi::c_void, attr
     }
 }
 
-pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::SrqInitAttr) -> *mut abi::Srq {
+pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: the program's attributes.
     unsafe { create_from(pd, (*init).srq_context, &(*init).attr) }
 }
@@ -47,9 +48,9 @@ const BASIC: c_int = 0;
 const HAS_TYPE: u32 = 1;
 
 pub(crate) unsafe extern "C" fn create_extended(
-    _context: *mut abi::Context,
-    init: *mut abi::SrqInitAttrEx,
-) -> *mut abi::Srq {
+    _context: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
     // SAFETY: the program's attributes.
     let init = unsafe { &*init };
     if init.comp_mask & HAS_TYPE != 0 && init.srq_type != BASIC {
@@ -62,7 +63,7 @@ pub(crate) unsafe extern "C" fn create_extended(
 /// `IBV_SRQ_LIMIT`.
 const LIMIT: c_int = 2;
 
-pub(crate) unsafe extern "C" fn modify(srq: *mut abi::Srq, attr: *mut abi::SrqAttr, mask: c_int) -> c_int {
+pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     if mask & !LIMIT != 0 {
         return libc::EINVAL;
     }
@@ -71,25 +72,25 @@ pub(crate) unsafe extern "C" fn modify(srq: *mut abi::Srq, attr: *mut abi::SrqAt
     result.map_or_else(|e| code(&e), |()| 0)
 }
 
-pub(crate) unsafe extern "C" fn query(srq: *mut abi::Srq, attr: *mut abi::SrqAttr) -> c_int {
+pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: a queue of ours, and the program's place.
     unsafe {
         let (max_wr, max_sge, limit) = (*srq.cast::<Srq>()).inner.query();
-        attr.write(abi::SrqAttr { max_wr: max_wr as u32, max_sge: max_sge as u32, srq_limit: limit as u32 });
+        attr.write(ibv_srq_attr { max_wr: max_wr as u32, max_sge: max_sge as u32, srq_limit: limit as u32 });
     }
     0
 }
 
-pub(crate) unsafe extern "C" fn destroy(srq: *mut abi::Srq) -> c_int {
+pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: `create` made it; the program does not use it any more.
     drop(unsafe { take::<Srq, _>(srq) });
     0
 }
 
 pub(crate) unsafe extern "C" fn post_recv(
-    srq: *mut abi::Srq,
-    mut wr: *mut abi::RecvWr,
-    bad: *mut *mut abi::RecvWr,
+    srq: *mut ibv_srq,
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: a queue of ours, and the program's chain of requests.
     unsafe {

@@ -7,24 +7,23 @@ use softroce::{Gid, Path};
 
 use crate::context::Context;
 use crate::memory::Pd;
-use crate::{abi, code, give, null, take};
+use crate::types::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_pd, ibv_wc};
+use crate::{code, give, null, take};
 
 /// An address handle.
 #[repr(C)]
 pub(crate) struct Ah {
-    base: abi::Ah,
+    base: ibv_ah,
     pub(crate) path: Arc<Path>,
 }
 
 /// The way that an attribute describes.
-pub(crate) fn path(context: &softroce::Context, attr: &abi::AhAttr) -> softroce::Result<Path> {
+pub(crate) fn path(context: &softroce::Context, attr: &ibv_ah_attr) -> softroce::Result<Path> {
     if attr.is_global == 0 {
         return Err(softroce::Error::new(libc::EINVAL, "RoCE addresses by GID: is_global must be set"));
     }
-    let mut gid = Gid::default();
-    for (place, half) in gid.0.chunks_exact_mut(8).zip(attr.grh.dgid) {
-        place.copy_from_slice(&half.to_ne_bytes());
-    }
+    // SAFETY: both forms of a GID are 16 bytes.
+    let gid = Gid(unsafe { attr.grh.dgid.raw });
     let mut path = context.path(gid, attr.grh.sgid_index)?;
     path.traffic_class = attr.grh.traffic_class;
     path.flow_label = attr.grh.flow_label;
@@ -35,12 +34,10 @@ pub(crate) fn path(context: &softroce::Context, attr: &abi::AhAttr) -> softroce:
 }
 
 /// The attribute of a way.
-pub(crate) fn attribute(path: &Path) -> abi::AhAttr {
-    let gid = Gid::from(path.dst).0;
-    let half = |at: usize| gid.get(at..).and_then(|b| b.first_chunk()).map_or(0, |b| u64::from_ne_bytes(*b));
-    abi::AhAttr {
-        grh: abi::GlobalRoute {
-            dgid: [half(0), half(8)],
+pub(crate) fn attribute(path: &Path) -> ibv_ah_attr {
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: Gid::from(path.dst).0 },
             flow_label: path.flow_label,
             sgid_index: path.sgid_index,
             hop_limit: path.hop_limit,
@@ -55,31 +52,31 @@ pub(crate) fn attribute(path: &Path) -> abi::AhAttr {
     }
 }
 
-pub(crate) unsafe extern "C" fn create_ah(pd: *mut abi::Pd, attr: *mut abi::AhAttr) -> *mut abi::Ah {
+pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: a domain of ours, and the program's attribute.
     let (ours, attr) = unsafe { (&*pd.cast::<Pd>(), &*attr) };
     match path(ours.inner.context(), attr) {
         Ok(path) => {
             // SAFETY: a domain of ours.
             let context = unsafe { (*pd).context };
-            give(Ah { base: abi::Ah { context, pd, handle: 0 }, path: Arc::new(path) }).cast()
+            give(Ah { base: ibv_ah { context, pd, handle: 0 }, path: Arc::new(path) }).cast()
         }
         Err(e) => null(&e),
     }
 }
 
-pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut abi::Ah) -> c_int {
+pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: `create_ah` made it; the program does not use it any more.
     drop(unsafe { take::<Ah, _>(ah) });
     0
 }
 
-pub(crate) unsafe extern "C" fn init_ah_from_wc(
-    context: *mut abi::Context,
+pub unsafe extern "C" fn ibv_init_ah_from_wc(
+    context: *mut ibv_context,
     port: u8,
-    _wc: *mut abi::Wc,
+    _wc: *mut ibv_wc,
     grh: *mut [u8; 40],
-    to: *mut abi::AhAttr,
+    to: *mut ibv_ah_attr,
 ) -> c_int {
     // SAFETY: an open context, the GRH of a receive, the program's place.
     unsafe {
@@ -94,7 +91,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
         let Some(index) = index else { return -1 };
         match Context::of(context).inner.path(Gid::from(from), index as u8) {
             Ok(path) => {
-                to.write(abi::AhAttr { port_num: port, ..attribute(&path) });
+                to.write(ibv_ah_attr { port_num: port, ..attribute(&path) });
                 0
             }
             Err(e) => {
@@ -105,18 +102,18 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     }
 }
 
-pub(crate) unsafe extern "C" fn create_ah_from_wc(
-    pd: *mut abi::Pd,
-    wc: *mut abi::Wc,
+pub unsafe extern "C" fn ibv_create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
     grh: *mut [u8; 40],
     port: u8,
-) -> *mut abi::Ah {
+) -> *mut ibv_ah {
     let mut attr = std::mem::MaybeUninit::uninit();
     // SAFETY: as the caller promises; the attribute is written where the call says so.
     unsafe {
-        if init_ah_from_wc((*pd).context, port, wc, grh, attr.as_mut_ptr()) != 0 {
+        if ibv_init_ah_from_wc((*pd).context, port, wc, grh, attr.as_mut_ptr()) != 0 {
             return std::ptr::null_mut();
         }
-        create_ah(pd, attr.as_mut_ptr())
+        ibv_create_ah(pd, attr.as_mut_ptr())
     }
 }

@@ -2,11 +2,14 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
-fn name(table: &[&'static CStr], code: c_int) -> *const c_char {
-    usize::try_from(code).ok().and_then(|i| table.get(i)).copied().unwrap_or(c"unknown").as_ptr()
+use crate::constants::{ibv_event_type, ibv_port_state, ibv_wc_status};
+use crate::types::ibv_qp;
+
+fn name(table: &[&'static CStr], code: u32) -> *const c_char {
+    table.get(code as usize).copied().unwrap_or(c"unknown").as_ptr()
 }
 
-pub(crate) unsafe extern "C" fn wc_status_str(status: c_int) -> *const c_char {
+pub unsafe extern "C" fn ibv_wc_status_str(status: ibv_wc_status::Type) -> *const c_char {
     name(
         &[
             c"success",
@@ -36,7 +39,7 @@ pub(crate) unsafe extern "C" fn wc_status_str(status: c_int) -> *const c_char {
     )
 }
 
-pub(crate) unsafe extern "C" fn event_type_str(event: c_int) -> *const c_char {
+pub unsafe extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
     name(
         &[
             c"CQ error",
@@ -64,11 +67,11 @@ pub(crate) unsafe extern "C" fn event_type_str(event: c_int) -> *const c_char {
     )
 }
 
-pub(crate) unsafe extern "C" fn node_type_str(node: c_int) -> *const c_char {
+pub unsafe extern "C" fn ibv_node_type_str(node: u32) -> *const c_char {
     name(&[c"unknown", c"InfiniBand channel adapter", c"InfiniBand switch", c"InfiniBand router"], node)
 }
 
-pub(crate) unsafe extern "C" fn port_state_str(state: c_int) -> *const c_char {
+pub unsafe extern "C" fn ibv_port_state_str(state: ibv_port_state::Type) -> *const c_char {
     name(&[c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"], state)
 }
 
@@ -89,16 +92,16 @@ fn rate(code: c_int) -> Option<&'static (c_int, c_int, c_int)> {
     RATES.iter().find(|r| r.0 == code)
 }
 
-pub(crate) unsafe extern "C" fn rate_to_mult(code: c_int) -> c_int {
+pub unsafe extern "C" fn ibv_rate_to_mult(code: c_int) -> c_int {
     rate(code).map_or(-1, |r| r.1)
 }
 
-pub(crate) unsafe extern "C" fn rate_to_mbps(code: c_int) -> c_int {
+pub unsafe extern "C" fn ibv_rate_to_mbps(code: c_int) -> c_int {
     rate(code).map_or(-1, |r| r.2)
 }
 
 /// Nothing is at such a path: the device is no kernel's.
-pub(crate) unsafe extern "C" fn read_sysfs_file(
+pub unsafe extern "C" fn ibv_read_sysfs_file(
     _dir: *const c_char,
     _file: *const c_char,
     _to: *mut c_char,
@@ -108,34 +111,34 @@ pub(crate) unsafe extern "C" fn read_sysfs_file(
 }
 
 /// What this library does not do: an error of the system.
-pub(crate) unsafe extern "C" fn unsupported() -> c_int {
+pub unsafe extern "C" fn unsupported() -> c_int {
     crate::set_errno(libc::EOPNOTSUPP);
     libc::EOPNOTSUPP
 }
 
-pub(crate) unsafe extern "C" fn unsupported_object() -> *mut std::ffi::c_void {
+pub unsafe extern "C" fn unsupported_object() -> *mut std::ffi::c_void {
     crate::set_errno(libc::EOPNOTSUPP);
     std::ptr::null_mut()
 }
 
 /// Done already.
-pub(crate) unsafe extern "C" fn nothing() -> c_int {
+pub unsafe extern "C" fn nothing() -> c_int {
     0
 }
 
 /// Queue pairs agree on no extras.
-pub(crate) unsafe extern "C" fn no_ece(_qp: *mut crate::abi::Qp, ece: *mut [u32; 3]) -> c_int {
+pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut [u32; 3]) -> c_int {
     // SAFETY: the program's place.
     unsafe { ece.write([0; 3]) };
     0
 }
 
-pub(crate) unsafe extern "C" fn set_ece(_qp: *mut crate::abi::Qp, ece: *mut [u32; 3]) -> c_int {
+pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut [u32; 3]) -> c_int {
     // SAFETY: the program's extras.
     let wanted = unsafe { *ece };
     if wanted[..2] == [0, 0] { 0 } else { libc::EOPNOTSUPP }
 }
 
-pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
+pub unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }

@@ -5,10 +5,11 @@ use std::sync::PoisonError;
 
 use softroce::{Datagram, Remote, SendFlags, SendOp, SendRequest, Sge};
 
-use crate::abi::{self, QpEx};
 use crate::ah::Ah;
 use crate::code;
 use crate::qp::{self, Qp};
+use crate::tables::ibv_qp_ex;
+use crate::types::{ibv_ah, ibv_data_buf, ibv_qp, ibv_sge};
 
 /// A request in the making.
 struct Pending {
@@ -26,45 +27,45 @@ struct Pending {
 pub(crate) struct Batch(Vec<Pending>);
 
 /// A queue pair with the table of its calls.
-pub(crate) fn table(base: abi::Qp) -> QpEx {
-    QpEx {
-        base,
+pub(crate) fn table(qp_base: ibv_qp) -> ibv_qp_ex {
+    ibv_qp_ex {
+        qp_base,
         comp_mask: 0,
         wr_id: 0,
         wr_flags: 0,
-        cmp_swp,
-        fetch_add,
-        bind_mw: None,
-        local_inv: None,
-        rdma_read,
-        rdma_write,
-        rdma_write_imm,
-        send,
-        send_imm,
-        send_inv,
-        send_tso: None,
-        set_ud_addr,
-        set_xrc_srqn: None,
-        set_inline_data,
-        set_inline_data_list,
-        set_sge,
-        set_sge_list,
-        start,
-        complete,
-        abort,
-        atomic_write: None,
+        wr_atomic_cmp_swp: Some(cmp_swp),
+        wr_atomic_fetch_add: Some(fetch_add),
+        wr_bind_mw: None,
+        wr_local_inv: None,
+        wr_rdma_read: Some(rdma_read),
+        wr_rdma_write: Some(rdma_write),
+        wr_rdma_write_imm: Some(rdma_write_imm),
+        wr_send: Some(send),
+        wr_send_imm: Some(send_imm),
+        wr_send_inv: Some(send_inv),
+        wr_send_tso: None,
+        wr_set_ud_addr: Some(set_ud_addr),
+        wr_set_xrc_srqn: None,
+        wr_set_inline_data: Some(set_inline_data),
+        wr_set_inline_data_list: Some(set_inline_data_list),
+        wr_set_sge: Some(set_sge),
+        wr_set_sge_list: Some(set_sge_list),
+        wr_start: Some(start),
+        wr_complete: Some(complete),
+        wr_abort: Some(abort),
+        wr_atomic_write: None,
     }
 }
 
 /// Works on the batch of a queue pair.
-unsafe fn batch<R>(qp: *mut QpEx, f: impl FnOnce(&mut Vec<Pending>) -> R) -> R {
+unsafe fn batch<R>(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Vec<Pending>) -> R) -> R {
     // SAFETY: a queue pair of ours.
     let ours = unsafe { &*qp.cast::<Qp>() };
     f(&mut ours.batch.lock().unwrap_or_else(PoisonError::into_inner).0)
 }
 
 /// Begins a request with the queue pair's `wr_id` and `wr_flags`.
-unsafe fn begin(qp: *mut QpEx, op: SendOp) {
+unsafe fn begin(qp: *mut ibv_qp_ex, op: SendOp) {
     // SAFETY: a queue pair of ours, whose fields the program set.
     unsafe {
         let (id, flags) = ((*qp).wr_id, qp::flags((*qp).wr_flags));
@@ -73,24 +74,24 @@ unsafe fn begin(qp: *mut QpEx, op: SendOp) {
 }
 
 /// Goes on with the request that was begun last.
-unsafe fn change(qp: *mut QpEx, f: impl FnOnce(&mut Pending)) {
+unsafe fn change(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Pending)) {
     // SAFETY: as the caller promises.
     unsafe { batch(qp, |all| all.last_mut().map(f)) };
 }
 
-unsafe extern "C" fn start(qp: *mut QpEx) {
+unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: as the caller promises.
     unsafe { batch(qp, Vec::clear) };
 }
 
-unsafe extern "C" fn abort(qp: *mut QpEx) {
+unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: as the caller promises.
     unsafe { batch(qp, Vec::clear) };
 }
 
 /// Posts the batch. Where one is refused those before it are posted all the same: the card has no way to take them
 /// back.
-unsafe extern "C" fn complete(qp: *mut QpEx) -> c_int {
+unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as the caller promises: memory of the requests stays until they complete.
     unsafe {
         let all = batch(qp, std::mem::take);
@@ -113,47 +114,47 @@ unsafe extern "C" fn complete(qp: *mut QpEx) -> c_int {
     }
 }
 
-unsafe extern "C" fn cmp_swp(qp: *mut QpEx, rkey: u32, addr: u64, compare: u64, swap: u64) {
+unsafe extern "C" fn cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, compare: u64, swap: u64) {
     // SAFETY: as the caller promises; so in all that follow.
     unsafe { begin(qp, SendOp::CompareSwap { remote: Remote { addr, rkey }, compare, swap }) };
 }
 
-unsafe extern "C" fn fetch_add(qp: *mut QpEx, rkey: u32, addr: u64, add: u64) {
+unsafe extern "C" fn fetch_add(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, add: u64) {
     // SAFETY: see `cmp_swp`.
     unsafe { begin(qp, SendOp::FetchAdd { remote: Remote { addr, rkey }, add }) };
 }
 
-unsafe extern "C" fn rdma_read(qp: *mut QpEx, rkey: u32, addr: u64) {
+unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, addr: u64) {
     // SAFETY: see `cmp_swp`.
     unsafe { begin(qp, SendOp::Read(Remote { addr, rkey })) };
 }
 
-unsafe extern "C" fn rdma_write(qp: *mut QpEx, rkey: u32, addr: u64) {
+unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64) {
     // SAFETY: see `cmp_swp`.
     unsafe { begin(qp, SendOp::Write(Remote { addr, rkey })) };
 }
 
-unsafe extern "C" fn rdma_write_imm(qp: *mut QpEx, rkey: u32, addr: u64, imm: u32) {
+unsafe extern "C" fn rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, imm: u32) {
     // SAFETY: see `cmp_swp`.
     unsafe { begin(qp, SendOp::WriteImm(Remote { addr, rkey }, imm.to_ne_bytes())) };
 }
 
-unsafe extern "C" fn send(qp: *mut QpEx) {
+unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
     // SAFETY: see `cmp_swp`.
     unsafe { begin(qp, SendOp::Send) };
 }
 
-unsafe extern "C" fn send_imm(qp: *mut QpEx, imm: u32) {
+unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm: u32) {
     // SAFETY: see `cmp_swp`.
     unsafe { begin(qp, SendOp::SendImm(imm.to_ne_bytes())) };
 }
 
-unsafe extern "C" fn send_inv(qp: *mut QpEx, rkey: u32) {
+unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: see `cmp_swp`.
     unsafe { begin(qp, SendOp::SendInv(rkey)) };
 }
 
-unsafe extern "C" fn set_ud_addr(qp: *mut QpEx, ah: *mut abi::Ah, qpn: u32, qkey: u32) {
+unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
     // SAFETY: see `cmp_swp`; an address handle of ours.
     unsafe {
         let path = (*ah.cast::<Ah>()).path.clone();
@@ -161,13 +162,13 @@ unsafe extern "C" fn set_ud_addr(qp: *mut QpEx, ah: *mut abi::Ah, qpn: u32, qkey
     }
 }
 
-unsafe extern "C" fn set_inline_data(qp: *mut QpEx, at: *mut c_void, len: usize) {
-    let list = abi::DataBuf { addr: at, length: len };
+unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, at: *mut c_void, len: usize) {
+    let list = ibv_data_buf { addr: at, length: len };
     // SAFETY: see `cmp_swp`.
     unsafe { set_inline_data_list(qp, 1, &raw const list) };
 }
 
-unsafe extern "C" fn set_inline_data_list(qp: *mut QpEx, count: usize, list: *const abi::DataBuf) {
+unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
     let mut bytes = Vec::new();
     for i in 0..count {
         // SAFETY: the program's list and its buffers, which are copied here.
@@ -182,12 +183,12 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut QpEx, count: usize, list: *co
     unsafe { change(qp, |p| p.inline = Some(bytes)) };
 }
 
-unsafe extern "C" fn set_sge(qp: *mut QpEx, lkey: u32, addr: u64, len: u32) {
+unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, len: u32) {
     // SAFETY: see `cmp_swp`.
     unsafe { change(qp, |p| p.sges.push(Sge { addr, len, lkey })) };
 }
 
-unsafe extern "C" fn set_sge_list(qp: *mut QpEx, count: usize, list: *const Sge) {
+unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: see `cmp_swp`; the program's list.
     unsafe {
         let sges = qp::elements(list, count as c_int);

@@ -7,13 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use softroce::{Affected, LIMITS, PortState};
 
+use crate::constants::*;
 use crate::device::Device;
-use crate::{abi, cq, give, null, qp, srq, take};
+use crate::tables::{ibv_context_ops, verbs_context};
+use crate::types::*;
+use crate::{cq, give, null, qp, srq, take};
 
 /// An open device.
 #[repr(C)]
 pub(crate) struct Context {
-    base: abi::VerbsContext,
+    base: verbs_context,
     pub(crate) inner: Arc<softroce::Context>,
     /// Queue pairs by number: events name them.
     pub(crate) qps: Mutex<HashMap<u32, usize>>,
@@ -22,8 +25,8 @@ pub(crate) struct Context {
 impl Context {
     /// # Safety
     /// An open context of ours.
-    pub(crate) unsafe fn of<'a>(context: *mut abi::Context) -> &'a Context {
-        let offset = std::mem::offset_of!(abi::VerbsContext, context);
+    pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> &'a Context {
+        let offset = std::mem::offset_of!(verbs_context, context);
         // SAFETY: C's context is a field of ours.
         unsafe { &*context.byte_sub(offset).cast() }
     }
@@ -31,29 +34,29 @@ impl Context {
 
 const EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
-pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
+pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours.
     let ours = unsafe { &*device.cast::<Device>() };
     let inner = match ours.inner.open() {
         Ok(inner) => inner,
         Err(e) => return null(&e),
     };
-    let ops = abi::ContextOps {
-        compat1: [None; 7],
+    let ops = ibv_context_ops {
+        _compat1: [None; 7],
         alloc_mw: None,
         bind_mw: None,
         dealloc_mw: None,
-        compat2: None,
+        _compat2: None,
         poll_cq: Some(cq::poll),
         req_notify_cq: Some(cq::req_notify),
-        compat3: [None; 7],
+        _compat3: [None; 7],
         post_srq_recv: Some(srq::post_recv),
-        compat4: [None; 4],
+        _compat4: [None; 4],
         post_send: Some(qp::post_send),
         post_recv: Some(qp::post_recv),
-        compat5: [None; 5],
+        _compat5: [None; 5],
     };
-    let base = abi::VerbsContext {
+    let base = verbs_context {
         query_port: Some(query_port_extended),
         before: [None; 24],
         create_cq_ex: None,
@@ -67,8 +70,8 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         open_xrcd: None,
         close_xrcd: None,
         placeholder: 0,
-        size: size_of::<abi::VerbsContext>(),
-        context: abi::Context {
+        size: size_of::<verbs_context>(),
+        context: ibv_context {
             device,
             ops,
             cmd_fd: -1,
@@ -83,33 +86,29 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
     unsafe { &raw mut (*made).base.context }
 }
 
-pub(crate) unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_int {
-    let offset = std::mem::offset_of!(abi::VerbsContext, context);
+pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    let offset = std::mem::offset_of!(verbs_context, context);
     // SAFETY: `open_device` made it; the program does not use it any more.
     drop(unsafe { take::<Context, _>(context.byte_sub(offset)) });
     0
 }
 
-fn device_attributes(device: &softroce::Device) -> abi::DeviceAttr {
-    let guid = device.guid();
+fn device_attributes(device: &softroce::Device) -> ibv_device_attr {
+    let guid = u64::from_ne_bytes(device.guid());
     let (work, sges, atomic) = (LIMITS.work_requests as c_int, LIMITS.sges as c_int, c_int::from(LIMITS.rd_atomic));
     let mut fw_ver = [0; 64];
     for (place, byte) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *place = byte as _;
     }
-    abi::DeviceAttr {
+    ibv_device_attr {
         fw_ver,
         node_guid: guid,
         sys_image_guid: guid,
         max_mr_size: 1 << 47,
         page_size_cap: 0xffff_f000,
-        vendor_id: 0,
-        vendor_part_id: 0,
-        hw_ver: 0,
         max_qp: LIMITS.qps as c_int,
         max_qp_wr: work,
-        // Shutdown port, system image GUID, RC RNR NAK, SRQ resize are not there; port active event and RNR NAK are.
-        device_cap_flags: 1 << 10 | 1 << 12,
+        device_cap_flags: IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_RC_RNR_NAK_GEN,
         max_sge: sges,
         max_sge_rd: sges,
         max_cq: 1 << 16,
@@ -117,38 +116,34 @@ fn device_attributes(device: &softroce::Device) -> abi::DeviceAttr {
         max_mr: 1 << 24,
         max_pd: 1 << 16,
         max_qp_rd_atom: atomic,
-        max_ee_rd_atom: 0,
         max_res_rd_atom: atomic * LIMITS.qps as c_int,
         max_qp_init_rd_atom: atomic,
-        max_ee_init_rd_atom: 0,
-        // Atomic with the processor's own operations.
-        atomic_cap: 2,
-        unused: [0; 8],
+        // With the processor's own operations, too.
+        atomic_cap: IBV_ATOMIC_GLOB,
         max_ah: 1 << 16,
-        max_fmr: 0,
-        max_map_per_fmr: 0,
         max_srq: 1 << 16,
         max_srq_wr: work,
         max_srq_sge: sges,
         max_pkeys: 1,
         local_ca_ack_delay: 15,
         phys_port_cnt: 1,
+        ..ibv_device_attr::default()
     }
 }
 
-pub(crate) unsafe extern "C" fn query_device(context: *mut abi::Context, attr: *mut abi::DeviceAttr) -> c_int {
+pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: an open context, and the program's place.
     unsafe { attr.write(device_attributes(Context::of(context).inner.device())) };
     0
 }
 
 unsafe extern "C" fn query_device_extended(
-    context: *mut abi::Context,
+    context: *mut ibv_context,
     _input: *const c_void,
-    attr: *mut abi::DeviceAttrEx,
+    attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    if size < size_of::<abi::DeviceAttrEx>() {
+    if size < size_of::<ibv_device_attr_ex>() {
         return libc::EINVAL;
     }
     // SAFETY: an open context, and the program's place of the size it says.
@@ -159,34 +154,32 @@ unsafe extern "C" fn query_device_extended(
     0
 }
 
-/// Codes of `ibv_mtu`.
-pub(crate) fn mtu_code(bytes: u32) -> c_int {
-    bytes.max(256).ilog2() as c_int - 7
+/// The code of a number of bytes.
+pub(crate) fn mtu_code(bytes: u32) -> ibv_mtu {
+    bytes.max(256).ilog2() - 7
 }
 
-fn port_attributes(context: &Context) -> abi::PortAttr {
+fn port_attributes(context: &Context) -> ibv_port_attr {
     let port = context.inner.port();
-    abi::PortAttr {
-        state: port.state as c_int,
-        max_mtu: mtu_code(4096),
+    ibv_port_attr {
+        state: port.state as ibv_port_state::Type,
+        max_mtu: IBV_MTU_4096,
         active_mtu: mtu_code(port.active_mtu),
         gid_tbl_len: port.gids as c_int,
-        // Communication management, and GIDs that are addresses.
-        port_cap_flags: 1 << 16 | 1 << 26,
+        port_cap_flags: (ibv_port_cap_flags::IBV_PORT_CM_SUP | ibv_port_cap_flags::IBV_PORT_IP_BASED_GIDS).0,
         max_msg_sz: LIMITS.message,
         pkey_tbl_len: 1,
         max_vl_num: 1,
         active_width: 2,
         active_speed: 32,
         phys_state: if port.state == PortState::Active { 5 } else { 3 },
-        // Ethernet.
-        link_layer: 2,
-        ..abi::PortAttr::default()
+        link_layer: IBV_LINK_LAYER_ETHERNET as u8,
+        ..ibv_port_attr::default()
     }
 }
 
 /// Writes as much of the attributes as the program knows of.
-unsafe fn write_port(context: *mut abi::Context, number: u8, attr: *mut abi::PortAttr, size: usize) -> c_int {
+unsafe fn write_port(context: *mut ibv_context, number: u8, attr: *mut ibv_port_attr, size: usize) -> c_int {
     if number != 1 {
         return libc::EINVAL;
     }
@@ -200,18 +193,18 @@ unsafe fn write_port(context: *mut abi::Context, number: u8, attr: *mut abi::Por
 }
 
 unsafe extern "C" fn query_port_extended(
-    context: *mut abi::Context,
+    context: *mut ibv_context,
     number: u8,
-    attr: *mut abi::PortAttr,
+    attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
     // SAFETY: as the caller promises.
     unsafe { write_port(context, number, attr, size) }
 }
 
-pub(crate) unsafe extern "C" fn query_port(context: *mut abi::Context, number: u8, attr: *mut abi::PortAttr) -> c_int {
+pub unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, number: u8, attr: *mut ibv_port_attr) -> c_int {
     // The structure before `port_cap_flags2` came.
-    const OLD: usize = std::mem::offset_of!(abi::PortAttr, port_cap_flags2);
+    const OLD: usize = std::mem::offset_of!(ibv_port_attr, port_cap_flags2);
     // SAFETY: as the caller promises.
     unsafe { write_port(context, number, attr, OLD) }
 }
@@ -221,42 +214,32 @@ fn gid(context: &Context, port: u32, index: c_int) -> Option<softroce::Gid> {
     context.inner.device().gids().get(index).copied()
 }
 
-pub(crate) unsafe extern "C" fn query_gid(
-    context: *mut abi::Context,
-    port: u8,
-    index: c_int,
-    to: *mut [u8; 16],
-) -> c_int {
+pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, to: *mut ibv_gid) -> c_int {
     // SAFETY: an open context.
     let Some(gid) = gid(unsafe { Context::of(context) }, u32::from(port), index) else {
         crate::set_errno(libc::EINVAL);
         return -1;
     };
     // SAFETY: the program's place.
-    unsafe { to.write(gid.0) };
+    unsafe { to.write(ibv_gid { raw: gid.0 }) };
     0
 }
 
-/// `IBV_GID_TYPE_ROCE_V2`.
-const ROCE_V2: u32 = 2;
-
-fn entry(context: &Context, gid: softroce::Gid, index: u32) -> abi::GidEntry {
-    let (a, b) = gid.0.split_at(8);
-    let half = |b: &[u8]| b.first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));
-    abi::GidEntry {
-        gid: [half(a), half(b)],
+fn entry(context: &Context, gid: softroce::Gid, index: u32) -> ibv_gid_entry {
+    ibv_gid_entry {
+        gid: ibv_gid { raw: gid.0 },
         gid_index: index,
         port_num: 1,
-        gid_type: ROCE_V2,
+        gid_type: IBV_GID_TYPE_ROCE_V2,
         ndev_ifindex: context.inner.device().interface_index(),
     }
 }
 
-pub(crate) unsafe extern "C" fn query_gid_ex(
-    context: *mut abi::Context,
+pub unsafe extern "C" fn _ibv_query_gid_ex(
+    context: *mut ibv_context,
     port: u32,
     index: u32,
-    to: *mut abi::GidEntry,
+    to: *mut ibv_gid_entry,
     _flags: u32,
     _size: usize,
 ) -> c_int {
@@ -268,9 +251,9 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
     0
 }
 
-pub(crate) unsafe extern "C" fn query_gid_table(
-    context: *mut abi::Context,
-    to: *mut abi::GidEntry,
+pub unsafe extern "C" fn _ibv_query_gid_table(
+    context: *mut ibv_context,
+    to: *mut ibv_gid_entry,
     max: usize,
     _flags: u32,
     _size: usize,
@@ -286,8 +269,8 @@ pub(crate) unsafe extern "C" fn query_gid_table(
 }
 
 /// In sysfs' words: 1 for RoCE version 2.
-pub(crate) unsafe extern "C" fn query_gid_type(
-    _context: *mut abi::Context,
+pub unsafe extern "C" fn ibv_query_gid_type(
+    _context: *mut ibv_context,
     _port: u8,
     _index: u32,
     to: *mut c_int,
@@ -297,7 +280,7 @@ pub(crate) unsafe extern "C" fn query_gid_type(
     0
 }
 
-pub(crate) unsafe extern "C" fn query_pkey(_context: *mut abi::Context, port: u8, index: c_int, to: *mut u16) -> c_int {
+pub unsafe extern "C" fn ibv_query_pkey(_context: *mut ibv_context, port: u8, index: c_int, to: *mut u16) -> c_int {
     if port != 1 || index != 0 {
         crate::set_errno(libc::EINVAL);
         return -1;
@@ -307,12 +290,12 @@ pub(crate) unsafe extern "C" fn query_pkey(_context: *mut abi::Context, port: u8
     0
 }
 
-pub(crate) unsafe extern "C" fn get_pkey_index(_context: *mut abi::Context, port: u8, pkey: u16) -> c_int {
+pub unsafe extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port: u8, pkey: u16) -> c_int {
     if port == 1 && pkey == 0xffff { 0 } else { -1 }
 }
 
 /// In units of 100 Mbit/s: what the port's width and speed say.
-pub(crate) unsafe extern "C" fn query_port_speed(_context: *mut abi::Context, port: u32, to: *mut u64) -> c_int {
+pub unsafe extern "C" fn ibv_query_port_speed(_context: *mut ibv_context, port: u32, to: *mut u64) -> c_int {
     if port != 1 {
         return libc::EINVAL;
     }
@@ -321,7 +304,7 @@ pub(crate) unsafe extern "C" fn query_port_speed(_context: *mut abi::Context, po
     0
 }
 
-pub(crate) unsafe extern "C" fn get_async_event(context: *mut abi::Context, to: *mut abi::AsyncEvent) -> c_int {
+pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, to: *mut ibv_async_event) -> c_int {
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
     loop {
@@ -332,29 +315,31 @@ pub(crate) unsafe extern "C" fn get_async_event(context: *mut abi::Context, to: 
                 return -1;
             }
         };
+        let object = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
         let element = match event.affected {
             Affected::Qp(qpn) => {
                 let qps = context.qps.lock().unwrap_or_else(PoisonError::into_inner);
                 // One of a queue pair that is gone is nobody's.
-                let Some(qp) = qps.get(&qpn) else { continue };
-                *qp as u64
+                let Some(&qp) = qps.get(&qpn) else { continue };
+                ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(qp) }
             }
-            Affected::Cq(cookie) | Affected::Srq(cookie) => cookie,
-            Affected::Port(number) => u64::from(number),
+            Affected::Cq(cookie) => ibv_async_event__bindgen_ty_1 { cq: object(cookie) },
+            Affected::Srq(cookie) => ibv_async_event__bindgen_ty_1 { srq: object(cookie).cast() },
+            Affected::Port(number) => ibv_async_event__bindgen_ty_1 { port_num: c_int::from(number) },
         };
         // SAFETY: the program's place.
-        unsafe { to.write(abi::AsyncEvent { element, event_type: event.kind as c_int }) };
+        unsafe { to.write(ibv_async_event { element, event_type: event.kind as ibv_event_type }) };
         return 0;
     }
 }
 
-pub(crate) unsafe extern "C" fn ack_async_event(_event: *mut abi::AsyncEvent) {}
+pub unsafe extern "C" fn ibv_ack_async_event(_event: *mut ibv_async_event) {}
 
-pub(crate) unsafe extern "C" fn fork_init() -> c_int {
+pub unsafe extern "C" fn ibv_fork_init() -> c_int {
     0
 }
 
-pub(crate) unsafe extern "C" fn is_fork_initialized() -> c_int {
+pub unsafe extern "C" fn ibv_is_fork_initialized() -> c_int {
     // `IBV_FORK_UNNEEDED`: registered memory is memory of the process, nothing is pinned.
     2
 }

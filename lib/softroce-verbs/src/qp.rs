@@ -9,28 +9,26 @@ use softroce::{
 };
 
 use crate::ah::{self, Ah};
+use crate::constants::*;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::memory::Pd;
 use crate::srq::Srq;
+use crate::tables::ibv_qp_ex;
+use crate::types::*;
 use crate::wr::{self, Batch};
-use crate::{abi, code, null, take};
+use crate::{code, null, take};
 
 /// A queue pair.
 #[repr(C)]
 pub(crate) struct Qp {
-    pub(crate) base: abi::QpEx,
+    pub(crate) base: ibv_qp_ex,
     pub(crate) inner: Arc<softroce::Qp>,
     pub(crate) batch: Mutex<Batch>,
 }
 
-/// Kinds of `ibv_qp_type`.
-const RC: c_int = 2;
-const UC: c_int = 3;
-const UD: c_int = 4;
-
 /// Capacities where a program asks for none: of inline bytes, what `ibv_send_wr` programs take for granted.
-fn capacity(cap: &abi::QpCap) -> Capacity {
+fn capacity(cap: &ibv_qp_cap) -> Capacity {
     Capacity {
         sends: cap.max_send_wr.max(1),
         recvs: cap.max_recv_wr,
@@ -40,18 +38,18 @@ fn capacity(cap: &abi::QpCap) -> Capacity {
     }
 }
 
-pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::QpInitAttr) -> *mut abi::Qp {
+pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: objects of ours, or null where verbs allows it, and the program's attributes.
     let (ours, attr, send_cq, recv_cq, srq) = unsafe {
         let attr = &mut *init;
-        let queue = |cq: *mut abi::Cq| cq.cast::<Cq>().as_ref().map(|cq| cq.inner.clone());
+        let queue = |cq: *mut ibv_cq| cq.cast::<Cq>().as_ref().map(|cq| cq.inner.clone());
         let srq = attr.srq.cast::<Srq>().as_ref().map(|srq| srq.inner.clone());
         (&*pd.cast::<Pd>(), &mut *init, queue(attr.send_cq), queue(attr.recv_cq), srq)
     };
     let service = match attr.qp_type {
-        RC => Service::Rc,
-        UC => Service::Uc,
-        UD => Service::Ud,
+        ibv_qp_type::IBV_QPT_RC => Service::Rc,
+        ibv_qp_type::IBV_QPT_UC => Service::Uc,
+        ibv_qp_type::IBV_QPT_UD => Service::Ud,
         other => return null(&softroce::Error::new(libc::EOPNOTSUPP, format!("queue pairs of type {other}"))),
     };
     let (Some(send_cq), Some(recv_cq)) = (send_cq, recv_cq) else {
@@ -63,7 +61,7 @@ pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::QpInitA
         Ok(inner) => inner,
         Err(e) => return null(&e),
     };
-    attr.cap = abi::QpCap {
+    attr.cap = ibv_qp_cap {
         max_send_wr: capacity.sends,
         max_recv_wr: capacity.recvs,
         max_send_sge: capacity.send_sges,
@@ -73,7 +71,7 @@ pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::QpInitA
     // SAFETY: a domain of ours.
     let context = unsafe { (*pd).context };
     let qpn = inner.number();
-    let base = abi::Qp {
+    let base = ibv_qp {
         context,
         qp_context: attr.qp_context,
         pd,
@@ -82,13 +80,13 @@ pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::QpInitA
         srq: attr.srq,
         handle: qpn,
         qp_num: qpn,
-        state: State::Reset as c_int,
+        state: State::Reset as ibv_qp_state::Type,
         qp_type: attr.qp_type,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    let made: *mut abi::Qp = crate::give(Qp { base: wr::table(base), inner, batch: Mutex::default() }).cast();
+    let made: *mut ibv_qp = crate::give(Qp { base: wr::table(base), inner, batch: Mutex::default() }).cast();
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
     context.qps.lock().unwrap_or_else(PoisonError::into_inner).insert(qpn, made as usize);
@@ -99,23 +97,24 @@ pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::QpInitA
 const HAS_PD: u32 = 1;
 
 pub(crate) unsafe extern "C" fn create_extended(
-    _context: *mut abi::Context,
-    init: *mut abi::QpInitAttrEx,
-) -> *mut abi::Qp {
+    _context: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
     // SAFETY: the program's attributes.
     unsafe {
         if (*init).comp_mask & HAS_PD == 0 || (*init).pd.is_null() {
             return null(&softroce::Error::new(libc::EINVAL, "a queue pair without protection domain"));
         }
-        create((*init).pd, &raw mut (*init).base)
+        // It begins as the other form does.
+        ibv_create_qp((*init).pd, init.cast())
     }
 }
 
-pub(crate) unsafe extern "C" fn to_extended(qp: *mut abi::Qp) -> *mut abi::QpEx {
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     qp.cast()
 }
 
-pub(crate) unsafe extern "C" fn destroy(qp: *mut abi::Qp) -> c_int {
+pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: `create` made it; the program does not use it any more.
     unsafe {
         let context = Context::of((*qp).context);
@@ -125,13 +124,11 @@ pub(crate) unsafe extern "C" fn destroy(qp: *mut abi::Qp) -> c_int {
     0
 }
 
-fn state(code: c_int) -> Option<State> {
-    [State::Reset, State::Init, State::Rtr, State::Rts, State::Sqd, State::Sqe, State::Err]
-        .get(usize::try_from(code).ok()?)
-        .copied()
+fn state(code: ibv_qp_state::Type) -> Option<State> {
+    [State::Reset, State::Init, State::Rtr, State::Rts, State::Sqd, State::Sqe, State::Err].get(code as usize).copied()
 }
 
-fn attributes(qp: &Qp, attr: &abi::QpAttr, mask: AttrMask) -> softroce::Result<QpAttr> {
+fn attributes(qp: &Qp, attr: &ibv_qp_attr, mask: AttrMask) -> softroce::Result<QpAttr> {
     let unknown = || softroce::Error::new(libc::EINVAL, "an unknown state");
     let mut to = QpAttr::default();
     if mask.contains(AttrMask::STATE) {
@@ -143,7 +140,7 @@ fn attributes(qp: &Qp, attr: &abi::QpAttr, mask: AttrMask) -> softroce::Result<Q
     if mask.contains(AttrMask::PATH) {
         to.path = Some(ah::path(qp.inner.pd().context(), &attr.ah_attr)?);
     }
-    to.path_mtu = 1u32.checked_shl(attr.path_mtu.clamp(0, 20) as u32 + 7).unwrap_or(0);
+    to.path_mtu = 1u32.checked_shl(attr.path_mtu.min(20) + 7).unwrap_or(0);
     to.sqd_notify = attr.en_sqd_async_notify != 0;
     to.access = Access::from_bits(attr.qp_access_flags);
     (to.pkey_index, to.port, to.qkey) = (attr.pkey_index, attr.port_num, attr.qkey);
@@ -154,31 +151,31 @@ fn attributes(qp: &Qp, attr: &abi::QpAttr, mask: AttrMask) -> softroce::Result<Q
     Ok(to)
 }
 
-pub(crate) unsafe extern "C" fn modify(qp: *mut abi::Qp, attr: *mut abi::QpAttr, mask: c_int) -> c_int {
+pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: a queue pair of ours, and the program's attributes.
     let (ours, attr) = unsafe { (&*qp.cast::<Qp>(), &*attr) };
     let mask = AttrMask(mask as u32);
     match attributes(ours, attr, mask).and_then(|to| ours.inner.modify(&to, mask)) {
         Ok(()) => {
             // SAFETY: the program's field of the queue pair, which only this call writes.
-            unsafe { (*qp).state = ours.inner.query().state as c_int };
+            unsafe { (*qp).state = ours.inner.query().state as ibv_qp_state::Type };
             0
         }
         Err(e) => code(&e),
     }
 }
 
-pub(crate) unsafe extern "C" fn query(
-    qp: *mut abi::Qp,
-    to: *mut abi::QpAttr,
+pub unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    to: *mut ibv_qp_attr,
     _mask: c_int,
-    init: *mut abi::QpInitAttr,
+    init: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: a queue pair of ours.
     let ours = unsafe { &*qp.cast::<Qp>() };
     let attr = ours.inner.query();
     let Capacity { sends, recvs, send_sges, recv_sges, inline } = ours.inner.init().capacity;
-    let cap = abi::QpCap {
+    let cap = ibv_qp_cap {
         max_send_wr: sends,
         max_recv_wr: recvs,
         max_send_sge: send_sges,
@@ -187,9 +184,9 @@ pub(crate) unsafe extern "C" fn query(
     };
     // SAFETY: all zeros are attributes; the program's places.
     unsafe {
-        let mut all: abi::QpAttr = std::mem::zeroed();
-        all.qp_state = attr.state as c_int;
-        all.cur_qp_state = attr.state as c_int;
+        let mut all: ibv_qp_attr = std::mem::zeroed();
+        all.qp_state = attr.state as ibv_qp_state::Type;
+        all.cur_qp_state = attr.state as ibv_qp_state::Type;
         all.path_mtu = crate::context::mtu_code(attr.path_mtu);
         (all.qkey, all.rq_psn, all.sq_psn) = (attr.qkey, attr.rq_psn, attr.sq_psn);
         (all.dest_qp_num, all.qp_access_flags, all.cap) = (attr.dest_qpn, attr.access.bits(), cap);
@@ -201,7 +198,7 @@ pub(crate) unsafe extern "C" fn query(
         (all.retry_cnt, all.rnr_retry) = (attr.retry_cnt, attr.rnr_retry);
         to.write(all);
         if !init.is_null() {
-            init.write(abi::QpInitAttr {
+            init.write(ibv_qp_init_attr {
                 qp_context: (*qp).qp_context,
                 send_cq: (*qp).send_cq,
                 recv_cq: (*qp).recv_cq,
@@ -219,35 +216,43 @@ pub(crate) unsafe extern "C" fn query(
 ///
 /// # Safety
 /// The program's list is as long as it says for as long as the result is used.
-pub(crate) unsafe fn elements<'a>(list: *const Sge, count: c_int) -> &'a [Sge] {
+pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [Sge] {
     if list.is_null() || count <= 0 {
         return &[];
     }
     // SAFETY: by the caller; `Sge` is laid out as `ibv_sge`.
-    unsafe { std::slice::from_raw_parts(list, count as usize) }
+    unsafe { std::slice::from_raw_parts(list.cast(), count as usize) }
 }
 
 /// Bits of `ibv_send_flags`.
 pub(crate) fn flags(bits: c_uint) -> SendFlags {
-    SendFlags { fence: bits & 1 != 0, signaled: bits & 2 != 0, solicited: bits & 4 != 0, inline: bits & 8 != 0 }
+    let has = |flag: ibv_send_flags| bits & flag.0 != 0;
+    SendFlags {
+        fence: has(ibv_send_flags::IBV_SEND_FENCE),
+        signaled: has(ibv_send_flags::IBV_SEND_SIGNALED),
+        solicited: has(ibv_send_flags::IBV_SEND_SOLICITED),
+        inline: has(ibv_send_flags::IBV_SEND_INLINE),
+    }
 }
 
 /// A request of C as one of ours.
-unsafe fn request<'a>(wr: &abi::SendWr, service: Service) -> Option<SendRequest<'a>> {
-    let imm = wr.imm_data.to_ne_bytes();
+unsafe fn request<'a>(wr: &ibv_send_wr, service: Service) -> Option<SendRequest<'a>> {
     // SAFETY: the opcode says which part of the union the program set.
-    let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+    let (rdma, atomic, word) = unsafe { (wr.wr.rdma, wr.wr.atomic, wr.__bindgen_anon_1.imm_data) };
+    let imm = word.to_ne_bytes();
     let remote = Remote { addr: rdma.remote_addr, rkey: rdma.rkey };
-    let word = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
+    let target = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
     let op = match wr.opcode {
-        0 => SendOp::Write(remote),
-        1 => SendOp::WriteImm(remote, imm),
-        2 => SendOp::Send,
-        3 => SendOp::SendImm(imm),
-        4 => SendOp::Read(remote),
-        5 => SendOp::CompareSwap { remote: word, compare: atomic.compare_add, swap: atomic.swap },
-        6 => SendOp::FetchAdd { remote: word, add: atomic.compare_add },
-        9 => SendOp::SendInv(wr.imm_data),
+        ibv_wr_opcode::IBV_WR_RDMA_WRITE => SendOp::Write(remote),
+        ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => SendOp::WriteImm(remote, imm),
+        ibv_wr_opcode::IBV_WR_SEND => SendOp::Send,
+        ibv_wr_opcode::IBV_WR_SEND_WITH_IMM => SendOp::SendImm(imm),
+        ibv_wr_opcode::IBV_WR_RDMA_READ => SendOp::Read(remote),
+        ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP => {
+            SendOp::CompareSwap { remote: target, compare: atomic.compare_add, swap: atomic.swap }
+        }
+        ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => SendOp::FetchAdd { remote: target, add: atomic.compare_add },
+        ibv_wr_opcode::IBV_WR_SEND_WITH_INV => SendOp::SendInv(word),
         _ => return None,
     };
     let to = if service == Service::Ud {
@@ -263,9 +268,9 @@ unsafe fn request<'a>(wr: &abi::SendWr, service: Service) -> Option<SendRequest<
 }
 
 pub(crate) unsafe extern "C" fn post_send(
-    qp: *mut abi::Qp,
-    first: *mut abi::SendWr,
-    bad: *mut *mut abi::SendWr,
+    qp: *mut ibv_qp,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: a queue pair of ours, and the program's chain of requests.
     unsafe {
@@ -309,9 +314,9 @@ pub(crate) unsafe extern "C" fn post_send(
 }
 
 pub(crate) unsafe extern "C" fn post_recv(
-    qp: *mut abi::Qp,
-    mut wr: *mut abi::RecvWr,
-    bad: *mut *mut abi::RecvWr,
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: a queue pair of ours, and the program's chain of requests.
     unsafe {

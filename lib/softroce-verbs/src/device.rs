@@ -3,12 +3,12 @@
 use std::ffi::{c_char, c_int};
 use std::sync::OnceLock;
 
-use crate::abi;
+use crate::types::ibv_device;
 
 /// A device as C sees it, and ours. Never freed: programs keep pointers after `ibv_free_device_list`.
 #[repr(C)]
 pub(crate) struct Device {
-    base: abi::Device,
+    base: ibv_device,
     pub(crate) inner: softroce::Device,
 }
 
@@ -37,8 +37,8 @@ fn all() -> softroce::Result<&'static [Device]> {
     Ok(ALL.get_or_init(|| {
         list.into_iter()
             .map(|inner| Device {
-                base: abi::Device {
-                    ops: [None; 2],
+                base: ibv_device {
+                    _ops: [None; 2],
                     node_type: NODE_CA,
                     transport_type: TRANSPORT_IB,
                     name: text(inner.name()),
@@ -52,12 +52,12 @@ fn all() -> softroce::Result<&'static [Device]> {
     }))
 }
 
-pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
+pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let devices = match all() {
         Ok(devices) => devices,
         Err(e) => return crate::null(&e),
     };
-    let mut list: Vec<*mut abi::Device> = devices.iter().map(|d| (&raw const *d).cast_mut().cast()).collect();
+    let mut list: Vec<*mut ibv_device> = devices.iter().map(|d| (&raw const *d).cast_mut().cast()).collect();
     list.push(std::ptr::null_mut());
     if !count.is_null() {
         // SAFETY: the program's place for the count.
@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
     Box::into_raw(list.into_boxed_slice()).cast()
 }
 
-pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut abi::Device) {
+pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     if list.is_null() {
         return;
     }
@@ -78,17 +78,17 @@ pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut abi::Device) {
     }
 }
 
-pub(crate) unsafe extern "C" fn get_device_name(device: *mut abi::Device) -> *const c_char {
+pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: a device of ours.
     unsafe { (*device).name.as_ptr() }
 }
 
-pub(crate) unsafe extern "C" fn get_device_guid(device: *mut abi::Device) -> u64 {
+pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: a device of ours.
     let device = unsafe { &*device.cast::<Device>() };
     u64::from_ne_bytes(device.inner.guid())
 }
 
-pub(crate) unsafe extern "C" fn get_device_index(_device: *mut abi::Device) -> c_int {
+pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
     -1
 }

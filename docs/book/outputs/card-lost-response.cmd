@@ -1,0 +1,2 @@
+# compare: lines
+cargo run -q -p labs -- wire lost-response

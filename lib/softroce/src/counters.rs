@@ -1,0 +1,44 @@
+//! What this process's cards have counted, under the names that Linux's rdma_rxe gives them in `hw_counters`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$meta:meta])* $name:ident,)*) => {
+        /// The counters at one moment.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct Counters {
+            $($(#[$meta])* pub $name: u64,)*
+        }
+
+        pub(crate) struct Counting {
+            $(pub(crate) $name: Counter,)*
+        }
+
+        pub(crate) static COUNTING: Counting = Counting { $($name: Counter(AtomicU64::new(0)),)* };
+
+        /// Counted so far, by all cards of this process since it began.
+        #[must_use]
+        pub fn counters() -> Counters {
+            Counters { $($name: COUNTING.$name.0.load(Ordering::Relaxed),)* }
+        }
+    };
+}
+
+counters! {
+    /// Packets sent, acknowledgements and repetitions included.
+    sent_pkts,
+    /// Refusals that came because a peer had no receive posted (RNR NAK).
+    rcvd_rnr_err,
+    /// Refusals that came because a peer missed a packet (sequence NAK).
+    rcvd_seq_err,
+    /// Repetitions because no acknowledgement came in time.
+    completer_retry_err,
+}
+
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+}
