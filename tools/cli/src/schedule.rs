@@ -12,11 +12,15 @@ use tinynccl_plan::schedule::rounds::play;
 use tinynccl_plan::wire::{Algorithm, Collective};
 
 use crate::played::Played;
-use crate::values::collective;
+use crate::values::{collective, ranks};
 use crate::{html, no_schedule, svg};
 
 /// Ranks that a picture still shows.
 const MOST_RANKS: usize = 32;
+/// Steps that are held at once, half a gigabyte of them: a ring of 1448 ranks.
+const MOST_STEPS: usize = 4 << 20;
+/// Memory of a step, as a value and as a line of text: 110 bytes were measured for rings of 500 and 4000 ranks.
+const STEP_BYTES: usize = 110;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -27,7 +31,7 @@ pub(crate) struct Options {
     /// Which algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs.
     algorithm: Algorithm,
     /// Number of ranks.
-    #[arg(short = 'n', long, default_value_t = 4)]
+    #[arg(short = 'n', long, default_value_t = 4, value_parser = ranks())]
     ranks: usize,
     /// Root, for collectives that have one.
     #[arg(long, default_value_t = 0)]
@@ -86,10 +90,30 @@ fn programs(algorithm: Algorithm, shape: &Shape) -> Result<Vec<Program>> {
     if shape.root >= shape.ranks {
         bail!("root is {}, expected a rank below {}", shape.root, shape.ranks);
     }
-    (0..shape.ranks)
-        .map(|rank| algorithm::program(algorithm, shape, rank))
-        .collect::<Option<Vec<Program>>>()
-        .with_context(|| no_schedule(algorithm, shape))
+    let mut programs = Vec::new();
+    let mut steps = 0;
+    for rank in 0..shape.ranks {
+        let program = algorithm::program(algorithm, shape, rank).with_context(|| no_schedule(algorithm, shape))?;
+        steps += program.lanes.iter().map(|lane| lane.steps.len()).sum::<usize>();
+        programs.push(program);
+        if steps > MOST_STEPS {
+            bail!(too_long(algorithm, shape, steps / programs.len()));
+        }
+    }
+    Ok(programs)
+}
+
+/// The error where the programs of all ranks would fill the memory, `each` steps long.
+fn too_long(algorithm: Algorithm, shape: &Shape, each: usize) -> String {
+    let &Shape { collective, ranks, .. } = shape;
+    let gigabytes = each as f64 * ranks as f64 * STEP_BYTES as f64 / 1e9;
+    let name = collective.name().replace('_', "-");
+    format!(
+        "{algorithm} on {ranks} ranks has about {each} steps on each of them, {gigabytes:.1} GB in all, and a schedule is \
+         shown up to {:.1} GB: take fewer ranks; `tinynccl-cli simulate {name} --algo {algorithm} --ranks {ranks}` \
+         estimates its time without listing the steps",
+        (MOST_STEPS * STEP_BYTES) as f64 / 1e9
+    )
 }
 
 #[cfg(test)]
@@ -108,6 +132,19 @@ mod tests {
         let shape = Shape { collective: Collective::AllToAll, ranks: 4, root: 0, channels: 1 };
         let error = programs(Algorithm::Ring, &shape).unwrap_err().to_string();
         assert_eq!(error, "ring has no schedule for all_to_all on 4 ranks, these have: direct");
+    }
+
+    #[test]
+    fn what_would_fill_the_memory_is_refused_with_its_size() {
+        let of = |algorithm, ranks| {
+            let shape = Shape { collective: Collective::AllReduce, ranks, root: 0, channels: 1 };
+            programs(algorithm, &shape).map(|p| p.len()).map_err(|e| e.to_string())
+        };
+        let error = of(Algorithm::Ring, 100_000).unwrap_err();
+        let start = "ring on 100000 ranks has about 199999 steps on each of them, 2200.0 GB in all, and a schedule is shown up \
+                     to 0.5 GB: take fewer ranks; `tinynccl-cli simulate all-reduce --algo ring --ranks 100000` ";
+        assert!(error.starts_with(start), "{error}");
+        assert_eq!(of(Algorithm::Tree, 10_000), Ok(10_000), "short on every rank");
     }
 
     #[test]
