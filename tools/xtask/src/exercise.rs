@@ -120,6 +120,15 @@ pub fn of(step: &Step, folder: &Path) -> Result<Vec<Exercise>> {
     Ok(all)
 }
 
+/// The exercise `number` of all those of a step.
+///
+/// # Errors
+/// There is none; the text says which there are.
+pub fn find<'a>(step: &Step, all: &'a [Exercise], number: u32) -> Result<&'a Exercise> {
+    let found = all.iter().find(|e| e.number == number);
+    found.with_context(|| format!("{} has exercises 1 to {}, no {number}", step.folder(), all.len()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

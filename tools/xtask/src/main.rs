@@ -5,6 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
+use xtask::check::Scope;
 use xtask::course::{self, STEPS, Step};
 use xtask::learn::Learn;
 use xtask::progress::{Passed, Progress};
@@ -36,6 +37,8 @@ enum Task {
     Check {
         #[arg(value_parser = Step::find)]
         step: Step,
+        /// Check this exercise only; the others may be unwritten.
+        exercise: Option<u32>,
         /// With RDMA, in the virtual machine of scripts/rxe-vm.sh.
         #[arg(long)]
         vm: bool,
@@ -89,7 +92,7 @@ fn start(task: &Task) -> Result<bool> {
             learn.start(step)?;
             begun(&learn, step)?;
         }
-        Task::Check { step, vm } => return checked(&learn, step, *vm),
+        Task::Check { step, exercise, vm } => return checked(&learn, step, Scope { vm: *vm, only: *exercise }),
         Task::Reset { step, yes } => {
             ensure!(*yes || agreed(&learn, step)?, "nothing was changed");
             let old = learn.reset(step)?;
@@ -164,27 +167,38 @@ fn begun(learn: &Learn, step: &Step) -> Result<()> {
     Ok(())
 }
 
-fn checked(learn: &Learn, step: &Step, vm: bool) -> Result<bool> {
+fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<bool> {
     say!("building and testing {}", learn.shown(&learn.step(step)))?;
-    let report = check::check(learn, step, vm)?;
+    let report = check::check(learn, step, scope)?;
     let passed = match (report.ok(), report.unchecked.is_empty()) {
         (false, _) => None,
         (true, true) => Some(Passed::Whole),
         (true, false) => Some(Passed::InPart),
     };
-    Progress::read(&learn.folder)?.note(step.number, passed)?;
+    if scope.only.is_none() {
+        Progress::read(&learn.folder)?.note(step.number, passed)?;
+    }
     if !report.ok() {
         write!(std::io::stdout(), "{}", report.output)?;
     }
     for line in &report.unchecked {
         say!("{line}")?;
     }
-    if report.ok() {
-        say!("{}: passed, {} tests", step.folder(), report.passed)?;
-        say!("{}", next(learn)?)?;
-    } else {
-        say!("{}: FAILED: {} tests failed, {} passed", step.folder(), report.failed.len(), report.passed)?;
-        say!("hint: {}", report.hint)?;
+    let name = scope.only.map_or_else(|| step.folder(), |number| stub::tag(step, number));
+    let count = |n: usize| format!("{n} test{}", if n == 1 { "" } else { "s" });
+    match (report.ok(), scope.only) {
+        (true, only) => {
+            say!("{name}: passed, {}", count(report.passed))?;
+            match only {
+                Some(_) => say!("Next: `cargo xtask check {:02}`, the whole milestone", step.number)?,
+                None => say!("{}", next(learn)?)?,
+            }
+        }
+        (false, _) => {
+            let failed = format!("{} failed, {} passed", count(report.failed.len()), report.passed);
+            say!("{name}: FAILED: {}", if report.compiles { &failed } else { "it does not compile, so no test ran" })?;
+            say!("hint: {}", report.hint)?;
+        }
     }
     Ok(report.ok())
 }
@@ -232,8 +246,7 @@ fn difference(learn: &Learn, step: &Step) -> Result<()> {
 fn ours(learn: &Learn, step: &Step, number: u32) -> Result<()> {
     let folder = step.solution(&learn.root);
     let all = exercise::of(step, &folder)?;
-    let found = all.iter().find(|e| e.number == number);
-    let e = found.with_context(|| format!("{} has exercises 1 to {}, no {number}", step.folder(), all.len()))?;
+    let e = exercise::find(step, &all, number)?;
     let text = files::read(&folder.join(&e.file))?.unwrap_or_default();
     say!("`{}` in milestones/{}/{}:\n", e.function, step.folder(), e.file.display())?;
     say!("{}", text[e.body.clone()].trim_end())?;
