@@ -77,6 +77,7 @@ impl Case {
         for step in self.steps {
             let mut output = tempfile::tempfile()?;
             let mut command = Command::new(std::env::current_exe()?);
+            command.arg("--bare");
             for (name, _) in std::env::vars_os() {
                 let text = name.to_string_lossy();
                 if text.starts_with("TINYNCCL_")
@@ -150,7 +151,7 @@ impl Case {
 }
 
 /// A step as one types it: `labs` is the program, and variables stand before it.
-fn typed(step: &str) -> String {
+pub(crate) fn typed(step: &str) -> String {
     let (variables, arguments): (Vec<&str>, Vec<&str>) =
         step.split(' ').partition(|word| word.contains('=') && !word.starts_with('-'));
     let variables: String = variables.iter().map(|word| format!("{word} ")).collect();

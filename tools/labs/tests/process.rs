@@ -35,7 +35,8 @@ macro_rules! labs {
         #[test]
         fn every_lab_is_tested() {
             let list = output(labs().arg("list"));
-            let names: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
+            let rows = list.lines().take_while(|line| !line.is_empty());
+            let names: Vec<&str> = rows.filter_map(|line| line.split_whitespace().next()).collect();
             let mut tested = vec![$($lab),*];
             tested.sort_unstable();
             let mut sorted = names.clone();
@@ -73,6 +74,16 @@ fn the_trace_names_the_slow_link() {
     });
     let slowest = times.max_by(|a, b| a.1.total_cmp(&b.1)).expect("a table");
     assert_eq!(slowest.0, "2 -> 3", "{text}");
+}
+
+#[test]
+fn a_run_ends_with_what_comes_next() {
+    let outcome = testing::run(labs().arg("dead-rank"));
+    assert_eq!(outcome.code, Some(3), "{}", outcome.stderr);
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    assert!(lines[0].starts_with("Lab 03 A dead rank. What you see: "), "{}", outcome.stdout);
+    assert_eq!(lines.last(), Some(&"Mended:     cargo run -p labs -- dead-rank --fixed"), "{}", outcome.stdout);
+    assert_eq!(outcome.stdout.matches("Lab 03").count(), 1, "ranks do not repeat it: {}", outcome.stdout);
 }
 
 #[test]
