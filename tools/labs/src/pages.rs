@@ -40,8 +40,10 @@ impl Page {
 
     /// What a run begins with.
     fn opening(&self, fixed: bool) -> String {
-        let fixed = if fixed { ", mended" } else { "" };
-        format!("Lab {}{fixed}. What you see: {}.\n\n", self.title, self.symptom)
+        if fixed {
+            return format!("Lab {}, mended.\n\n", self.title);
+        }
+        format!("Lab {}. What you see: {}.\n\n", self.title, self.symptom)
     }
 
     /// What a run ends with: the page, and the commands that come next.

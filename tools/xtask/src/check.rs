@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use program_kit::process::{Outcome, run};
+use program_kit::process::{Outcome, run, run_shown};
 
 use crate::course::Step;
 use crate::exercise::{self, Exercise, Needs};
@@ -72,15 +72,17 @@ pub fn check(learn: &Learn, step: &Step, scope: Scope) -> Result<Report> {
         return Ok(report);
     }
 
-    let (build, programs) = build(&folder, vm)?;
-    report.compiles = build.success();
-    if !report.compiles {
-        let fault = sources.error(&build.stderr);
-        report.output = fault.as_ref().map_or(String::new(), |f| format!("{}\n\n", f.words)) + &build.stderr;
-        let faults: Vec<Fault> = fault.into_iter().collect();
-        report.hint = pointer(learn, step, chosen(&exercises, &open, &report, &faults), &open);
-        return Ok(report);
-    }
+    let programs = match build(&folder, vm)? {
+        Ok(programs) => programs,
+        Err(said) => {
+            let fault = sources.error(&said);
+            report.output = fault.as_ref().map_or(String::new(), |f| format!("{}\n\n", f.words)) + &said;
+            let faults: Vec<Fault> = fault.into_iter().collect();
+            report.hint = pointer(learn, step, chosen(&exercises, &open, &report, &faults), &open);
+            return Ok(report);
+        }
+    };
+    report.compiles = true;
     let (mut stdout, mut stderr) = (String::new(), String::new());
     for (program, names) in selected(&programs, &exercises, wanted)? {
         let outcome = test(learn, step, program, vm, &names)?;
@@ -134,24 +136,31 @@ fn selected<'a>(
     Ok(if own.is_empty() { all } else { own })
 }
 
-/// Builds the tests. Returns what cargo said, and the programs.
-fn build(folder: &Path, vm: bool) -> Result<(Outcome, Vec<PathBuf>)> {
+/// Builds the tests, with cargo's progress on the terminal. Returns what the compiler said, if it failed, and the programs.
+fn build(folder: &Path, vm: bool) -> Result<Result<Vec<PathBuf>, String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(&cargo);
     // The folder's own settings say where to build. A cargo that runs this program may hold the lock of another place.
     command
         .current_dir(folder)
         .env_remove("CARGO_TARGET_DIR")
-        .args(["test", "--tests", "--no-run", "--quiet", "--message-format=json-render-diagnostics"])
+        .args(["test", "--tests", "--no-run", "--message-format=json"])
         .args(vm.then_some("--features=verbs"));
-    let outcome = run(&mut command, BUILD_LIMIT)?;
-    let programs = outcome.stdout.lines().filter_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+    let outcome = run_shown(&mut command, BUILD_LIMIT)?;
+    let messages = outcome.stdout.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    if !outcome.success() {
+        let errors = messages.filter(|m| m["message"]["level"] == "error");
+        let mut said: Vec<String> =
+            errors.filter_map(|m| m["message"]["rendered"].as_str().map(str::to_owned)).collect();
+        // The library and its tests are two programs with the same error.
+        said.dedup();
+        return Ok(Err(said.concat()));
+    }
+    let program = |message: serde_json::Value| {
         let test = message["profile"]["test"] == true;
         Some(PathBuf::from(message["executable"].as_str().filter(|_| test)?))
-    });
-    let programs = programs.collect();
-    Ok((outcome, programs))
+    };
+    Ok(Ok(messages.filter_map(program).collect()))
 }
 
 /// Runs one test program where cargo would: the tests `only`, or without any all of them.

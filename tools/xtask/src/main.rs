@@ -105,28 +105,49 @@ fn start(task: &Task) -> Result<bool> {
     Ok(true)
 }
 
-/// How far one step is, in words.
-fn state(learn: &Learn, step: &Step, progress: &Progress) -> Result<String> {
+/// How far one step is.
+enum State {
+    NotStarted,
+    /// With the number of exercises that are to be written, and of all.
+    Started(usize, usize),
+    /// Passed before, and since then put aside.
+    Again,
+    Passed(Passed),
+}
+
+fn state(learn: &Learn, step: &Step, progress: &Progress) -> Result<State> {
     if !learn.started(step) {
-        return Ok("not started".to_owned());
+        return Ok(State::NotStarted);
     }
     let all = exercise::of(step, &step.solution(&learn.root))?;
     let open = stub::open(step, &learn.step(step), &all)?;
     Ok(match progress.of(step.number) {
-        Some(_) if open.len() == all.len() => "passed before, started again".to_owned(),
-        Some(Passed::Whole) => "passed".to_owned(),
-        Some(Passed::InPart) => "passed, but for what could not be checked where it ran".to_owned(),
-        None if open.is_empty() => "started, everything is written: check it".to_owned(),
-        None => format!("started, {} of {} exercises to be written", open.len(), all.len()),
+        Some(_) if open.len() == all.len() => State::Again,
+        Some(passed) => State::Passed(passed),
+        None => State::Started(open.len(), all.len()),
     })
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            State::NotStarted => f.write_str("not started"),
+            State::Started(0, _) => f.write_str("started, everything is written: check it"),
+            State::Started(open, all) => write!(f, "started, {open} of {all} exercises to be written"),
+            State::Again => f.write_str("passed before, started again"),
+            State::Passed(Passed::Whole) => f.write_str("passed"),
+            State::Passed(Passed::InPart) => f.write_str("passed, but for what could not be checked where it ran"),
+        }
+    }
 }
 
 fn status(learn: &Learn) -> Result<()> {
     let progress = Progress::read(&learn.folder)?;
     let mut passed = 0;
     for step in &STEPS {
-        passed += usize::from(progress.of(step.number).is_some());
-        say!("  {:02}  {:<18} {}", step.number, step.name, state(learn, step, &progress)?)?;
+        let state = state(learn, step, &progress)?;
+        passed += usize::from(matches!(state, State::Passed(_)));
+        say!("  {:02}  {:<18} {state}", step.number, step.name)?;
     }
     say!("\n{passed} of {} passed. {}", STEPS.len(), next(learn)?)?;
     Ok(())
@@ -135,8 +156,13 @@ fn status(learn: &Learn) -> Result<()> {
 /// The first step that is begun and not done, else the first that is not begun.
 fn next(learn: &Learn) -> Result<String> {
     let progress = Progress::read(&learn.folder)?;
-    let mut left = STEPS.iter().filter(|s| progress.of(s.number).is_none());
-    Ok(match left.clone().find(|s| learn.started(s)).or_else(|| left.next()) {
+    let mut left = Vec::new();
+    for step in &STEPS {
+        if !matches!(state(learn, step, &progress)?, State::Passed(_)) {
+            left.push(step);
+        }
+    }
+    Ok(match left.iter().find(|s| learn.started(s)).or(left.first()) {
         None => "That is all of them.".to_owned(),
         Some(step) => {
             let verb = if learn.started(step) { "check" } else { "start" };

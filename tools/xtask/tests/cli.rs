@@ -128,7 +128,9 @@ fn from_start_to_passed() {
     assert!(out.contains("The old one is in learn-test-cli/backup/01-tcp-echo-1."), "{out}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), stub);
     assert_eq!(std::fs::read_to_string(folder.0.join("backup/01-tcp-echo-1/src/framing.rs")).unwrap(), solved);
-    assert!(folder.says("status").contains("01  tcp-echo           passed before, started again"));
+    let out = folder.says("status");
+    assert!(out.contains("01  tcp-echo           passed before, started again"), "{out}");
+    assert!(out.contains("0 of 16 passed. Go on with 01-tcp-echo: `cargo xtask check 01`"), "{out}");
     std::fs::write(&file, stub + "fn").unwrap();
     let out = text(folder.xtask("check 01").failure().get_output().stdout.clone());
     assert!(out.contains("it does not compile, so no test ran") && out.contains("error: expected identifier"), "{out}");
