@@ -157,11 +157,27 @@ mod tests {
             assert_eq!(svg::page(&played).matches("class=\"arrow\"").count(), messages);
             let page = html::page(&played);
             assert_eq!(page.matches("class=\"arrow\"").count(), messages);
-            assert_eq!(page.matches("<g class=\"frame\"").count(), played.rounds.len());
+            assert_eq!(page.matches("<g class=\"travel\"").count(), messages);
+            // The first round of both only sends, so it shows the start.
+            assert_eq!(page.matches("<g class=\"frame\"").count(), played.rounds.len() - 1);
             assert!(!page.contains("http"), "the page needs nothing from elsewhere");
             let sent = played.rounds.iter().flat_map(|r| &r.sent).filter(|m| m.from == 1);
             let all = format!("<td data-link=\"1-all\">{}</td>", sent.map(|m| played.bytes(m)).sum::<u64>());
             assert!(page.contains(&all), "{all}");
         }
+    }
+
+    #[test]
+    fn a_page_numbers_the_parts_and_says_what_arrives() {
+        let page = html::page(&played(Collective::AllReduce, Algorithm::Ring, 4));
+        for words in [">arriving: 3<", ">arriving: 0+3<", ">arriving: 0+1+3<", ">arriving: the sum<"] {
+            assert!(page.contains(words), "{words}");
+        }
+        assert!(!page.contains(">arriving: 0+1+2+3<"));
+        for part in 0..4 {
+            assert!(page.contains(&format!("paint-order=\"stroke\">{part}</text>")), "{part}");
+        }
+        let page = html::page(&played(Collective::AllGather, Algorithm::Ring, 4));
+        assert!(page.contains(">arriving: 3<") && !page.contains(">arriving: the sum<") && page.contains(">3</text>"));
     }
 }
