@@ -127,6 +127,32 @@ mod tests {
         assert!(found("<img src='nowhere.png'>").iter().any(|f| f.contains("console")));
     }
 
+    #[test]
+    fn what_scrolls_fades_until_its_end() {
+        let Some(program) = browser::program() else {
+            println!("SKIPPED: no chromium here (scripts/setup.sh --chromium)");
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let theme = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme")).unwrap();
+        let page = folder.path().join("x.html");
+        let body = format!(
+            "<meta name=viewport content='width=device-width'><link rel=stylesheet href='file://{0}/book.css'><body>\
+             <div class=content><div class=table-wrapper id=wide><div style='width:900px'>x</div></div>\
+             <div class=table-wrapper id=narrow>x</div></div><script src='file://{0}/code.js'></script>",
+            theme.display()
+        );
+        fs::write(&page, body).unwrap();
+        let mut browser = Browser::start(&program).unwrap();
+        browser.screen(390, 844, true).unwrap();
+        browser.open(&page).unwrap();
+        let settled = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(\
+                       [...document.querySelectorAll('.more')].map(e => e.id)))))";
+        assert_eq!(browser.evaluate(settled).unwrap(), json!(["wide"]));
+        browser.evaluate("document.querySelector('#wide').scrollLeft = 900").unwrap();
+        assert_eq!(browser.evaluate(settled).unwrap(), json!([]));
+    }
+
     /// A picture of black lines on white, as the simulator draws it, must not be a white block on a dark page.
     #[test]
     fn pictures_follow_the_books_dark_theme() {
