@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use program_kit::size;
+use program_kit::{Usage, size};
 use tinynccl_plan::algorithm::{self, Shape};
 use tinynccl_plan::schedule::Program;
 use tinynccl_plan::schedule::draw::draw_all;
@@ -68,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let text = match options.format {
         Format::Text => draw_all(&programs),
         Format::Svg | Format::Html if shape.ranks > MOST_RANKS => {
-            bail!("a picture shows up to {MOST_RANKS} ranks, not {}: take --format text", shape.ranks)
+            bail!(Usage(format!("a picture shows up to {MOST_RANKS} ranks, not {}: take --format text", shape.ranks)))
         }
         format => {
             let rounds = play(&programs, &shape).context("the schedule is wrong")?;
@@ -88,16 +88,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn programs(algorithm: Algorithm, shape: &Shape) -> Result<Vec<Program>> {
     if shape.root >= shape.ranks {
-        bail!("root is {}, expected a rank below {}", shape.root, shape.ranks);
+        bail!(Usage(format!("root is {}, expected a rank below {}", shape.root, shape.ranks)));
     }
     let mut programs = Vec::new();
     let mut steps = 0;
     for rank in 0..shape.ranks {
-        let program = algorithm::program(algorithm, shape, rank).with_context(|| no_schedule(algorithm, shape))?;
+        let program = algorithm::program(algorithm, shape, rank).ok_or_else(|| Usage(no_schedule(algorithm, shape)))?;
         steps += program.lanes.iter().map(|lane| lane.steps.len()).sum::<usize>();
         programs.push(program);
         if steps > MOST_STEPS {
-            bail!(too_long(algorithm, shape, steps / programs.len()));
+            bail!(Usage(too_long(algorithm, shape, steps / programs.len())));
         }
     }
     Ok(programs)
@@ -165,6 +165,14 @@ mod tests {
             let all = format!("<td data-link=\"1-all\">{}</td>", sent.map(|m| played.bytes(m)).sum::<u64>());
             assert!(page.contains(&all), "{all}");
         }
+    }
+
+    #[test]
+    fn the_picture_of_the_readme_is_up_to_date() {
+        let picture = svg::page(&played(Collective::AllReduce, Algorithm::Ring, 4));
+        let command =
+            "cargo run -p tinynccl-cli -- schedule all-reduce ring --format svg --output docs/pictures/ring.svg";
+        assert!(picture == include_str!("../../../docs/pictures/ring.svg"), "make it again: {command}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use program_kit::Usage;
 use regex::Regex;
 
 use crate::CANNOT_RUN_HERE;
@@ -33,7 +34,7 @@ pub(crate) fn run(options: &crate::Outputs) -> Result<u8> {
     let chosen = |case: &&Case| options.labs.is_empty() || options.labs.iter().any(|lab| lab == case.lab());
     let cases: Vec<&Case> = CASES.iter().filter(chosen).collect();
     if let Some(unknown) = options.labs.iter().find(|lab| !CASES.iter().any(|case| case.lab() == lab.as_str())) {
-        bail!("there is no lab {unknown:?}: see `labs list`");
+        bail!(Usage(format!("there is no lab {unknown:?}: see `labs list`")));
     }
     let mut different = 0;
     for case in cases {

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Error as AnyError, Result, anyhow};
+use program_kit::Usage;
 use rustix::process::{Signal, getegid, geteuid};
 use rustix::thread::UnshareFlags;
 use tinynccl::launch::{self, Launcher};
@@ -30,6 +31,7 @@ pub(crate) fn failure(error: &AnyError) -> u8 {
     match () {
         () if error.is::<CannotRunHere>() || error.is::<Unavailable>() => CANNOT_RUN_HERE,
         () if error.is::<Announced>() => FAILED_AS_ANNOUNCED,
+        () if error.is::<Usage>() => 2,
         () => 1,
     }
 }

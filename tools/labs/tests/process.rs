@@ -90,7 +90,7 @@ fn a_run_ends_with_what_comes_next() {
 fn wrong_usage_is_one_line_and_a_code() {
     for (arguments, code, words) in [
         (&["pigeon"][..], 2, "pigeon"),
-        (&["outputs", "/nowhere", "pigeon"], 1, "there is no lab \"pigeon\""),
+        (&["outputs", "/nowhere", "pigeon"], 2, "there is no lab \"pigeon\""),
         (&["waits", "/nowhere"], 1, "reading /nowhere"),
         (&["dead-rank", "--broken"], 2, "--broken"),
     ] {

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use program_kit::Usage;
 
 use crate::body::{self, Language};
 use crate::course::Step;
@@ -126,7 +127,8 @@ pub fn of(step: &Step, folder: &Path) -> Result<Vec<Exercise>> {
 /// There is none; the text says which there are.
 pub fn find<'a>(step: &Step, all: &'a [Exercise], number: u32) -> Result<&'a Exercise> {
     let found = all.iter().find(|e| e.number == number);
-    found.with_context(|| format!("{} has exercises 1 to {}, no {number}", step.folder(), all.len()))
+    let none = || Usage(format!("{} has exercises 1 to {}, no {number}", step.folder(), all.len()));
+    Ok(found.ok_or_else(none)?)
 }
 
 #[cfg(test)]

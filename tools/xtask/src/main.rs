@@ -5,6 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
+use program_kit::end::{green, red};
 use xtask::check::Scope;
 use xtask::course::{self, STEPS, Step};
 use xtask::learn::Learn;
@@ -67,16 +68,11 @@ macro_rules! say {
 
 fn main() -> ExitCode {
     match start(&Cli::parse().task) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
         // As in `cargo xtask list | head`: nobody reads on.
         Err(error) if error.downcast_ref::<Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+        result => program_kit::exit_code(result.map(|ok| i32::from(!ok)), |_| false),
     }
 }
 
@@ -211,10 +207,11 @@ fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<bool> {
         say!("{line}")?;
     }
     let name = scope.only.map_or_else(|| step.folder(), |number| stub::tag(step, number));
+    let terminal = std::io::stdout().is_terminal();
     let count = |n: usize| format!("{n} test{}", if n == 1 { "" } else { "s" });
     match (report.ok(), scope.only) {
         (true, only) => {
-            say!("{name}: passed, {}", count(report.passed))?;
+            say!("{name}: {}, {}", green("passed", terminal), count(report.passed))?;
             match only {
                 Some(_) => say!("Next: `cargo xtask check {:02}`, the whole milestone", step.number)?,
                 None => say!("{}", next(learn)?)?,
@@ -222,7 +219,8 @@ fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<bool> {
         }
         (false, _) => {
             let failed = format!("{} failed, {} passed", count(report.failed.len()), report.passed);
-            say!("{name}: FAILED: {}", if report.compiles { &failed } else { "it does not compile, so no test ran" })?;
+            let word = red("FAILED", terminal);
+            say!("{name}: {word}: {}", if report.compiles { &failed } else { "it does not compile, so no test ran" })?;
             say!("hint: {}", report.hint)?;
         }
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use program_kit::size;
+use program_kit::{Usage, size};
 use tinynccl_plan::algorithm::Shape;
 use tinynccl_plan::simulate::{Limits, Report, Scenario, simulate};
 use tinynccl_plan::wire::{Algorithm, Collective};
@@ -143,7 +143,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut left_out = vec![];
     for &ranks in &options.ranks {
         if options.root >= ranks {
-            bail!("root is {}, expected a rank below the number of ranks, {ranks}", options.root);
+            bail!(Usage(format!("root is {}, expected a rank below the number of ranks, {ranks}", options.root)));
         }
         for &size in &options.size {
             cases.extend(simulated(options, &topology, ranks, size, &mut left_out)?);
@@ -175,7 +175,7 @@ fn simulated(
         _ => Algorithm::ALL.into_iter().filter(|&a| has_schedule(a, &shape)).collect(),
     };
     if let Some(&algorithm) = asked.iter().find(|a| !has_schedule(**a, &shape)) {
-        bail!(no_schedule(algorithm, &shape));
+        bail!(Usage(no_schedule(algorithm, &shape)));
     }
     let chosen = matches!(options.algo, Algorithms::These(_));
     let mut cases = vec![];
