@@ -7,7 +7,7 @@
 #   scripts/book.sh bless     run those commands and keep what they print
 #   scripts/book.sh look      every page of the built book in headless Chromium, 1280 and 390 pixels wide: fails on what sticks
 #                             out and on errors in the console; screenshots into target/book-shots, none with --quiet.
-#                             --only PART: only pages whose path contains PART
+#                             --only PART: only pages whose path contains PART; --dark: in the dark theme
 #   scripts/book.sh serve     build, and serve it on http://127.0.0.1:4780
 #
 # Needs mdbook 0.5 (scripts/setup.sh --book); `look` needs Chromium (scripts/setup.sh --chromium).

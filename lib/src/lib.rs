@@ -1,9 +1,32 @@
-//! Collective communication from first principles.
+//! Collective communication from first principles: NCCL's calls between processes, threads and GPUs.
+//!
+//! ```no_run
+#![doc = include_str!("../examples/all_reduce.rs")]
+//! ```
+//!
+//! # Types
+//!
+//! | Type | What it is |
+//! |---|---|
+//! | [`Comm`] | one rank's communicator: blocking and asynchronous collectives, messages, [`Comm::split`] |
+//! | [`comm::Group`] | several calls as one, which cannot wait for each other: [`Comm::group`] |
+//! | [`comm::Work`] | an asynchronous call, which has the buffers until [`comm::Work::wait`] |
+//! | [`comm::SymmetricBuffer`] | memory that the peers read and write directly: [`Comm::alloc`] |
+//! | [`launch::Launcher`] | starts the ranks of a program on this host |
+//! | [`process_group::ProcessGroup`] | `torch.distributed`'s interface over this library, NVIDIA's NCCL or MPI; host and GPU memory |
+//! | [`ddp::Ddp`] | gradients in buckets, averaged while backward goes on |
+//! | [`cuda::DeviceComm`] | collectives between GPUs, enqueued in a stream or captured in a graph |
+//! | [`Config`] | the settings, also from variables `TINYNCCL_…` |
+//! | [`Error`] | names the call, the ranks, the expected and the received value, and the next step |
+//!
+//! `lib/examples` has programs: `cargo run -p tinynccl --example all_reduce`.
+//!
+//! # Below the calls
 //!
 //! A collective is data: an [`algorithm`] compiles a call into a [`schedule`], the executor runs it over
-//! [`transport`] links, and a [`Comm`] puts blocking and asynchronous calls on top. See SPEC.md for the architecture.
-//!
-//! What only computes is a crate below this one, `tinynccl-plan` (`lib/plan`), and has the same names here.
+//! [`transport`] links. The same value is verified, costed ([`topology`]), drawn and simulated ([`simulate`]). See SPEC.md
+//! for the architecture. What only computes is a crate below this one, `tinynccl-plan` (`lib/plan`), and has the same names
+//! here.
 
 pub mod bootstrap;
 pub mod comm;

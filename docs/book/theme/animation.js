@@ -1,6 +1,12 @@
-// An animation says how high it is, so that none has to be scrolled within the page.
+// An animation says how high it is, so that none has to be scrolled within the page; it is told the book's theme.
+const dark = () => ['navy', 'coal', 'ayu'].some(theme => document.documentElement.classList.contains(theme));
+const animations = () => document.querySelectorAll('.animation iframe');
 addEventListener('message', event => {
-    for (const frame of document.querySelectorAll('.animation iframe'))
-        if (frame.contentWindow === event.source && event.data && event.data.height > 0)
+    for (const frame of animations())
+        if (frame.contentWindow === event.source && event.data && event.data.height > 0) {
             frame.style.height = `${event.data.height + 4}px`;
+            frame.contentWindow.postMessage({ dark: dark() }, '*');
+        }
 });
+new MutationObserver(() => animations().forEach(frame => frame.contentWindow.postMessage({ dark: dark() }, '*')))
+    .observe(document.documentElement, { attributes: true, attributeFilter: ['class'] });

@@ -2,3 +2,12 @@
 for (const code of document.querySelectorAll(".content :not(pre) > code")) {
     if (code.textContent.length <= (code.closest("table") ? 16 : 24)) code.style.whiteSpace = "nowrap";
 }
+
+// What is wider than the page scrolls: its right edge fades until the end is reached.
+const wide = document.querySelectorAll(".content :is(pre, pre > code, .table-wrapper, .wide, .drawn)");
+const fade = box => {
+    const more = box.scrollWidth - box.clientWidth - box.scrollLeft > 2;
+    box.classList.toggle("more", more && getComputedStyle(box).overflowX !== "visible");
+};
+for (const box of wide) box.addEventListener("scroll", () => fade(box), { passive: true });
+new ResizeObserver(() => wide.forEach(fade)).observe(document.body);

@@ -58,6 +58,8 @@ struct Orders {
     bell: Arc<Doorbell>,
     /// Ranks whose processes have failed, and how.
     failed: Mutex<Vec<(usize, String)>>,
+    /// The job is being ended from outside: ranks that leave are no news.
+    interrupted: AtomicBool,
     life: Mutex<Life>,
     changed: Condvar,
 }
@@ -150,6 +152,7 @@ impl Server {
             stop: AtomicBool::new(false),
             bell: Doorbell::new()?,
             failed: Mutex::default(),
+            interrupted: AtomicBool::new(false),
             life: Mutex::new(Life::Serves),
             changed: Condvar::new(),
         });
@@ -164,6 +167,7 @@ impl Server {
             tick: config.heartbeat.clamp(Duration::from_millis(10), Duration::from_secs(1)),
             strangers: world_size.unwrap_or(UNKNOWN_SIZE).saturating_add(STRANGERS),
             closing: false,
+            interrupted: false,
             linger,
             goes_on: world_size.is_none(),
             accept_again: None,
@@ -188,6 +192,11 @@ impl Server {
     pub(crate) fn rank_failed(&self, rank: usize, how: String) {
         lock(&self.orders.failed).push((rank, how));
         self.orders.bell.ring();
+    }
+
+    /// For who started the ranks: a signal ends the job. Ranks that leave are told of, but no longer warned of.
+    pub(crate) fn interrupted(&self) {
+        self.orders.interrupted.store(true, Ordering::Relaxed);
     }
 
     /// Waits for the end of the store, also after this was dropped.
@@ -256,6 +265,7 @@ struct Loop {
     tick: Duration,
     strangers: usize,
     closing: bool,
+    interrupted: bool,
     linger: Duration,
     goes_on: bool,
     accept_again: Option<Instant>,
@@ -324,6 +334,7 @@ impl Loop {
                 self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.connection.fd(), c.connection.interest())),
             );
             poll(&mut fds, left(until))?;
+            self.interrupted = orders.interrupted.load(Ordering::Relaxed);
             fds.iter().map(PollFd::revents).collect()
         };
         let mut ready = ready.into_iter();

@@ -46,6 +46,8 @@ pub use engine::queue::{After, Queued};
 use engine::tuned::Tuned;
 pub use engine::tuned::{Source, Tuning};
 pub use start::alloc::SymmetricBuffer;
+#[doc(hidden)]
+pub use start::init::on_threads;
 pub(crate) use state::State;
 pub use state::control::Progress;
 pub(crate) use state::failure::Attached;

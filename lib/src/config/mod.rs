@@ -4,6 +4,7 @@
 
 mod choices;
 mod port_range;
+mod unknown;
 mod value;
 
 use std::time::Duration;
@@ -56,8 +57,10 @@ macro_rules! config {
         }
 
         impl Config {
-            /// The defaults, overridden by the environment. A variable that does not parse is an error.
+            /// The defaults, overridden by the environment. A variable that does not parse is an error. A variable
+            /// `TINYNCCL_…` that nothing reads is a warning in the log, once, with the nearest name.
             pub fn from_env() -> Result<Self> {
+                unknown::warn();
                 Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
             }
 

@@ -68,6 +68,10 @@ struct Bucket {
 ///
 /// One step: [`Ddp::zero`]; backward writes [`Ddp::gradient_mut`] and calls [`Ddp::ready`] once per parameter;
 /// [`Ddp::finish`]; then [`Ddp::gradient`] is the average over all ranks, the same bits on each.
+///
+/// ```no_run
+#[doc = include_str!("../../examples/ddp.rs")]
+/// ```
 #[derive(Debug)]
 pub struct Ddp<'g> {
     group: &'g ProcessGroup,

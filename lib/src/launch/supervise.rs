@@ -36,6 +36,8 @@ struct Ranks<'a> {
     children: Vec<Option<Child>>,
     failed: Option<(usize, ExitStatus)>,
     ending: Ending,
+    /// A signal came to us: the ranks end because of it, which is no failure of theirs.
+    interrupted: bool,
 }
 
 /// Waits until all ranks have ended; the exit code of the launcher.
@@ -46,11 +48,18 @@ pub(super) fn supervise(children: Vec<Child>, launcher: &Launcher, server: &Serv
         children: children.into_iter().map(Some).collect(),
         failed: None,
         ending: Ending::No,
+        interrupted: false,
     };
     let mut signals_seen = 0;
     loop {
         for came in signals.take() {
             signals_seen += 1;
+            if signals_seen == 1 {
+                ranks.interrupted = true;
+                server.interrupted();
+                let name = signal_hook::low_level::signal_name(came.signal).unwrap_or("a signal");
+                output::say(&launcher.stderr, &format!("interrupted ({name})"));
+            }
             // The terminal sends Ctrl-C to its whole foreground group: the ranks have it.
             if !(came.signal == SIGINT && came.from_kernel)
                 && let Some(signal) = Signal::from_named_raw(came.signal)
@@ -98,11 +107,13 @@ impl Ranks<'_> {
                 self.failed = Some((rank, status));
                 let others = self.children.iter().flatten().count();
                 let then = if others == 0 { "" } else { "; the other ranks are being ended" };
-                output::say(&self.launcher.stderr, &format!("rank {rank} {}{then}", how(status)));
+                if !self.interrupted {
+                    output::say(&self.launcher.stderr, &format!("rank {rank} {}{then}", how(status)));
+                }
                 if let Ending::No = self.ending {
                     self.ending = Ending::Grace(deadline_after(self.launcher.grace));
                 }
-            } else if self.is_the_cause(status) {
+            } else if !self.interrupted && self.is_the_cause(status) {
                 // The kernel closes a killed process's sockets before we hear of it: others may notice first, and be
                 // gone first.
                 self.failed = Some((rank, status));

@@ -315,6 +315,18 @@ fn signals_are_passed_on() {
 }
 
 #[test]
+fn an_interrupted_job_says_so_once() {
+    let (mut launcher, mut out, _) = running("echo ready $$; exec sleep 1000");
+    signal(&launcher, rustix::process::Signal::INT);
+    out.read_to_string(&mut String::new()).unwrap();
+    let mut said = String::new();
+    launcher.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(130), "{said}");
+    let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("[launcher]")).collect();
+    assert_eq!(lines, ["[launcher] interrupted (SIGINT)"], "{said}");
+}
+
+#[test]
 fn a_second_signal_ends_ranks_that_do_not_listen() {
     let (mut launcher, mut out, _) = running("trap '' INT; echo ready $$; exec sleep 1000");
     signal(&launcher, rustix::process::Signal::INT);

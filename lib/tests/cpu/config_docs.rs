@@ -11,7 +11,8 @@ fn the_page_matches_the_code() {
     let mut page = String::from(
         "# Settings\n\nEvery knob of the library, as `tinynccl::Config` documents it. This page is made from the code\n\
          (`UPDATE_DOCS=1 cargo test -p tinynccl --test cpu config_docs`); a test fails when it is stale.\n\
-         `Comm::from_env` reads the variables; a value that does not parse is an error. K, M and G are powers of 1024.\n\n\
+         `Comm::from_env` reads the variables; a value that does not parse is an error, and a\n\
+         variable TINYNCCL_... that nothing reads is a warning with the nearest name. K, M and G are powers of 1024.\n\n\
          | variable | values | default | meaning |\n|---|---|---|---|\n",
     );
     for knob in Config::describe() {

@@ -68,7 +68,19 @@ fn one_byte_at_a_time_gives_whole_frames() {
 }
 
 #[test]
-fn short_writes_lose_nothing() {
+fn read_full_collects_short_reads_and_counts_to_the_end() {
+    for step in 1..20 {
+        let mut stream = Trickle::new((0..12).collect(), step);
+        let mut buffer = [0; 8];
+        assert_eq!(read_full(&mut stream, "payload", &mut buffer).unwrap(), 8, "{step} at once");
+        assert_eq!(buffer, [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(read_full(&mut stream, "payload", &mut buffer).unwrap(), 4, "the end of the stream");
+        assert_eq!(buffer[..4], [8, 9, 10, 11]);
+    }
+}
+
+#[test]
+fn write_full_loses_nothing_in_short_writes() {
     for step in 1..20 {
         for split in [false, true] {
             let mut stream = Trickle::new(Vec::new(), step);
@@ -93,7 +105,7 @@ fn an_end_within_a_frame_says_where() {
 }
 
 #[test]
-fn garbage_and_oversize_are_refused() {
+fn decode_refuses_garbage_and_oversize() {
     let error = decode(*b"GET / HT", 100).unwrap_err().to_string();
     assert!(error.contains("\"GET \"") && error.contains("\"ECHO\""), "{error}");
     let error = decode(encode(101).unwrap(), 100).unwrap_err().to_string();

@@ -144,6 +144,32 @@ fn links(comm: &Comm) -> String {
 mod tests {
     use super::*;
 
+    /// What `call` returns on each of three ranks, which are threads.
+    fn on_three<T: Send>(call: impl Fn(&Comm) -> tinynccl::Result<T> + Sync) -> Vec<T> {
+        let comms = Comm::threads(3, Config::default()).unwrap();
+        let call = &call;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = comms.iter().map(|comm| scope.spawn(move || call(comm).unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn add_up_gives_every_rank_the_sum() {
+        assert_eq!(on_three(add_up), [6; 3]);
+    }
+
+    #[test]
+    fn spread_gives_every_rank_the_word_of_rank_0() {
+        let word = |comm: &Comm| spread(comm, [b'0' + comm.rank() as u8; 8]);
+        assert_eq!(on_three(word), [*b"00000000"; 3]);
+    }
+
+    #[test]
+    fn greet_hears_the_rank_before() {
+        assert_eq!(on_three(greet), [greeting(2), greeting(0), greeting(1)]);
+    }
+
     #[test]
     fn greetings_fit_and_differ() {
         assert_eq!(&greeting(255)[..19], b"hello from rank 255");

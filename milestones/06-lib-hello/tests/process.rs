@@ -54,6 +54,14 @@ fn an_environment_like_torchruns_is_enough() {
 }
 
 #[test]
+fn a_variable_that_nothing_reads_is_one_warning_for_all_ranks() {
+    let outcome = program_kit::testing::run(program().args(["--ranks", "3"]).env("TINYNCCL_TIMEOUTS", "5"));
+    assert!(outcome.success(), "{}", outcome.stderr);
+    let said = "TINYNCCL_TIMEOUTS is set, and nothing reads it: did you mean TINYNCCL_TIMEOUT?";
+    assert_eq!(outcome.stderr.matches(said).count(), 1, "{}", outcome.stderr);
+}
+
+#[test]
 fn bad_input_is_one_line_and_a_code() {
     refused(program().args(["--ranks", "0"]), 2, &["0 is not in 1..=256"]);
     refused(program().args(["--transport", "pigeon"]), 2, &["expected auto, tcp, shm or verbs"]);

@@ -24,8 +24,9 @@ fn sent(rank: usize, hop: usize, ranks: usize) -> usize {
 }
 
 /// The first round: afterwards this rank's `data` holds the finished sum of the part numbered like its right neighbour.
-// EXERCISE 2 (How it works): ranks - 1 hops. In each, send the part that `sent` names to the next rank while you
-// receive the previous rank's into `scratch` (`Comm::send_recv`), and add the received values to your own of that part.
+// EXERCISE 2 (How it works): ranks - 1 hops. In each, `comm.send_recv(data, to, into, from)`: the part of `data` that
+// `sent(rank, hop, ranks)` names to the next rank, the previous rank's into the beginning of `scratch`. Add what
+// came to your own of that part; `part` gives its range.
 fn reduce_scatter(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     let (rank, ranks, count) = (comm.rank(), comm.size(), data.len());
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -41,8 +42,9 @@ fn reduce_scatter(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<
 }
 
 /// The second round: each finished part goes once round the ring.
-// EXERCISE 3 (How it works): ranks - 1 hops again, without adding. First send the part that the first round finished on
-// this rank, the one after your own. In each later hop, send the part that you received in the hop before.
+// EXERCISE 3 (How it works): ranks - 1 hops again, without adding. First send the part of `data` that the first round
+// finished on this rank, number (rank + 1) % ranks. In each later hop, send the part that came in the hop before. What
+// comes goes into the beginning of `scratch`, then to its place in `data`.
 fn all_gather(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     let (rank, ranks, count) = (comm.rank(), comm.size(), data.len());
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -61,6 +63,60 @@ mod tests {
     use tinynccl::{Config, ReduceOp};
 
     use super::*;
+
+    /// Runs `call` on each rank's `data`, a thread per rank, and gives what is in it afterwards.
+    fn on_ranks(ranks: usize, data: impl Fn(usize) -> Vec<f32> + Sync, call: Round) -> Vec<Vec<f32>> {
+        let comms = Comm::threads(ranks, Config::default()).unwrap();
+        let data = &data;
+        std::thread::scope(|scope| {
+            let threads = comms.iter().map(|comm| {
+                scope.spawn(move || {
+                    let mut data = data(comm.rank());
+                    let mut scratch = vec![f32::NAN; data.len()];
+                    call(comm, &mut data, &mut scratch).unwrap();
+                    data
+                })
+            });
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    type Round = fn(&Comm, &mut [f32], &mut [f32]) -> Result<()>;
+    const COUNTS: [usize; 3] = [1, 3, 1001];
+
+    /// Whole numbers, so that the order of additions does not count.
+    fn value(rank: usize, index: usize) -> f32 {
+        (index % 100 + 1000 * rank) as f32
+    }
+
+    #[test]
+    fn reduce_scatter_finishes_the_part_of_the_next_rank() {
+        for (ranks, count) in (1..=5).flat_map(|ranks| COUNTS.map(|count| (ranks, count))) {
+            let after = on_ranks(ranks, |rank| (0..count).map(|i| value(rank, i)).collect(), reduce_scatter);
+            for (rank, data) in after.iter().enumerate() {
+                for index in part((rank + 1) % ranks, ranks, count) {
+                    let sum: f32 = (0..ranks).map(|rank| value(rank, index)).sum();
+                    assert_eq!(data[index], sum, "element {index} of {count} on rank {rank} of {ranks}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_gather_spreads_the_part_that_each_rank_finished() {
+        for (ranks, count) in (1..=5).flat_map(|ranks| COUNTS.map(|count| (ranks, count))) {
+            let finished = |rank: usize| {
+                let mut data = vec![f32::NAN; count];
+                part((rank + 1) % ranks, ranks, count).for_each(|i| data[i] = value(0, i));
+                data
+            };
+            let all: Vec<f32> = (0..count).map(|i| value(0, i)).collect();
+            for (rank, data) in on_ranks(ranks, finished, all_gather).iter().enumerate() {
+                assert_eq!(data, &all, "rank {rank} of {ranks}");
+            }
+        }
+    }
 
     #[test]
     fn it_gives_the_bits_of_the_librarys_ring() {

@@ -2,6 +2,7 @@
 //! compares it with the naive way. Milestones 07 (TCP) and 08 (RDMA) share this program.
 
 mod by_hand;
+mod cards;
 mod measure;
 mod naive;
 mod paper;
@@ -21,6 +22,8 @@ use tinynccl::schedule::draw::draw;
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Comm, Config, Error, ReduceOp};
 
+/// Ranks that are threads at most, for the links of limited speed.
+const THREADS: usize = 16;
 /// More ranks than this do not fit on a line.
 const DRAWN: usize = 8;
 
@@ -79,7 +82,12 @@ fn start(over: &Over, args: &Args) -> Result<i32> {
     if let Some(text) = (over.prepare)(&config)? {
         println!("{text}");
     }
-    Ok(Launcher::new(args.ranks.unwrap_or(4)).plain_rank0(true).run_self()?)
+    let ranks = args.ranks.unwrap_or(4);
+    let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
+    if code == 0 && over.transport == TransportChoice::Tcp && (2..=THREADS).contains(&ranks) {
+        cards::table(ranks, &counts(args), args.iters)?;
+    }
+    Ok(code)
 }
 
 fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
@@ -102,10 +110,7 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
             println!("{way}\n");
         }
     }
-    let counts = match args.count {
-        Some(count) => vec![count],
-        None => args.bytes.iter().map(|b| b / 4).collect(),
-    };
+    let counts = counts(args);
     let one_network = measure::one_network(&comm)?;
     if comm.rank() == 0 {
         println!("Sent per rank: payload by the schedule, by the formula 2(n-1)/n S, and {}.\n", over.counted[1]);
@@ -128,6 +133,10 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
             "ratio"
         );
     }
+    // The first calls open links and touch memory, and cores wake up: they are no row's.
+    if let Some(&count) = counts.first() {
+        warm_up(&comm, count, args.iters)?;
+    }
     for &count in &counts {
         row(over, &comm, &shape, &programs[comm.rank()], count, args.iters, one_network)?;
     }
@@ -140,6 +149,23 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
         forwarded(&comm, count)?;
     }
     comm.close()?;
+    Ok(())
+}
+
+/// Elements of each size.
+fn counts(args: &Args) -> Vec<usize> {
+    args.count.map_or_else(|| args.bytes.iter().map(|b| b / 4).collect(), |count| vec![count])
+}
+
+/// Both ways, without a clock.
+fn warm_up(comm: &Comm, count: usize, iters: usize) -> Result<()> {
+    let input = measure::input(comm, count)?;
+    let mut output = measure::buffer(count, |_| 0.0)?;
+    let mut scratch = measure::buffer(if comm.rank() == 0 { count } else { 0 }, |_| 0.0)?;
+    for _ in 0..iters {
+        comm.all_reduce(&input, &mut output, ReduceOp::Sum)?;
+        naive::all_reduce(comm, &input, &mut output, &mut scratch)?;
+    }
     Ok(())
 }
 

@@ -17,6 +17,8 @@ fn two_ranks_show_the_schedule_and_the_table() {
     let row = out.lines().find(|l| l.trim_start().starts_with("1048576 |")).expect("a row for 1 MiB");
     assert_eq!(row.matches("1048576").count(), 4, "{row}");
     assert!(out.contains("OK"), "{out}");
+    let (_, cards) = out.split_once("With a network card of 200 MB/s for each rank").expect("the second table");
+    assert_eq!(cards.matches(" | ").count(), 5 * 3, "a heading and four sizes: {cards}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use tinynccl::{Error, cuda};
 use cli::Options;
 
 fn main() -> ExitCode {
-    env_logger::init();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let done = start(&Options::parse());
     program_kit::exit_code(done, |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use program_kit::Usage;
 use tinynccl::Config;
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
@@ -34,9 +35,14 @@ impl Training {
         let batch = self.batch;
         ensure!(
             batch > 0 && batch.is_multiple_of(ranks),
-            "a global batch of {batch} cannot be shared equally by {ranks} ranks: take a multiple of {ranks}"
+            Usage(format!(
+                "a global batch of {batch} cannot be shared equally by {ranks} ranks: take a multiple of {ranks}"
+            ))
         );
-        ensure!(batch <= samples, "a global batch of {batch} is larger than the data ({samples} points)");
+        ensure!(
+            batch <= samples,
+            Usage(format!("a global batch of {batch} is larger than the data ({samples} points)"))
+        );
         Ok(())
     }
 }

@@ -33,8 +33,8 @@ fn bad_input_is_one_line_and_a_code() {
     refused(program().args(["--ranks", "0"]), 2, &["1..=256"]);
     refused(program().args(["--rate", "-1"]), 2, &["expected a positive number"]);
     refused(program().args(["--break", "everything"]), 2, &["broadcast, average"]);
-    refused(program().args(["--ranks", "3", "--batch", "32"]), 1, &["error: a global batch of 32", "multiple of 3"]);
-    refused(program().args(["--batch", "1000"]), 1, &["larger than the data (384 points)"]);
+    refused(program().args(["--ranks", "3", "--batch", "32"]), 2, &["error: a global batch of 32", "multiple of 3"]);
+    refused(program().args(["--batch", "1000"]), 2, &["larger than the data (384 points)"]);
     refused(program().env("TINYNCCL_TRANSPORT", "rdma"), 1, &["error: TINYNCCL_TRANSPORT"]);
 }
 

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_reach_the_bound() {
+    fn fit_reaches_the_bound_with_the_defaults() {
         let fit = run(1, &defaults()).remove(0).unwrap();
         assert!(fit.error < crate::BOUND, "{}", fit.error);
         // A sine has mean square 1/2.
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn two_ranks_fit_what_one_rank_fits() {
+    fn fit_is_the_same_on_one_rank_and_two() {
         let options = Training { epochs: 10, ..defaults() };
         let one = run(1, &options).remove(0).unwrap();
         let two: Vec<Fit> = run(2, &options).into_iter().map(Result::unwrap).collect();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_falls_to_zero() {
+    fn cosine_falls_from_one_to_zero() {
         assert_eq!(cosine(0, 10), 1.0);
         approx::assert_abs_diff_eq!(cosine(5, 10), 0.5, epsilon = 1e-6);
         approx::assert_abs_diff_eq!(cosine(10, 10), 0.0, epsilon = 1e-6);

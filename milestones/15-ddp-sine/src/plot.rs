@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use line_chart::{Axis, Chart, Curve, RGBColor};
+use program_kit::Usage;
 use program_kit::output::Output;
 
 use crate::fit::{Fit, target};
@@ -14,8 +15,8 @@ const BLUE: RGBColor = RGBColor(20, 90, 200);
 /// Refuses a plot that cannot be written, before the training.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    ensure!(folder.is_dir(), "--plot {}: there is no folder {}", path.display(), folder.display());
-    ensure!(!path.is_dir(), "--plot {}: this is a folder, expected a file", path.display());
+    ensure!(folder.is_dir(), Usage(format!("--plot {}: there is no folder {}", path.display(), folder.display())));
+    ensure!(!path.is_dir(), Usage(format!("--plot {}: this is a folder, expected a file", path.display())));
     Ok(())
 }
 

@@ -30,6 +30,6 @@ fn a_bad_fit_is_an_error_but_the_plot_is_there() {
 fn bad_input_is_one_line_and_a_code() {
     refused(program().args(["--ranks", "0"]), 2, &["1..=256"]);
     refused(program().args(["--epochs", "0"]), 2, &["--epochs"]);
-    refused(program().args(["--batch", "47"]), 1, &["error: a global batch of 47", "multiple of 2"]);
-    refused(program().args(["--plot", "/nowhere/fit.svg"]), 1, &["error: --plot", "no folder /nowhere"]);
+    refused(program().args(["--batch", "47"]), 2, &["error: a global batch of 47", "multiple of 2"]);
+    refused(program().args(["--plot", "/nowhere/fit.svg"]), 2, &["error: --plot", "no folder /nowhere"]);
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use program_kit::Usage;
 use tinynccl::config::TransportChoice;
 
 use crate::checkpoint::{self, Checkpoint};
@@ -165,7 +166,8 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
     };
     if !config.batch.is_multiple_of(ranks) {
         let batch = config.batch;
-        bail!("--batch {batch} is not a multiple of {ranks} ranks: each must get the same number of sequences");
+        let why = "each must get the same number of sequences";
+        bail!(Usage(format!("--batch {batch} is not a multiple of {ranks} ranks: {why}")));
     }
     if let (Some(header), Some(path)) = (stored, &args.resume) {
         header.check(&model, &corpus.tokenizer).with_context(|| format!("cannot resume from {}", path.display()))?;

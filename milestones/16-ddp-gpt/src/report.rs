@@ -1,7 +1,9 @@
 //! What a run tells the person who watches it: lines, and the loss curve at the end.
 
+use std::cell::Cell;
 use std::io::IsTerminal;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use line_chart::{Axis, Chart, Curve, RGBColor};
@@ -10,6 +12,8 @@ use crate::checkpoint::Point;
 
 /// Back to the begin of a terminal's line, which becomes empty.
 const CLEAR: &str = "\r\x1b[K";
+/// Columns of the line that follows each step: one more would begin a second line, which stays.
+const COLUMNS: usize = 79;
 
 /// Tells what happens: a line every so many steps, and on a terminal one that follows each step.
 #[derive(Debug)]
@@ -18,28 +22,35 @@ pub struct Report {
     every: usize,
     live: bool,
     quiet: bool,
+    /// The first step that was done, and when. It warms up, so the time of the later ones counts.
+    begun: Cell<Option<(usize, Instant)>>,
 }
 
 impl Report {
     /// For a run of `steps`; `every`: steps between lines that stay.
     pub fn new(steps: usize, every: usize) -> Report {
         let live = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
-        Report { steps, every, live, quiet: false }
+        Report { steps, every, live, quiet: false, begun: Cell::new(None) }
     }
 
     /// Says nothing: ranks other than 0, and tests.
     pub fn quiet() -> Report {
-        Report { steps: 0, every: 1, live: false, quiet: true }
+        Report { steps: 0, every: 1, live: false, quiet: true, begun: Cell::new(None) }
     }
 
-    /// Step number `step`, from 0, is done; `text` says how it went.
-    pub fn step(&self, step: usize, text: &str) {
+    /// Step number `step`, from 0, is done: its loss, its rate, and how fast it went. The line that follows each step
+    /// has the time left in place of the rate.
+    pub fn step(&self, step: usize, loss: &str, rate: &str, pace: &str) {
         let (done, steps) = (step + 1, self.steps);
-        let line = format!("step {done:>5}/{steps}  {text}");
+        let now = Instant::now();
+        let (first, begun) = self.begun.get().unwrap_or((done, now));
+        self.begun.set(Some((first, begun)));
         if done.is_multiple_of(self.every) || done == steps || done == 1 {
-            self.note(&line);
+            self.note(&format!("step {done:>5}/{steps}  {loss}  {rate}  {pace}"));
         } else if self.live {
-            eprint!("{CLEAR}{line}");
+            let left = left(now - begun, done - first, steps.saturating_sub(done));
+            let line = format!("step {done:>5}/{steps}  {left} left  {loss}  {pace}");
+            eprint!("{CLEAR}{}", line.get(..COLUMNS).unwrap_or(&line));
         }
     }
 
@@ -51,6 +62,15 @@ impl Report {
         if !self.quiet {
             println!("{text}");
         }
+    }
+}
+
+/// The time of `steps` more, if `done` took `time`: `0:07`, `12:40`, `1:02:03`.
+fn left(time: Duration, done: usize, steps: usize) -> String {
+    let seconds = (time.as_secs_f64() / done.max(1) as f64 * steps as f64).round() as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, minutes, seconds) => format!("{minutes}:{seconds:02}"),
+        (hours, minutes, seconds) => format!("{hours}:{minutes:02}:{seconds:02}"),
     }
 }
 
@@ -76,6 +96,14 @@ pub fn loss_curve(path: &Path, title: &str, history: &[Point]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_left_is_that_of_the_steps_done() {
+        // After 20 steps of 1000: 19 took 1.9 s, the first one is left out.
+        assert_eq!(left(Duration::from_millis(1900), 19, 980), "1:38");
+        assert_eq!(left(Duration::from_secs(19), 19, 4000), "1:06:40");
+        assert_eq!(left(Duration::ZERO, 0, 999), "0:00");
+    }
 
     #[test]
     fn draws_both_curves_and_labels_the_axes() {

@@ -166,8 +166,8 @@ pub fn train(
             }
             state.history.push(Point { step, train: Some(loss), validation: validation.take() });
             let lr = config.learning_rate(step);
-            let text = format!("loss {loss:.4}  lr {lr:.2e}  {speed:.1}k tokens/s  communication {share:.1} %");
-            report.step(step, &text);
+            let pace = format!("{speed:.1}k tokens/s  communication {share:.1} %");
+            report.step(step, &format!("loss {loss:.4}"), &format!("lr {lr:.2e}"), &pace);
         }
         state.step = to;
         if plan.checkpoint_every > 0 && to.is_multiple_of(plan.checkpoint_every) && to < config.steps {

@@ -19,6 +19,12 @@ const TOTAL: &str = "[...document.querySelectorAll('td[data-link$=all]')].reduce
     all + Number(td.textContent.replaceAll(',', '')), 0)";
 /// Bytes that the page was made with, before its script counts.
 const PLANNED: &str = "sent.flat().reduce((all, [from, to, bytes]) => all + bytes, 0)";
+/// Bytes of the round that the page begins with.
+const BEGUN: &str = "sent[0].reduce((all, [from, to, bytes]) => all + bytes, 0)";
+/// Messages that are on their way.
+const TRAVELLING: &str = "document.getAnimations().filter(a => a.animationName === 'travel').length";
+const SLOWER: &str = "(() => { const s = document.querySelector('#speed'), before = seconds(); s.value = '0.5'; \
+    s.onchange(); return seconds() === 2 * before; })()";
 const OVERFLOW: &str = "Math.max(0, document.documentElement.scrollWidth - document.documentElement.clientWidth)";
 const FRAMES: &str = "document.querySelectorAll('.frame').length";
 const AT_THE_END: &str = "document.querySelector('#forward').disabled";
@@ -57,9 +63,12 @@ fn check(browser: &mut Browser, page: &Path, picture: &Path) -> Result<u64> {
     let planned = number(browser, PLANNED)?;
     ensure!(rounds > 0 && planned > 0, "{rounds} rounds and {planned} bytes");
     expect(browser, "at the start, frames shown", SHOWN, json!([0]))?;
-    expect(browser, "at the start, bytes sent", TOTAL, json!(0))?;
+    // It begins with the first round, whose messages are counted.
+    let begun = number(browser, BEGUN)?;
+    expect(browser, "at the start, bytes sent", TOTAL, json!(begun))?;
     expect(browser, "at the start, pixels wider than the window", OVERFLOW, json!(0))?;
-    let mut before = 0;
+    expect(browser, "half the speed takes twice as long", SLOWER, json!(true))?;
+    let mut before = begun;
     for at in 1..=rounds {
         if at % 2 == 1 {
             browser.click("#forward")?
@@ -68,6 +77,8 @@ fn check(browser: &mut Browser, page: &Path, picture: &Path) -> Result<u64> {
         }
         expect(browser, &format!("after {at} steps, frames shown"), SHOWN, json!([at]))?;
         expect(browser, &format!("after {at} steps, pixels wider than the window"), OVERFLOW, json!(0))?;
+        let messages = number(browser, &format!("sent[{at}].length"))?;
+        expect(browser, &format!("after {at} steps, messages that travel"), TRAVELLING, json!(messages))?;
         let total = number(browser, TOTAL)?;
         ensure!(total >= before, "bytes sent fell from {before} to {total} in round {at}");
         before = total;

@@ -20,7 +20,11 @@ const STYLE: &str = "body{margin:0;font-family:sans-serif}header{padding:.6rem 1
     pre a{display:inline-block;width:3.5rem;margin-right:1rem;text-align:right;color:#888;text-decoration:none;user-select:none}\
     li{margin:.3rem 0}@media(prefers-color-scheme:dark){body{background:#161923;color:#bcbdd0}a{color:#6da8ff}}";
 
+/// The records of measurements, each a page. Its README, which lists them, stands in the sidebar for all.
+const RECORDS: &str = "repository/docs/benchmarks/";
+
 pub(crate) fn run(book: &Path) -> Result<()> {
+    shorten_sidebar(book)?;
     let mut wanted = BTreeSet::new();
     for (from, page) in pages(book)? {
         wanted.extend(page.links.iter().filter_map(|l| resolve(&from, l)).filter_map(|(path, _)| path));
@@ -49,6 +53,37 @@ pub(crate) fn run(book: &Path) -> Result<()> {
     }
     println!("{count} pages of source, pictures and animations");
     Ok(())
+}
+
+/// Takes the records out of the sidebar, which mdBook writes as a page and as a script.
+fn shorten_sidebar(book: &Path) -> Result<()> {
+    for entry in fs::read_dir(book).with_context(|| format!("reading {}", book.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name.starts_with("toc") && (name.ends_with(".html") || name.ends_with(".js")) {
+            let short = without(&fs::read_to_string(&path)?, RECORDS);
+            if short.contains(RECORDS) {
+                bail!("{} lists records in a way that is not known here: another version of mdBook?", path.display());
+            }
+            fs::write(&path, short)?;
+        }
+    }
+    Ok(())
+}
+
+/// The list `toc` without the entries that lead into `folder`.
+fn without(toc: &str, folder: &str) -> String {
+    let mut out = String::with_capacity(toc.len());
+    for (i, item) in toc.split("<li ").enumerate() {
+        if item.contains(folder) {
+            // What follows the entry stays: the next one, or the end of the list.
+            out.push_str(item.split_once("</li>").map_or(item, |(_, rest)| rest));
+        } else {
+            out.push_str(if i == 0 { "" } else { "<li " });
+            out.push_str(item);
+        }
+    }
+    out
 }
 
 /// A source file, or the list of a folder.
@@ -112,4 +147,18 @@ fn draw(file: &Path, at: &Path) -> Result<()> {
         bail!("{status}: {command:?}");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_leave_the_sidebar_and_their_list_stays() {
+        let toc = "<ol><li class=\"a\"><a href=\"docs/benchmarks.html\">M</a></li><li class=\"a\">\
+                   <a href=\"docs/benchmarks/x.html\">X</a></li></ol>\n<p>";
+        let short = "<ol><li class=\"a\"><a href=\"docs/benchmarks.html\">M</a></li></ol>\n<p>";
+        assert_eq!(without(toc, "docs/benchmarks/"), short);
+        assert_eq!(without(short, "docs/benchmarks/"), short);
+    }
 }

@@ -34,7 +34,10 @@ const OVERFLOW: &str = "(() => {
 const STEP: &str =
     "(() => { const b = document.getElementById('forward'); if (b) for (let i = 0; i < 40; i++) b.click(); })()";
 
-pub(crate) fn run(book: &Path, shots: Option<&Path>, only: &str) -> Result<()> {
+/// The theme that the book takes where the system is dark.
+const DARK: &str = "localStorage.setItem('mdbook-theme', 'navy')";
+
+pub(crate) fn run(book: &Path, shots: Option<&Path>, only: &str, dark: bool) -> Result<()> {
     let program = browser::program().context("no chromium on the PATH: scripts/setup.sh --chromium")?;
     let book = fs::canonicalize(book).with_context(|| book.display().to_string())?;
     let paths: Vec<_> = pages(&book)?.into_keys().filter(|p| !p.ends_with("toc.html")).collect();
@@ -53,7 +56,7 @@ pub(crate) fn run(book: &Path, shots: Option<&Path>, only: &str) -> Result<()> {
         // The many documents of the repository overflow on the narrow screen first, so only that one is checked.
         let screens = if path.starts_with("repository") && shots.is_none() { &SCREENS[1..] } else { &SCREENS };
         for &(wide, high, phone) in screens {
-            let found = look(&mut browser, &book.join(path), wide, high, phone)?;
+            let found = look(&mut browser, &book.join(path), (wide, high, phone), dark)?;
             wrong.extend(found.into_iter().map(|f| format!("{} at {wide}: {f}", path.display())));
             if let Some(shots) = shots {
                 let name = path.with_extension("").to_string_lossy().replace('/', ".");
@@ -69,9 +72,13 @@ pub(crate) fn run(book: &Path, shots: Option<&Path>, only: &str) -> Result<()> {
     Ok(())
 }
 
-fn look(browser: &mut Browser, page: &Path, wide: u32, high: u32, phone: bool) -> Result<Vec<String>> {
+fn look(browser: &mut Browser, page: &Path, (wide, high, phone): (u32, u32, bool), dark: bool) -> Result<Vec<String>> {
     browser.screen(wide, high, phone)?;
     browser.open(page)?;
+    if dark {
+        browser.evaluate(DARK)?;
+        browser.open(page)?;
+    }
     browser.evaluate(STEP)?;
     // Folded parts are checked unfolded.
     browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")?;
@@ -111,12 +118,68 @@ mod tests {
         let mut found = |body: &str| {
             fs::write(&page, format!("<meta name=viewport content='width=device-width'><body><main>{body}</main>"))
                 .unwrap();
-            look(&mut browser, &page, 390, 800, true).unwrap()
+            look(&mut browser, &page, (390, 800, true), false).unwrap()
         };
         assert_eq!(found("<p>short</p>"), Vec::<String>::new());
         assert!(!found("<div style='width:500px'>wide</div>").is_empty());
         assert_eq!(found("<div style='overflow-x:auto'><div style='width:500px'>x</div></div>"), Vec::<String>::new());
         assert!(found("<script>throw new Error('no')</script>").iter().any(|f| f.contains("console")));
         assert!(found("<img src='nowhere.png'>").iter().any(|f| f.contains("console")));
+    }
+
+    #[test]
+    fn what_scrolls_fades_until_its_end() {
+        let Some(program) = browser::program() else {
+            println!("SKIPPED: no chromium here (scripts/setup.sh --chromium)");
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let theme = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme")).unwrap();
+        let page = folder.path().join("x.html");
+        let body = format!(
+            "<meta name=viewport content='width=device-width'><link rel=stylesheet href='file://{0}/book.css'><body>\
+             <div class=content><div class=table-wrapper id=wide><div style='width:900px'>x</div></div>\
+             <div class=table-wrapper id=narrow>x</div></div><script src='file://{0}/code.js'></script>",
+            theme.display()
+        );
+        fs::write(&page, body).unwrap();
+        let mut browser = Browser::start(&program).unwrap();
+        browser.screen(390, 844, true).unwrap();
+        browser.open(&page).unwrap();
+        let settled = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(\
+                       [...document.querySelectorAll('.more')].map(e => e.id)))))";
+        assert_eq!(browser.evaluate(settled).unwrap(), json!(["wide"]));
+        browser.evaluate("document.querySelector('#wide').scrollLeft = 900").unwrap();
+        assert_eq!(browser.evaluate(settled).unwrap(), json!([]));
+    }
+
+    /// A picture of black lines on white, as the simulator draws it, must not be a white block on a dark page.
+    #[test]
+    fn pictures_follow_the_books_dark_theme() {
+        let Some(program) = browser::program() else {
+            println!("SKIPPED: no chromium here (scripts/setup.sh --chromium)");
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let css = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme/book.css")).unwrap();
+        let svg = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 60 40'><rect width='60' height='40' fill='white'/></svg>";
+        fs::write(folder.path().join("plot.svg"), svg).unwrap();
+        let page = folder.path().join("x.html");
+        let mut browser = Browser::start(&program).unwrap();
+        let mut colours = |theme: &str| {
+            let body = format!(
+                "<html class='{theme}'><link rel=stylesheet href='file://{}'><body style='margin:0;background:#161923'>\
+                 <div class=schedule><img src=plot.svg></div>",
+                css.display()
+            );
+            fs::write(&page, body).unwrap();
+            browser.open(&page).unwrap();
+            // The picture and a strip of the page beside it.
+            browser.evaluate("document.body.style.paddingBottom = '50px'").unwrap();
+            browser.colours("body").unwrap()
+        };
+        // Rounding at the picture's edge is another colour.
+        assert!(colours("light") > 2, "white on the page");
+        assert!(colours("navy") <= 2, "as the page");
     }
 }

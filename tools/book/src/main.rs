@@ -69,6 +69,9 @@ enum Command {
         /// Only pages whose path contains this.
         #[arg(long, default_value = "")]
         only: String,
+        /// In the book's dark theme.
+        #[arg(long)]
+        dark: bool,
     },
     /// Clicks through pages that `tinynccl-cli schedule --format html` made: buttons, keys, bytes, console, overflow.
     Click {
@@ -91,7 +94,9 @@ fn run() -> Result<()> {
         Command::Finish { book } => finish::run(&book),
         Command::Links { book } => links::run(&book),
         Command::Outputs { bless, names } => outputs::run(bless, &names),
-        Command::Look { book, shots, quiet, only } => look::run(&book, (!quiet).then_some(shots.as_path()), &only),
+        Command::Look { book, shots, quiet, only, dark } => {
+            look::run(&book, (!quiet).then_some(shots.as_path()), &only, dark)
+        }
         Command::Click { pages, pictures } => click::run(&pages, &pictures),
     }
 }

@@ -100,7 +100,11 @@ impl Expanded {
 
     fn document(&mut self, path: &Path) -> Value {
         let content = fs::read_to_string(repository().join(path)).unwrap_or_default();
-        let title = content.lines().find_map(|l| l.strip_prefix("# ")).unwrap_or("Document").to_owned();
+        let title = match path.to_str() {
+            Some("docs/benchmarks/README.md") => "Measurements",
+            _ => content.lines().find_map(|l| l.strip_prefix("# ")).unwrap_or("Document"),
+        }
+        .to_owned();
         let base = path.parent().unwrap_or(Path::new("")).to_owned();
         let page = Page { path: rewrite::place(path), base };
         let content = self.page(&content, &page, false);

@@ -4,61 +4,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::TAU;
 use std::fmt::Write;
 
-use tinynccl_plan::schedule::rounds::Round;
+use tinynccl_plan::schedule::rounds::{Message, Round};
 use tinynccl_plan::wire::Algorithm;
 
 use crate::picture::{CELL, DEFS, FONT, arrow, colour, describe, rows, strip, width};
 use crate::played::Played;
 
-const STYLE: &str = "body{font-family:sans-serif;margin:0 auto;max-width:60rem;padding:.5rem;color:#222;background:#fff}\
-     h1{font-size:1.2rem;margin:.3rem 0}p{margin:.5rem 0}svg{width:100%;height:auto;max-height:27rem;display:block}\
-     .frame{display:none}.logs{display:grid}.log{grid-area:1/1;visibility:hidden}.log.shown{visibility:visible}\
-     .shown{display:block}g.shown{display:inline}button{font-size:1rem;padding:.4rem .8rem;margin-right:.3rem}\
-     table{border-collapse:collapse;font-size:.8rem}td,th{border:1px solid #8888;padding:.1rem .35rem;text-align:right}\
-     td[data-link]{min-width:4.2rem}td.now{background:#ffe9a8;color:#222}button:focus-visible{outline:2px solid #06c}\
-     .scroll{overflow-x:auto}.edge{stroke:#8886;stroke-width:1}ul{font-size:.9rem;margin:.4rem 0;padding-left:1.2rem;columns:19rem}\
-     @media(max-width:480px){table{font-size:.68rem}td[data-link]{min-width:3.1rem}}\
-     @media(prefers-color-scheme:dark){body{background:#161923;color:#d5d7e3}text{fill:#d5d7e3}marker path{fill:#aaa}}";
-
-/// A page around this one learns how high this one is.
-const SCRIPT: &str = "const frames=document.querySelectorAll('.frame'),logs=document.querySelectorAll('.log');\
-     let at=0,timer=null;const last=frames.length-1,sending=sent[last].length?last:last-1;\
-     function show(to){at=Math.max(0,Math.min(last,to));\
-     frames.forEach((f,i)=>f.classList.toggle('shown',i===at));logs.forEach((l,i)=>l.classList.toggle('shown',i===at));\
-     document.getElementById('at').textContent=at===0?'start':at>sending?'done':'round '+at+' of '+sending;\
-     document.getElementById('back').disabled=at===0;document.getElementById('forward').disabled=at===last;count();}\
-     function count(){const all={};sent.slice(0,at+1).forEach((round,i)=>round.forEach(([from,to,bytes])=>\
-     [from+'-'+to,from+'-all'].forEach(k=>{const c=all[k]||(all[k]={bytes:0,now:false});c.bytes+=bytes;c.now=c.now||i===at;})));\
-     document.querySelectorAll('td[data-link]').forEach(td=>{const c=all[td.dataset.link];\
-     td.textContent=c?c.bytes.toLocaleString('en'):'';td.classList.toggle('now',!!c&&c.now);});}\
-     function stop(){clearInterval(timer);timer=null;document.getElementById('play').textContent='Play';}\
-     function play(){if(timer){stop();return;}if(at===last)show(0);\
-     document.getElementById('play').textContent='Stop';\
-     timer=setInterval(()=>{if(at===last)stop();else show(at+1);},1200);}\
-     document.getElementById('back').onclick=()=>{stop();show(at-1);};\
-     document.getElementById('forward').onclick=()=>{stop();show(at+1);};\
-     document.getElementById('play').onclick=play;\
-     document.addEventListener('keydown',e=>{if(e.key==='ArrowLeft'){stop();show(at-1);}\
-     if(e.key==='ArrowRight'){stop();show(at+1);}if(e.key==='Home'){stop();show(0);}\
-     if(e.key==='End'){stop();show(last);}});show(0);\
-     if(parent!==window){const tell=()=>parent.postMessage({height:document.body.offsetHeight},'*');\
-     new ResizeObserver(tell).observe(document.body);}";
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
 
 pub(crate) fn page(played: &Played) -> String {
     let title = played.title();
+    // A first round that only sends shows the start, too.
+    let first = usize::from(played.rounds.get(1).is_some_and(|r| r.memory == played.rounds[0].memory));
+    let rounds = &played.rounds[first..];
     let complete = if played.shape.collective.reduces() { ": the result is complete when all are there" } else { "" };
+    let example = match played.shape.collective.reduces() {
+        true => "0+3 is the sum of the parts of ranks 0 and 3",
+        false => "3 is data of rank 3",
+    };
     let mut out = format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{title}</title>\
          <style>{STYLE}</style></head><body><h1>{title}</h1>\
-         <p>Each cell is a part of a rank's memory. It has one stripe for each rank whose data is in it{complete}. \
-         Arrow keys step, Home and End jump.</p>\
+         <p>Each cell is a part of a rank's memory, with its number. It has one stripe for each rank whose data is in \
+         it{complete}. Below a receiver stands what arrives: {example}. Arrow keys step, Home and End jump.</p>\
          <p><button id=\"back\">Back</button><button id=\"forward\">Forward</button><button id=\"play\">Play</button>\
+         <label>speed <select id=\"speed\"><option>0.25<option>0.5<option selected>1<option>2</select></label>\
          <span id=\"at\" aria-live=\"polite\"></span></p>\n"
     );
-    drawing(&mut out, played);
+    drawing(&mut out, played, rounds);
     out.push_str("<div class=\"logs\">");
-    for round in &played.rounds {
+    for round in rounds {
         out.push_str("<div class=\"log\"><ul>");
         for message in &round.sent {
             let _ = write!(out, "<li>{}</li>", describe(played, message));
@@ -72,7 +49,7 @@ pub(crate) fn page(played: &Played) -> String {
     }
     out.push_str("</div>\n");
     links(&mut out, played);
-    let _ = writeln!(out, "<script>const sent={};{SCRIPT}</script></body></html>", sent(played));
+    let _ = writeln!(out, "<script>const first={first},sent={};{SCRIPT}</script></body></html>", sent(played, rounds));
     out
 }
 
@@ -88,7 +65,15 @@ fn places(played: &Played) -> Vec<(f64, f64)> {
             .map(|(rank, depth)| (rank as f64 * (wide + 34.0), *depth as f64 * (high + 66.0)))
             .collect();
     }
-    // Strips of neighbours do not touch.
+    // Strips of neighbours do not touch. A circle of many long strips is too wide for a phone: an ellipse, where ranks
+    // beside each other stand at different heights.
+    let step = TAU / ranks as f64;
+    let round = ranks as f64 * (wide + 30.0) / TAU;
+    if round > 160.0 && (5..=8).contains(&ranks) {
+        let (rx, ry) = ((wide * 0.6).max(110.0), (high + 52.0) / (1.0 - step.cos()));
+        let at = |rank: usize| step * rank as f64 - TAU / 4.0;
+        return (0..ranks).map(|rank| (rx * at(rank).cos(), ry * at(rank).sin())).collect();
+    }
     let radius = (ranks as f64 * (wide + 30.0) / TAU).max(wide.max(110.0));
     let angle = |rank: usize| TAU * rank as f64 / ranks as f64 - TAU / 4.0;
     (0..ranks).map(|rank| (radius * angle(rank).cos(), radius * angle(rank).sin())).collect()
@@ -112,7 +97,7 @@ fn depths(played: &Played) -> Vec<usize> {
 }
 
 /// All ranks, one group for each round.
-fn drawing(out: &mut String, played: &Played) {
+fn drawing(out: &mut String, played: &Played, rounds: &[Round]) {
     let ranks = played.shape.ranks;
     let (wide, high) = (width(played), rows(played) as f64 * (CELL + 4.0));
     let places = places(played);
@@ -121,7 +106,7 @@ fn drawing(out: &mut String, played: &Played) {
     let most = |of: fn(&(f64, f64)) -> f64| places.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
     // Names and arrows beside the strips need some room.
     let (left, top) = (least(|p| p.0) - (wide / 2.0).max(32.0) - 8.0, least(|p| p.1) - high / 2.0 - 28.0);
-    let (right, bottom) = (most(|p| p.0) + (wide / 2.0).max(32.0) + 8.0, most(|p| p.1) + high / 2.0 + 12.0);
+    let (right, bottom) = (most(|p| p.0) + (wide / 2.0).max(32.0) + 8.0, most(|p| p.1) + high / 2.0 + 26.0);
     // Not larger than twice.
     let _ = write!(
         out,
@@ -140,14 +125,7 @@ fn drawing(out: &mut String, played: &Played) {
             let _ = write!(out, "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" class=\"edge\"/>");
         }
     }
-    for rank in 0..ranks {
-        let (x, y) = centre(rank);
-        let top = y - high / 2.0 - 8.0;
-        let fill = colour(rank, ranks);
-        let _ = write!(out, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\" fill=\"{fill}\"/>", x - 26.0, top - 4.0);
-        let _ = write!(out, "<text x=\"{:.1}\" y=\"{top:.1}\" {FONT}>rank {rank}</text>", x - 16.0);
-    }
-    for Round { sent, memory, .. } in &played.rounds {
+    for Round { sent, memory, .. } in rounds {
         out.push_str("<g class=\"frame\">");
         for (rank, memory) in memory.iter().enumerate() {
             let (x, y) = centre(rank);
@@ -163,21 +141,55 @@ fn drawing(out: &mut String, played: &Played) {
             let clear =
                 0.5_f64.min((wide / 2.0 * dx.abs() / length + high / 2.0 * dy.abs() / length + 8.0) / length * 0.8);
             let point = |along: f64| (from.0 + dx * along + beside.0, from.1 + dy * along + beside.1);
-            arrow(out, played, message, point(clear), point(1.0 - clear), 0.4);
+            arrow(out, played, message, point(clear), point(1.0 - clear), 0.6);
+        }
+        for to in sent.iter().map(|m| m.to).collect::<BTreeSet<_>>() {
+            let (x, y) = (centre(to).0, centre(to).1 + high / 2.0 + 8.0);
+            let said = arriving(played, sent.iter().filter(|m| m.to == to));
+            let _ = write!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"arriving\" text-anchor=\"middle\" {FONT}>");
+            // Strips of one cell stand close together.
+            if wide < 60.0 {
+                let _ = write!(out, "<tspan>{said}</tspan></text>");
+            } else {
+                let _ = write!(out, "arriving: {said}</text>");
+            }
         }
         out.push_str("</g>\n");
+    }
+    for rank in 0..ranks {
+        let (x, y) = centre(rank);
+        let top = y - high / 2.0 - 8.0;
+        let fill = colour(rank, ranks);
+        let _ = write!(out, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\" fill=\"{fill}\"/>", x - 26.0, top - 4.0);
+        let _ = write!(out, "<text x=\"{:.1}\" y=\"{top:.1}\" class=\"name\" {FONT}>rank {rank}</text>", x - 16.0);
     }
     out.push_str("</svg>\n");
 }
 
+/// The contents of the messages that arrive at one rank: the ranks whose data is in them.
+fn arriving<'a>(played: &Played, messages: impl Iterator<Item = &'a Message>) -> String {
+    let ranks = played.shape.ranks;
+    let mut said: Vec<String> = Vec::new();
+    for message in messages {
+        let from: BTreeSet<usize> = message.pieces.iter().flatten().flat_map(|p| p.ranks.iter().copied()).collect();
+        let whole = played.shape.collective.reduces() && from.len() == ranks;
+        // Data of several ranks side by side is no sum of them.
+        let sum = message.pieces.iter().flatten().any(|p| p.ranks.len() > 1);
+        let names: Vec<String> = from.iter().map(usize::to_string).collect();
+        said.push(if whole && sum { "the sum".to_owned() } else { names.join(if sum { "+" } else { "," }) });
+    }
+    said.dedup();
+    said.join(", ")
+}
+
 /// Bytes of each message, as a script reads them: for each round, lists of (from, to, bytes).
-fn sent(played: &Played) -> String {
+fn sent(played: &Played, rounds: &[Round]) -> String {
     let round = |round: &Round| {
         let messages: Vec<String> =
             round.sent.iter().map(|m| format!("[{},{},{}]", m.from, m.to, played.bytes(m))).collect();
         format!("[{}]", messages.join(","))
     };
-    format!("[{}]", played.rounds.iter().map(round).collect::<Vec<_>>().join(","))
+    format!("[{}]", rounds.iter().map(round).collect::<Vec<_>>().join(","))
 }
 
 /// Bytes that each pair of ranks exchanges: in all, until the script counts up to the round that is shown.

@@ -19,15 +19,14 @@ pub(crate) fn colour(rank: usize, ranks: usize) -> String {
     format!("hsl({:.0},70%,{}%)", 360.0 * rank as f64 / ranks as f64, if rank.is_multiple_of(2) { 45 } else { 65 })
 }
 
-/// A cell: one line of colour for each rank whose input is in it; empty where nothing is yet.
-pub(crate) fn cell(out: &mut String, (x, y): (f64, f64), size: f64, piece: Option<&Piece>, ranks: usize) {
+/// A cell: its number, over one line of colour for each rank whose input is in it; empty where nothing is yet.
+fn cell(out: &mut String, (x, y): (f64, f64), size: f64, number: usize, piece: Option<&Piece>, ranks: usize) {
     let _ = write!(
         out,
         "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{size:.1}\" height=\"{size:.1}\" fill=\"#fff\" stroke=\"#888\"/>"
     );
-    let Some(piece) = piece else { return };
     let height = (size - 2.0) / ranks as f64;
-    for &rank in &piece.ranks {
+    for &rank in piece.iter().flat_map(|piece| &piece.ranks) {
         let (top, width, fill) = (y + 1.0 + height * rank as f64, size - 2.0, colour(rank, ranks));
         let _ = write!(
             out,
@@ -35,6 +34,20 @@ pub(crate) fn cell(out: &mut String, (x, y): (f64, f64), size: f64, piece: Optio
             x + 1.0
         );
     }
+    // Readable on every colour, in both themes.
+    let _ = write!(
+        out,
+        "<text class=\"part\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-family=\"sans-serif\" font-size=\"{:.0}\" \
+         fill=\"#222\" stroke=\"#fff\" stroke-width=\"2.5\" paint-order=\"stroke\">{number}</text>",
+        x + size / 2.0,
+        y + size * 0.5 + size * 0.19,
+        size * 0.52
+    );
+}
+
+/// The number of the part at a place of a buffer; where a segment is one part, that of the segment.
+fn number(played: &Played, at: usize) -> usize {
+    if played.parts == 1 { at } else { at % played.parts }
 }
 
 /// Whether the input is shown beside the output: where they cannot be the same memory.
@@ -62,7 +75,7 @@ pub(crate) fn strip(out: &mut String, played: &Played, rank: usize, memory: &Mem
     let mut row = |cells: Vec<Option<&Piece>>, y: f64| {
         for (at, piece) in cells.into_iter().enumerate() {
             let left = x + at as f64 * CELL + (at / played.parts) as f64 * GAP;
-            cell(out, (left, y), CELL, piece, ranks);
+            cell(out, (left, y), CELL, number(played, at), piece, ranks);
         }
     };
     if shows_input(played) {
@@ -102,13 +115,17 @@ pub(crate) fn arrow(
          stroke=\"{stroke}\" stroke-width=\"2\" marker-end=\"url(#head)\"/>",
         describe(played, message)
     );
-    let small = 14.0;
+    let small = 16.0;
     let (x, y) = (x1 + (x2 - x1) * along, y1 + (y2 - y1) * along);
     let left = x - small * message.pieces.len() as f64 / 2.0;
-    for (at, piece) in message.pieces.iter().enumerate() {
-        cell(out, (left + at as f64 * small, y - small / 2.0), small, piece.as_ref(), ranks);
+    // A page lets it travel from the beginning of the arrow.
+    let _ = write!(out, "<g class=\"travel\" style=\"--x:{:.1}px;--y:{:.1}px\">", x1 - x, y1 - y);
+    for (at, (part, piece)) in message.parts.clone().zip(&message.pieces).enumerate() {
+        let segment = piece.as_ref().map_or(0, |piece| piece.segment);
+        let number = if played.parts == 1 { segment } else { part };
+        cell(out, (left + at as f64 * small, y - small / 2.0), small, number, piece.as_ref(), ranks);
     }
-    out.push_str("</g>");
+    out.push_str("</g></g>");
 }
 
 /// A message in words.

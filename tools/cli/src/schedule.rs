@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use program_kit::size;
+use program_kit::{Usage, size};
 use tinynccl_plan::algorithm::{self, Shape};
 use tinynccl_plan::schedule::Program;
 use tinynccl_plan::schedule::draw::draw_all;
@@ -12,11 +12,15 @@ use tinynccl_plan::schedule::rounds::play;
 use tinynccl_plan::wire::{Algorithm, Collective};
 
 use crate::played::Played;
-use crate::values::collective;
+use crate::values::{collective, ranks};
 use crate::{html, no_schedule, svg};
 
 /// Ranks that a picture still shows.
 const MOST_RANKS: usize = 32;
+/// Steps that are held at once, half a gigabyte of them: a ring of 1448 ranks.
+const MOST_STEPS: usize = 4 << 20;
+/// Memory of a step, as a value and as a line of text: 110 bytes were measured for rings of 500 and 4000 ranks.
+const STEP_BYTES: usize = 110;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -27,7 +31,7 @@ pub(crate) struct Options {
     /// Which algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs.
     algorithm: Algorithm,
     /// Number of ranks.
-    #[arg(short = 'n', long, default_value_t = 4)]
+    #[arg(short = 'n', long, default_value_t = 4, value_parser = ranks())]
     ranks: usize,
     /// Root, for collectives that have one.
     #[arg(long, default_value_t = 0)]
@@ -64,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let text = match options.format {
         Format::Text => draw_all(&programs),
         Format::Svg | Format::Html if shape.ranks > MOST_RANKS => {
-            bail!("a picture shows up to {MOST_RANKS} ranks, not {}: take --format text", shape.ranks)
+            bail!(Usage(format!("a picture shows up to {MOST_RANKS} ranks, not {}: take --format text", shape.ranks)))
         }
         format => {
             let rounds = play(&programs, &shape).context("the schedule is wrong")?;
@@ -84,12 +88,32 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn programs(algorithm: Algorithm, shape: &Shape) -> Result<Vec<Program>> {
     if shape.root >= shape.ranks {
-        bail!("root is {}, expected a rank below {}", shape.root, shape.ranks);
+        bail!(Usage(format!("root is {}, expected a rank below {}", shape.root, shape.ranks)));
     }
-    (0..shape.ranks)
-        .map(|rank| algorithm::program(algorithm, shape, rank))
-        .collect::<Option<Vec<Program>>>()
-        .with_context(|| no_schedule(algorithm, shape))
+    let mut programs = Vec::new();
+    let mut steps = 0;
+    for rank in 0..shape.ranks {
+        let program = algorithm::program(algorithm, shape, rank).ok_or_else(|| Usage(no_schedule(algorithm, shape)))?;
+        steps += program.lanes.iter().map(|lane| lane.steps.len()).sum::<usize>();
+        programs.push(program);
+        if steps > MOST_STEPS {
+            bail!(Usage(too_long(algorithm, shape, steps / programs.len())));
+        }
+    }
+    Ok(programs)
+}
+
+/// The error where the programs of all ranks would fill the memory, `each` steps long.
+fn too_long(algorithm: Algorithm, shape: &Shape, each: usize) -> String {
+    let &Shape { collective, ranks, .. } = shape;
+    let gigabytes = each as f64 * ranks as f64 * STEP_BYTES as f64 / 1e9;
+    let name = collective.name().replace('_', "-");
+    format!(
+        "{algorithm} on {ranks} ranks has about {each} steps on each of them, {gigabytes:.1} GB in all, and a schedule is \
+         shown up to {:.1} GB: take fewer ranks; `tinynccl-cli simulate {name} --algo {algorithm} --ranks {ranks}` \
+         estimates its time without listing the steps",
+        (MOST_STEPS * STEP_BYTES) as f64 / 1e9
+    )
 }
 
 #[cfg(test)]
@@ -111,6 +135,19 @@ mod tests {
     }
 
     #[test]
+    fn what_would_fill_the_memory_is_refused_with_its_size() {
+        let of = |algorithm, ranks| {
+            let shape = Shape { collective: Collective::AllReduce, ranks, root: 0, channels: 1 };
+            programs(algorithm, &shape).map(|p| p.len()).map_err(|e| e.to_string())
+        };
+        let error = of(Algorithm::Ring, 100_000).unwrap_err();
+        let start = "ring on 100000 ranks has about 199999 steps on each of them, 2200.0 GB in all, and a schedule is shown up \
+                     to 0.5 GB: take fewer ranks; `tinynccl-cli simulate all-reduce --algo ring --ranks 100000` ";
+        assert!(error.starts_with(start), "{error}");
+        assert_eq!(of(Algorithm::Tree, 10_000), Ok(10_000), "short on every rank");
+    }
+
+    #[test]
     fn pictures_show_every_message() {
         for (collective, algorithm) in
             [(Collective::AllReduce, Algorithm::Ring), (Collective::AllToAll, Algorithm::Direct)]
@@ -120,11 +157,35 @@ mod tests {
             assert_eq!(svg::page(&played).matches("class=\"arrow\"").count(), messages);
             let page = html::page(&played);
             assert_eq!(page.matches("class=\"arrow\"").count(), messages);
-            assert_eq!(page.matches("<g class=\"frame\"").count(), played.rounds.len());
+            assert_eq!(page.matches("<g class=\"travel\"").count(), messages);
+            // The first round of both only sends, so it shows the start.
+            assert_eq!(page.matches("<g class=\"frame\"").count(), played.rounds.len() - 1);
             assert!(!page.contains("http"), "the page needs nothing from elsewhere");
             let sent = played.rounds.iter().flat_map(|r| &r.sent).filter(|m| m.from == 1);
             let all = format!("<td data-link=\"1-all\">{}</td>", sent.map(|m| played.bytes(m)).sum::<u64>());
             assert!(page.contains(&all), "{all}");
         }
+    }
+
+    #[test]
+    fn the_picture_of_the_readme_is_up_to_date() {
+        let picture = svg::page(&played(Collective::AllReduce, Algorithm::Ring, 4));
+        let command =
+            "cargo run -p tinynccl-cli -- schedule all-reduce ring --format svg --output docs/pictures/ring.svg";
+        assert!(picture == include_str!("../../../docs/pictures/ring.svg"), "make it again: {command}");
+    }
+
+    #[test]
+    fn a_page_numbers_the_parts_and_says_what_arrives() {
+        let page = html::page(&played(Collective::AllReduce, Algorithm::Ring, 4));
+        for words in [">arriving: 3<", ">arriving: 0+3<", ">arriving: 0+1+3<", ">arriving: the sum<"] {
+            assert!(page.contains(words), "{words}");
+        }
+        assert!(!page.contains(">arriving: 0+1+2+3<"));
+        for part in 0..4 {
+            assert!(page.contains(&format!("paint-order=\"stroke\">{part}</text>")), "{part}");
+        }
+        let page = html::page(&played(Collective::AllGather, Algorithm::Ring, 4));
+        assert!(page.contains(">arriving: 3<") && !page.contains(">arriving: the sum<") && page.contains(">3</text>"));
     }
 }

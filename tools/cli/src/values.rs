@@ -1,6 +1,12 @@
-//! Collectives on the command line.
+//! Collectives and numbers of ranks on the command line.
 
+use clap::builder::RangedU64ValueParser;
 use tinynccl_plan::wire::Collective;
+
+/// A number of ranks: the program of one of them is built before anything is known of its length.
+pub(crate) fn ranks() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1 << 22)
+}
 
 /// Names with hyphens, as on a command line, or with underscores.
 pub(crate) fn collective(name: &str) -> Result<Collective, String> {

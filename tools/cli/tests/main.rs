@@ -4,4 +4,5 @@
 mod doctor;
 #[cfg(feature = "doctor")]
 mod run;
+mod schedule;
 mod simulate;

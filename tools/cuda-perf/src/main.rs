@@ -132,7 +132,7 @@ fn choice(text: &str) -> Result<Choice, String> {
 }
 
 fn main() -> ExitCode {
-    env_logger::init();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let options = Options::parse();
     program_kit::exit_code(start(&options), |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }

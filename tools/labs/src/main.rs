@@ -4,6 +4,7 @@ mod card;
 mod cases;
 mod labs;
 mod outputs;
+mod pages;
 mod ranks;
 mod waits;
 
@@ -11,7 +12,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use tinynccl::launch;
 
 use card::scenes::{self, Scene};
 use labs::Lab;
@@ -28,6 +30,9 @@ const CANNOT_RUN_HERE: u8 = 77;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
+    /// Without the lines about the lab before and after a run.
+    #[arg(long, hide = true)]
+    bare: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -70,19 +75,26 @@ pub(crate) struct Outputs {
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).format_timestamp(None).init();
-    match run(Options::parse().command) {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => ranks::failure(&error),
-    }
+    let matches = Options::command().get_matches();
+    let options = Options::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let run = || run(&options.command).unwrap_or_else(|error| ranks::failure(&error));
+    let code = match (&options.command, matches.subcommand()) {
+        // A rank is a part of a run.
+        (Command::Lab(_), Some((lab, arguments))) if !options.bare && !launch::is_rank() => {
+            pages::around(lab, arguments.get_flag("fixed"), run)
+        }
+        _ => run(),
+    };
+    ExitCode::from(code)
 }
 
-fn run(command: Command) -> Result<u8> {
+fn run(command: &Command) -> Result<u8> {
     match command {
         Command::Lab(lab) => lab.run(),
-        Command::List => labs::list(),
-        Command::Waits { trace } => waits::print(&trace).map(|()| 0),
-        Command::Packets { trace } => card::shown::print(&trace).map(|()| 0),
-        Command::Wire { scene } => scenes::run(scene),
-        Command::Outputs(options) => outputs::run(&options),
+        Command::List => Ok(pages::list()),
+        Command::Waits { trace } => waits::print(trace).map(|()| 0),
+        Command::Packets { trace } => card::shown::print(trace).map(|()| 0),
+        Command::Wire { scene } => scenes::run(*scene),
+        Command::Outputs(options) => outputs::run(options),
     }
 }

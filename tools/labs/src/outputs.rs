@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use program_kit::Usage;
 use regex::Regex;
 
 use crate::CANNOT_RUN_HERE;
@@ -33,7 +34,7 @@ pub(crate) fn run(options: &crate::Outputs) -> Result<u8> {
     let chosen = |case: &&Case| options.labs.is_empty() || options.labs.iter().any(|lab| lab == case.lab());
     let cases: Vec<&Case> = CASES.iter().filter(chosen).collect();
     if let Some(unknown) = options.labs.iter().find(|lab| !CASES.iter().any(|case| case.lab() == lab.as_str())) {
-        bail!("there is no lab {unknown:?}: see `labs list`");
+        bail!(Usage(format!("there is no lab {unknown:?}: see `labs list`")));
     }
     let mut different = 0;
     for case in cases {
@@ -77,6 +78,7 @@ impl Case {
         for step in self.steps {
             let mut output = tempfile::tempfile()?;
             let mut command = Command::new(std::env::current_exe()?);
+            command.arg("--bare");
             for (name, _) in std::env::vars_os() {
                 let text = name.to_string_lossy();
                 if ["TINYNCCL_", "TINYROCE_"].iter().any(|ours| text.starts_with(ours))
@@ -150,7 +152,7 @@ impl Case {
 }
 
 /// A step as one types it: `labs` is the program, and variables stand before it.
-fn typed(step: &str) -> String {
+pub(crate) fn typed(step: &str) -> String {
     let (variables, arguments): (Vec<&str>, Vec<&str>) =
         step.split(' ').partition(|word| word.contains('=') && !word.starts_with('-'));
     let variables: String = variables.iter().map(|word| format!("{word} ")).collect();

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Error as AnyError, Result, anyhow};
+use program_kit::Usage;
 use rustix::process::{Signal, getegid, geteuid};
 use rustix::thread::UnshareFlags;
 use tinynccl::launch::{self, Launcher};
@@ -25,14 +25,15 @@ pub(crate) struct CannotRunHere(pub(crate) String);
 #[error("{0}")]
 pub(crate) struct Announced(pub(crate) String);
 
-/// Prints an error as one line, in one piece, because other ranks write to the same terminal.
-pub(crate) fn failure(error: &AnyError) -> ExitCode {
+/// Prints an error as one line, in one piece, because other ranks write to the same terminal. Returns the exit status.
+pub(crate) fn failure(error: &AnyError) -> u8 {
     let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
-    ExitCode::from(match () {
+    match () {
         () if error.is::<CannotRunHere>() || error.is::<Unavailable>() => CANNOT_RUN_HERE,
         () if error.is::<Announced>() => FAILED_AS_ANNOUNCED,
+        () if error.is::<Usage>() => 2,
         () => 1,
-    })
+    }
 }
 
 /// A lab whose ranks are processes.

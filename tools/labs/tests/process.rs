@@ -34,7 +34,8 @@ macro_rules! labs {
         #[test]
         fn every_lab_is_tested() {
             let list = output(labs().arg("list"));
-            let names: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
+            let rows = list.lines().take_while(|line| !line.is_empty());
+            let names: Vec<&str> = rows.filter_map(|line| line.split_whitespace().next()).collect();
             let mut tested = vec![$($lab),*];
             tested.sort_unstable();
             let mut sorted = names.clone();
@@ -114,10 +115,20 @@ fn a_wire_shows_how_the_card_recovers() {
 }
 
 #[test]
+fn a_run_ends_with_what_comes_next() {
+    let outcome = testing::run(labs().arg("dead-rank"));
+    assert_eq!(outcome.code, Some(3), "{}", outcome.stderr);
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    assert!(lines[0].starts_with("Lab 03 A dead rank. What you see: "), "{}", outcome.stdout);
+    assert_eq!(lines.last(), Some(&"Mended:     cargo run -p labs -- dead-rank --fixed"), "{}", outcome.stdout);
+    assert_eq!(outcome.stdout.matches("Lab 03").count(), 1, "ranks do not repeat it: {}", outcome.stdout);
+}
+
+#[test]
 fn wrong_usage_is_one_line_and_a_code() {
     for (arguments, code, words) in [
         (&["pigeon"][..], 2, "pigeon"),
-        (&["outputs", "/nowhere", "pigeon"], 1, "there is no lab \"pigeon\""),
+        (&["outputs", "/nowhere", "pigeon"], 2, "there is no lab \"pigeon\""),
         (&["waits", "/nowhere"], 1, "reading /nowhere"),
         (&["packets", "/nowhere"], 1, "reading /nowhere"),
         (&["packets", "Cargo.toml"], 1, "Cargo.toml is no trace of a card"),

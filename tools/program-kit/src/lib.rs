@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! size       4M on a command line is 4194304 bytes
-//! end        an error is one line; status 77 says that the machine lacks what the program needs
+//! end        an error is one line; status 77 says that the machine lacks what the program needs, 2 that usage was wrong
 //! machine    the processor's name, the cores, and a thread on one of them
 //! stats      medians
 //! output     a file that appears when it is complete
@@ -20,4 +20,4 @@ pub mod source;
 pub mod stats;
 pub mod testing;
 
-pub use end::{UNAVAILABLE, exit_code};
+pub use end::{UNAVAILABLE, Usage, exit_code};

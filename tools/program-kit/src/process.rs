@@ -65,6 +65,26 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Outcome> {
     supervise(command, limit, false)
 }
 
+/// [`run`], with the standard error on ours: somebody waits, and reads there how far it is.
+///
+/// # Errors
+/// It cannot be started.
+pub fn run_shown(command: &mut Command, limit: Duration) -> Result<Outcome> {
+    let begin = Instant::now();
+    let name = command.get_program().to_string_lossy().into_owned();
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
+    let mut child = spawned.with_context(|| format!("starting {name}"))?;
+    let stdout = collect(child.stdout.take().context("no pipe")?);
+    let mut bytes = Vec::new();
+    let done = drain(&stdout, &mut bytes, begin + limit);
+    if !done {
+        let _ = child.kill();
+    }
+    let code = child.wait().with_context(|| format!("waiting for {name}"))?.code();
+    let stdout = String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Outcome { code, stdout, stderr: String::new(), late: !done, took: begin.elapsed() })
+}
+
 /// [`run`] for a program that starts others, in a process group of their own. After `limit` all of them are asked to
 /// end, and soon made to; none is left beside the next program.
 ///

@@ -1,21 +1,20 @@
 //! Builds a learner's step, runs its tests, and reports the faults briefly, with the section to read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use program_kit::process::{Outcome, run};
+use program_kit::process::{Outcome, run, run_shown};
 
 use crate::course::Step;
 use crate::exercise::{self, Exercise, Needs};
+use crate::faults::{self, Fault, Sources};
 use crate::learn::Learn;
 use crate::stub;
 
-/// Number of lines shown of a failed test.
-const SHOWN: usize = 25;
 /// The longest time of a build: everything, from nothing, on a slow machine.
 const BUILD_LIMIT: Duration = Duration::from_secs(3600);
 
@@ -26,6 +25,8 @@ pub struct Report {
     pub failed: Vec<String>,
     /// How many passed.
     pub passed: usize,
+    /// False when the learner's step does not compile: then no test ran.
+    pub compiles: bool,
     /// Output of the compiler, the tests and the program, when something is wrong.
     pub output: String,
     /// Where to continue, when something is wrong.
@@ -41,78 +42,132 @@ impl Report {
     }
 }
 
-/// Checks the learner's step; `vm`: with RDMA, in the virtual machine.
+/// What to check.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Scope {
+    /// With RDMA, in the virtual machine.
+    pub vm: bool,
+    /// This exercise alone: its own tests, or all where it has none; other exercises may be unwritten.
+    pub only: Option<u32>,
+}
+
+/// Checks the learner's step.
 ///
 /// # Errors
-/// It was not started; cargo or the machine cannot be started.
-pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
+/// It was not started; it has no such exercise; cargo or the machine cannot be started.
+pub fn check(learn: &Learn, step: &Step, scope: Scope) -> Result<Report> {
+    let Scope { vm, only } = scope;
     ensure!(learn.started(step), "{} was not started: `cargo xtask start {:02}`", step.folder(), step.number);
     ensure!(!vm || step.verbs, "{} has nothing that needs the virtual machine: leave --vm out", step.folder());
     learn.prepare()?;
     let exercises = exercise::of(step, &step.solution(&learn.root))?;
+    let wanted = only.map(|number| exercise::find(step, &exercises, number)).transpose()?;
     let folder = learn.step(step);
     let open = stub::open(step, &folder, &exercises)?;
+    let sources = Sources::read(step, &folder, &open);
     let mut report = Report::default();
-
-    let (build, programs) = build(&folder, vm)?;
-    if !build.success() {
-        report.output = build.stderr;
-        report.hint =
-            format!("it does not compile; {}", pointer(learn, step, chosen(&exercises, &open, &report), &open));
+    if let Some(e) = wanted.filter(|e| open.contains(&e.number)) {
+        report.hint = pointer(learn, step, Some(e), &open);
+        report.compiles = true;
         return Ok(report);
     }
-    let mut text = String::new();
-    for program in &programs {
-        let outcome = test(learn, step, program, vm)?;
+
+    let programs = match build(&folder, vm)? {
+        Ok(programs) => programs,
+        Err(said) => {
+            let fault = sources.error(&said);
+            report.output = fault.as_ref().map_or(String::new(), |f| format!("{}\n\n", f.words)) + &said;
+            let faults: Vec<Fault> = fault.into_iter().collect();
+            report.hint = pointer(learn, step, chosen(&exercises, &open, &report, &faults), &open);
+            return Ok(report);
+        }
+    };
+    report.compiles = true;
+    let (mut stdout, mut stderr) = (String::new(), String::new());
+    for (program, names) in selected(&programs, &exercises, wanted)? {
+        let outcome = test(learn, step, program, vm, &names)?;
         report.passed += outcome.stdout.lines().filter(|l| l.starts_with("test ") && l.ends_with(" ... ok")).count();
         let mut failed = failures(&outcome.stdout);
         if outcome.late {
-            let hanging = unfinished(program, &outcome.stdout)?;
+            let hanging = unfinished(program, &outcome.stdout, &names)?;
             report.output += &format!("still running after {} s: {}\n", step.limit.as_secs(), hanging.join(", "));
             failed.extend(hanging);
         }
-        report.output += &shown(&outcome, &failed);
         if !outcome.success() && failed.is_empty() {
             failed.push(format!("the test program {}", program.display()));
+            report.output += &format!("{}{}", outcome.stdout, outcome.stderr);
         }
         report.failed.extend(failed);
-        text += &outcome.stdout;
-        text += &outcome.stderr;
+        stdout += &outcome.stdout;
+        stderr += &outcome.stderr;
     }
+    let shown = faults::read(&stdout, &report.failed, &sources);
+    report.output.insert_str(0, &shown.text);
+    // One exercise alone is not to blame for the others.
+    report.failed.retain(|name| only.is_none() || !shown.waiting.contains(name));
+    let text = stdout + &stderr;
     let skipped: BTreeSet<&str> = text.lines().map(str::trim).filter(|l| l.starts_with("SKIPPED")).collect();
     let lacks = |needs: Needs| if needs == Needs::Rdma { !vm } else { !skipped.is_empty() };
-    report.unchecked = unchecked(step, &exercises, &skipped, vm, lacks);
-    let todo = exercises.iter().find(|e| open.contains(&e.number) && !e.needs.is_some_and(lacks));
-    if !report.failed.is_empty() || todo.is_some() {
-        report.hint = pointer(learn, step, chosen(&exercises, &open, &report), &open);
+    let these: Vec<Exercise> = wanted.map_or_else(|| exercises.clone(), |e| vec![e.clone()]);
+    report.unchecked = unchecked(step, &these, &skipped, vm, lacks);
+    let todo = these.iter().find(|e| open.contains(&e.number) && !e.needs.is_some_and(lacks));
+    if !report.failed.is_empty() || todo.is_some() || (wanted.is_some() && report.passed == 0) {
+        let at = chosen(&exercises, &open, &report, &shown.faults);
+        report.hint = pointer(learn, step, wanted.filter(|_| shown.faults.is_empty()).or(at), &open);
     }
     Ok(report)
 }
 
-/// Builds the tests. Returns what cargo said, and the programs.
-fn build(folder: &Path, vm: bool) -> Result<(Outcome, Vec<PathBuf>)> {
+/// The programs to run, each with the names of its tests to run; without names, with all.
+fn selected<'a>(
+    programs: &'a [PathBuf],
+    exercises: &[Exercise],
+    wanted: Option<&Exercise>,
+) -> Result<Vec<(&'a Path, Vec<String>)>> {
+    let all = programs.iter().map(|program| (program.as_path(), Vec::new())).collect();
+    let Some(e) = wanted else { return Ok(all) };
+    let mut own = Vec::new();
+    for program in programs {
+        let names: Vec<String> = names(program)?.into_iter().filter(|n| faults::is_own(exercises, e, n)).collect();
+        if !names.is_empty() {
+            own.push((program.as_path(), names));
+        }
+    }
+    Ok(if own.is_empty() { all } else { own })
+}
+
+/// Builds the tests, with cargo's progress on the terminal. Returns what the compiler said, if it failed, and the programs.
+fn build(folder: &Path, vm: bool) -> Result<Result<Vec<PathBuf>, String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(&cargo);
     // The folder's own settings say where to build. A cargo that runs this program may hold the lock of another place.
     command
         .current_dir(folder)
         .env_remove("CARGO_TARGET_DIR")
-        .args(["test", "--tests", "--no-run", "--quiet", "--message-format=json-render-diagnostics"])
+        .args(["test", "--tests", "--no-run", "--message-format=json"])
         .args(vm.then_some("--features=verbs"));
-    let outcome = run(&mut command, BUILD_LIMIT)?;
-    let programs = outcome.stdout.lines().filter_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+    let outcome = run_shown(&mut command, BUILD_LIMIT)?;
+    let messages = outcome.stdout.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    if !outcome.success() {
+        let errors = messages.filter(|m| m["message"]["level"] == "error");
+        let mut said: Vec<String> =
+            errors.filter_map(|m| m["message"]["rendered"].as_str().map(str::to_owned)).collect();
+        // The library and its tests are two programs with the same error.
+        said.dedup();
+        return Ok(Err(said.concat()));
+    }
+    let program = |message: serde_json::Value| {
         let test = message["profile"]["test"] == true;
         Some(PathBuf::from(message["executable"].as_str().filter(|_| test)?))
-    });
-    let programs = programs.collect();
-    Ok((outcome, programs))
+    };
+    Ok(Ok(messages.filter_map(program).collect()))
 }
 
-/// Runs one test program where cargo would.
-fn test(learn: &Learn, step: &Step, program: &Path, vm: bool) -> Result<Outcome> {
+/// Runs one test program where cargo would: the tests `only`, or without any all of them.
+fn test(learn: &Learn, step: &Step, program: &Path, vm: bool, only: &[String]) -> Result<Outcome> {
     let folder = learn.step(step);
-    let skips = step.skip.iter().flat_map(|s| ["--skip", s]);
+    let skips = step.skip.iter().filter(|_| only.is_empty()).flat_map(|s| ["--skip", s]);
+    let only = (!only.is_empty()).then_some("--exact").into_iter().chain(only.iter().map(String::as_str));
     if !vm {
         let mut command = Command::new(program);
         command
@@ -120,7 +175,8 @@ fn test(learn: &Learn, step: &Step, program: &Path, vm: bool) -> Result<Outcome>
             .env("CARGO_MANIFEST_DIR", &folder)
             .env("RUST_BACKTRACE", "0")
             .arg("--show-output")
-            .args(skips);
+            .args(skips)
+            .args(only);
         return run(&mut command, step.limit);
     }
     let mut command = Command::new(learn.root.join("scripts/rxe-vm.sh"));
@@ -131,7 +187,8 @@ fn test(learn: &Learn, step: &Step, program: &Path, vm: bool) -> Result<Outcome>
         .arg(&folder)
         .arg(program)
         .args(["--show-output", "--test-threads=1"])
-        .args(skips);
+        .args(skips)
+        .args(only);
     let outcome = run(&mut command, step.limit + Duration::from_secs(200))?;
     ensure!(
         !outcome.stderr.contains("rxe-vm: cannot run here"),
@@ -147,55 +204,17 @@ fn failures(stdout: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Names of the tests that had not ended when the program was.
-fn unfinished(program: &Path, stdout: &str) -> Result<Vec<String>> {
+/// Names of all tests of a program.
+fn names(program: &Path) -> Result<Vec<String>> {
     let all = run(Command::new(program).arg("--list"), Duration::from_secs(30))?.stdout;
-    let names = all.lines().filter_map(|l| l.strip_suffix(": test"));
-    let ended = |name: &&str| !stdout.lines().any(|l| l.starts_with(&format!("test {name} ... ")));
-    Ok(names.filter(ended).map(str::to_owned).collect())
+    Ok(all.lines().filter_map(|l| l.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// What a test program printed of the tests that failed, or all when it names none. A test that met an exercise which
-/// is not written yet is one name in a list; of the others the first lines are shown.
-fn shown(outcome: &Outcome, failed: &[String]) -> String {
-    if outcome.success() {
-        return String::new();
-    }
-    let mut tests: Vec<(&str, Vec<&str>)> = Vec::new();
-    let mut inside = false;
-    for line in outcome.stdout.lines() {
-        if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----")) {
-            inside = failed.iter().any(|f| f == name);
-            if inside {
-                tests.push((name, Vec::new()));
-            }
-        }
-        inside &= line != "failures:" && line != "successes:";
-        if let Some((_, lines)) = tests.last_mut().filter(|_| inside) {
-            lines.push(line);
-        }
-    }
-    let mut unwritten: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    let mut text = String::new();
-    for (name, lines) in tests {
-        if let Some(exercise) = lines.iter().find_map(|l| stub::unwritten(l)) {
-            unwritten.entry(exercise).or_default().push(name);
-            continue;
-        }
-        let lines = lines.iter().filter(|l| !l.is_empty() && !l.starts_with("note: run with `RUST_BACKTRACE"));
-        for line in lines.clone().take(SHOWN) {
-            text += line;
-            text.push('\n');
-        }
-        if let more @ 1.. = lines.count().saturating_sub(SHOWN) {
-            text += &format!("… {more} more lines: `cargo test {name}` in that folder\n");
-        }
-        text.push('\n');
-    }
-    for (exercise, names) in unwritten {
-        text += &format!("{exercise} is not written yet, and these tests need it: {}\n", names.join(", "));
-    }
-    if text.is_empty() { format!("{}{}", outcome.stdout, outcome.stderr) } else { text }
+/// Names of the tests that had not ended when the program was, among `only` or all.
+fn unfinished(program: &Path, stdout: &str, only: &[String]) -> Result<Vec<String>> {
+    let ended = |name: &String| !stdout.lines().any(|l| l.starts_with(&format!("test {name} ... ")));
+    let all = if only.is_empty() { names(program)? } else { only.to_vec() };
+    Ok(all.into_iter().filter(ended).collect())
 }
 
 /// The unchecked parts: exercises that need something missing here, and tests that were skipped.
@@ -233,17 +252,21 @@ fn unchecked(
     lines
 }
 
-/// The exercise to look at: the one that the output names, the one whose file a failed test belongs to, the first that
-/// is still open, or the first.
-fn chosen<'a>(exercises: &'a [Exercise], open: &[u32], report: &Report) -> Option<&'a Exercise> {
+/// The exercise to look at: the written one at fault, the one whose own test failed, the one that the output names, the
+/// one whose file a failed test belongs to, the first that is still open, or the first.
+fn chosen<'a>(exercises: &'a [Exercise], open: &[u32], report: &Report, faults: &[Fault]) -> Option<&'a Exercise> {
+    let at_fault = faults.first().and_then(|f| exercises.iter().find(|e| e.number == f.number));
+    let still = |e: &&Exercise| open.contains(&e.number);
+    let own = |e: &&Exercise| report.failed.iter().any(|test| faults::is_own(exercises, e, test));
     let named = exercises.iter().find(|e| report.output.contains(&format!("exercise {} of ", e.number)));
     let module = |e: &&Exercise| {
         let stem = e.file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
         let own = |f: &String| f.split("::").any(|part| part == stem);
         report.failed.iter().any(own) || report.output.contains(&format!("{}:", e.file.display()))
     };
-    let still = |e: &&Exercise| open.contains(&e.number);
-    named
+    at_fault
+        .or_else(|| exercises.iter().find(|e| own(e) && !still(e)))
+        .or(named)
         .or_else(|| exercises.iter().find(|e| module(e) && still(e)))
         .or_else(|| exercises.iter().find(module))
         .or_else(|| exercises.iter().find(still))
@@ -269,47 +292,9 @@ fn pointer(learn: &Learn, step: &Step, exercise: Option<&Exercise>, open: &[u32]
 mod tests {
     use super::*;
 
-    const OUT: &str = "
-running 3 tests
-test a::one ... ok
-test two ... FAILED
-test three ... ok
-
-successes:
-
----- a::one stdout ----
-hello
-
-failures:
-
----- two stdout ----
-
-thread 'two' panicked at src/lib.rs:1:
-not yet implemented: exercise 2 of 07-allreduce-tcp: add.
-note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
-
-
-failures:
-    two
-";
-
     fn exercises() -> Vec<Exercise> {
         let text = "// EXERCISE 1 (How): one.\nfn f() {}\n// EXERCISE 2 (Why; needs GPU): two.\nfn g() {}\n";
         exercise::parse(Path::new("src/a.rs"), text).unwrap()
-    }
-
-    #[test]
-    fn only_what_failed_is_shown() {
-        assert_eq!(failures(OUT), ["two"]);
-        let outcome = Outcome { code: Some(101), stdout: OUT.to_owned(), ..Outcome::default() };
-        let text = shown(&outcome, &failures(OUT));
-        assert_eq!(text, "exercise 2 of 07-allreduce-tcp is not written yet, and these tests need it: two\n");
-        let wrong = OUT.replace("not yet implemented: exercise 2 of 07-allreduce-tcp: add.", &"wrong\n".repeat(40));
-        let outcome = Outcome { stdout: wrong, ..outcome };
-        let text = shown(&outcome, &failures(OUT));
-        assert!(text.contains("panicked at") && !text.contains("hello") && !text.contains("BACKTRACE"), "{text}");
-        assert!(text.ends_with("… 17 more lines: `cargo test two` in that folder\n\n"), "{text}");
-        assert_eq!(shown(&Outcome { code: Some(0), ..outcome }, &[]), "");
     }
 
     #[test]
@@ -320,10 +305,14 @@ failures:
             failed: failed.iter().map(|f| (*f).to_owned()).collect(),
             ..Report::default()
         };
-        let number = |report: &Report, open: &[u32]| chosen(&all, open, report).unwrap().number;
+        let number = |report: &Report, open: &[u32]| chosen(&all, open, report, &[]).unwrap().number;
         assert_eq!(number(&report("exercise 2 of 07", &["b"]), &[1, 2]), 2);
         assert_eq!(number(&report("", &["b"]), &[2]), 2, "the first that is open");
         assert_eq!(number(&report("", &["a::tests::x"]), &[]), 1, "by the test's module");
+        assert_eq!(number(&report("exercise 1 of 07", &["a::tests::g_adds"]), &[1]), 2, "its own test failed");
+        let fault = Fault { number: 2, words: String::new() };
+        let two = chosen(&all, &[1], &report("exercise 1 of 07", &["b"]), &[fault]).unwrap();
+        assert_eq!(two.number, 2, "what was written comes before what was not");
         let learn = Learn::new(Path::new("/x"), "learn").unwrap();
         let step = Step::find("7").unwrap();
         let hint = pointer(&learn, &step, Some(&all[1]), &[2]);

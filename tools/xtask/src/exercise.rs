@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use program_kit::Usage;
 
 use crate::body::{self, Language};
 use crate::course::Step;
@@ -118,6 +119,16 @@ pub fn of(step: &Step, folder: &Path) -> Result<Vec<Exercise>> {
         step.folder()
     );
     Ok(all)
+}
+
+/// The exercise `number` of all those of a step.
+///
+/// # Errors
+/// There is none; the text says which there are.
+pub fn find<'a>(step: &Step, all: &'a [Exercise], number: u32) -> Result<&'a Exercise> {
+    let found = all.iter().find(|e| e.number == number);
+    let none = || Usage(format!("{} has exercises 1 to {}, no {number}", step.folder(), all.len()));
+    Ok(found.ok_or_else(none)?)
 }
 
 #[cfg(test)]

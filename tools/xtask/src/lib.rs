@@ -9,6 +9,7 @@
 //! learn      the learner's folder: a workspace of its own, made from ours
 //! progress   which steps have passed
 //! check      builds and runs a step's tests, and reports the faults
+//! faults     what the compiler and the tests said: the function at fault, and the line
 //! ```
 //! No stub is stored: xtask makes them from the solutions on demand.
 
@@ -16,6 +17,7 @@ pub mod body;
 pub mod check;
 pub mod course;
 pub mod exercise;
+pub mod faults;
 pub mod files;
 pub mod learn;
 pub mod progress;

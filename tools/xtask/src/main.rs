@@ -5,6 +5,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
+use program_kit::end::{green, red};
+use xtask::check::Scope;
 use xtask::course::{self, STEPS, Step};
 use xtask::learn::Learn;
 use xtask::progress::{Passed, Progress};
@@ -36,6 +38,8 @@ enum Task {
     Check {
         #[arg(value_parser = Step::find)]
         step: Step,
+        /// Check this exercise only; the others may be unwritten.
+        exercise: Option<u32>,
         /// With RDMA, in the virtual machine of scripts/rxe-vm.sh.
         #[arg(long)]
         vm: bool,
@@ -64,16 +68,11 @@ macro_rules! say {
 
 fn main() -> ExitCode {
     match start(&Cli::parse().task) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
         // As in `cargo xtask list | head`: nobody reads on.
         Err(error) if error.downcast_ref::<Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+        result => program_kit::exit_code(result.map(|ok| i32::from(!ok)), |_| false),
     }
 }
 
@@ -89,7 +88,7 @@ fn start(task: &Task) -> Result<bool> {
             learn.start(step)?;
             begun(&learn, step)?;
         }
-        Task::Check { step, vm } => return checked(&learn, step, *vm),
+        Task::Check { step, exercise, vm } => return checked(&learn, step, Scope { vm: *vm, only: *exercise }),
         Task::Reset { step, yes } => {
             ensure!(*yes || agreed(&learn, step)?, "nothing was changed");
             let old = learn.reset(step)?;
@@ -102,28 +101,49 @@ fn start(task: &Task) -> Result<bool> {
     Ok(true)
 }
 
-/// How far one step is, in words.
-fn state(learn: &Learn, step: &Step, progress: &Progress) -> Result<String> {
+/// How far one step is.
+enum State {
+    NotStarted,
+    /// With the number of exercises that are to be written, and of all.
+    Started(usize, usize),
+    /// Passed before, and since then put aside.
+    Again,
+    Passed(Passed),
+}
+
+fn state(learn: &Learn, step: &Step, progress: &Progress) -> Result<State> {
     if !learn.started(step) {
-        return Ok("not started".to_owned());
+        return Ok(State::NotStarted);
     }
     let all = exercise::of(step, &step.solution(&learn.root))?;
     let open = stub::open(step, &learn.step(step), &all)?;
     Ok(match progress.of(step.number) {
-        Some(_) if open.len() == all.len() => "passed before, started again".to_owned(),
-        Some(Passed::Whole) => "passed".to_owned(),
-        Some(Passed::InPart) => "passed, but for what could not be checked where it ran".to_owned(),
-        None if open.is_empty() => "started, everything is written: check it".to_owned(),
-        None => format!("started, {} of {} exercises to be written", open.len(), all.len()),
+        Some(_) if open.len() == all.len() => State::Again,
+        Some(passed) => State::Passed(passed),
+        None => State::Started(open.len(), all.len()),
     })
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            State::NotStarted => f.write_str("not started"),
+            State::Started(0, _) => f.write_str("started, everything is written: check it"),
+            State::Started(open, all) => write!(f, "started, {open} of {all} exercises to be written"),
+            State::Again => f.write_str("passed before, started again"),
+            State::Passed(Passed::Whole) => f.write_str("passed"),
+            State::Passed(Passed::InPart) => f.write_str("passed, but for what could not be checked where it ran"),
+        }
+    }
 }
 
 fn status(learn: &Learn) -> Result<()> {
     let progress = Progress::read(&learn.folder)?;
     let mut passed = 0;
     for step in &STEPS {
-        passed += usize::from(progress.of(step.number).is_some());
-        say!("  {:02}  {:<18} {}", step.number, step.name, state(learn, step, &progress)?)?;
+        let state = state(learn, step, &progress)?;
+        passed += usize::from(matches!(state, State::Passed(_)));
+        say!("  {:02}  {:<18} {state}", step.number, step.name)?;
     }
     say!("\n{passed} of {} passed. {}", STEPS.len(), next(learn)?)?;
     Ok(())
@@ -132,8 +152,13 @@ fn status(learn: &Learn) -> Result<()> {
 /// The first step that is begun and not done, else the first that is not begun.
 fn next(learn: &Learn) -> Result<String> {
     let progress = Progress::read(&learn.folder)?;
-    let mut left = STEPS.iter().filter(|s| progress.of(s.number).is_none());
-    Ok(match left.clone().find(|s| learn.started(s)).or_else(|| left.next()) {
+    let mut left = Vec::new();
+    for step in &STEPS {
+        if !matches!(state(learn, step, &progress)?, State::Passed(_)) {
+            left.push(step);
+        }
+    }
+    Ok(match left.iter().find(|s| learn.started(s)).or(left.first()) {
         None => "That is all of them.".to_owned(),
         Some(step) => {
             let verb = if learn.started(step) { "check" } else { "start" };
@@ -164,27 +189,40 @@ fn begun(learn: &Learn, step: &Step) -> Result<()> {
     Ok(())
 }
 
-fn checked(learn: &Learn, step: &Step, vm: bool) -> Result<bool> {
+fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<bool> {
     say!("building and testing {}", learn.shown(&learn.step(step)))?;
-    let report = check::check(learn, step, vm)?;
+    let report = check::check(learn, step, scope)?;
     let passed = match (report.ok(), report.unchecked.is_empty()) {
         (false, _) => None,
         (true, true) => Some(Passed::Whole),
         (true, false) => Some(Passed::InPart),
     };
-    Progress::read(&learn.folder)?.note(step.number, passed)?;
+    if scope.only.is_none() {
+        Progress::read(&learn.folder)?.note(step.number, passed)?;
+    }
     if !report.ok() {
         write!(std::io::stdout(), "{}", report.output)?;
     }
     for line in &report.unchecked {
         say!("{line}")?;
     }
-    if report.ok() {
-        say!("{}: passed, {} tests", step.folder(), report.passed)?;
-        say!("{}", next(learn)?)?;
-    } else {
-        say!("{}: FAILED: {} tests failed, {} passed", step.folder(), report.failed.len(), report.passed)?;
-        say!("hint: {}", report.hint)?;
+    let name = scope.only.map_or_else(|| step.folder(), |number| stub::tag(step, number));
+    let terminal = std::io::stdout().is_terminal();
+    let count = |n: usize| format!("{n} test{}", if n == 1 { "" } else { "s" });
+    match (report.ok(), scope.only) {
+        (true, only) => {
+            say!("{name}: {}, {}", green("passed", terminal), count(report.passed))?;
+            match only {
+                Some(_) => say!("Next: `cargo xtask check {:02}`, the whole milestone", step.number)?,
+                None => say!("{}", next(learn)?)?,
+            }
+        }
+        (false, _) => {
+            let failed = format!("{} failed, {} passed", count(report.failed.len()), report.passed);
+            let word = red("FAILED", terminal);
+            say!("{name}: {word}: {}", if report.compiles { &failed } else { "it does not compile, so no test ran" })?;
+            say!("hint: {}", report.hint)?;
+        }
     }
     Ok(report.ok())
 }
@@ -232,8 +270,7 @@ fn difference(learn: &Learn, step: &Step) -> Result<()> {
 fn ours(learn: &Learn, step: &Step, number: u32) -> Result<()> {
     let folder = step.solution(&learn.root);
     let all = exercise::of(step, &folder)?;
-    let found = all.iter().find(|e| e.number == number);
-    let e = found.with_context(|| format!("{} has exercises 1 to {}, no {number}", step.folder(), all.len()))?;
+    let e = exercise::find(step, &all, number)?;
     let text = files::read(&folder.join(&e.file))?.unwrap_or_default();
     say!("`{}` in milestones/{}/{}:\n", e.function, step.folder(), e.file.display())?;
     say!("{}", text[e.body.clone()].trim_end())?;

@@ -77,6 +77,38 @@ fn from_start_to_passed() {
     std::fs::write(&file, solved.replace("if length > limit", "if length > limit + 1")).unwrap();
     let out = text(folder.xtask("check 01").failure().get_output().stdout.clone());
     assert!(out.contains("panicked at") && out.contains("may be where to look"), "{out}");
+
+    // Exercise 2 panics while 1 and 3 are not written: the panic comes first, and the hint is about 2.
+    let two = stub::fill(Path::new("src/framing.rs"), &stub, &solution, |n| n == 2).unwrap();
+    let panics = two.replace("let mut sent = 0;", "let mut sent = first.len() - 9;");
+    assert_ne!(panics, two);
+    std::fs::write(&file, &panics).unwrap();
+    let out = text(folder.xtask("check 01").failure().get_output().stdout.clone());
+    let line = 1 + panics.lines().position(|l| l.contains("first.len() - 9")).unwrap();
+    let expected = format!("exercise 2 panics at src/framing.rs:{line}: attempt to subtract with overflow");
+    assert_eq!(out.lines().nth(1), Some(expected.as_str()), "{out}");
+    assert!(out.contains("exercise 1 of 01-tcp-echo is not written yet, and these tests need it: "), "{out}");
+    assert!(out.lines().last().unwrap().contains("hint: exercise 2 (`write_full` in "), "{out}");
+    assert!(!out.contains("panicked at") && out.lines().count() < 12, "a learner reads it: {out}");
+
+    // One exercise at a time.
+    let out = text(folder.xtask("check 01 2").failure().get_output().stdout.clone());
+    assert!(out.contains("exercise 2 of 01-tcp-echo: FAILED: 1 test failed, 0 passed\n"), "{out}");
+    std::fs::write(&file, &two).unwrap();
+    let out = folder.says("check 01 2");
+    assert!(
+        out.ends_with("exercise 2 of 01-tcp-echo: passed, 1 test\nNext: `cargo xtask check 01`, the whole milestone\n")
+    );
+    let out = text(folder.xtask("check 01 3").failure().get_output().stdout.clone());
+    assert!(out.contains("hint: exercise 3 (`decode` in ") && out.contains("is still to be written"), "{out}");
+    assert!(folder.refuses("check 01 4").contains("exercises 1 to 3, no 4"));
+
+    std::fs::write(&file, two.replace("let mut sent = 0;", "let mut sent = \"0\";")).unwrap();
+    let out = text(folder.xtask("check 01").failure().get_output().stdout.clone());
+    let first = out.lines().nth(1).unwrap();
+    assert!(first.starts_with("exercise 2 does not compile: src/framing.rs:"), "{out}");
+    assert!(out.contains("01-tcp-echo: FAILED: it does not compile, so no test ran\nhint: exercise 2 ("), "{out}");
+    std::fs::write(&file, solved.replace("if length > limit", "if length > limit + 1")).unwrap();
     let out = folder.says("solution 01");
     assert!(out.contains("-    if length > limit + 1") && out.contains("+    if length > limit "), "{out}");
     assert!(
@@ -96,13 +128,12 @@ fn from_start_to_passed() {
     assert!(out.contains("The old one is in learn-test-cli/backup/01-tcp-echo-1."), "{out}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), stub);
     assert_eq!(std::fs::read_to_string(folder.0.join("backup/01-tcp-echo-1/src/framing.rs")).unwrap(), solved);
-    assert!(folder.says("status").contains("01  tcp-echo           passed before, started again"));
+    let out = folder.says("status");
+    assert!(out.contains("01  tcp-echo           passed before, started again"), "{out}");
+    assert!(out.contains("0 of 16 passed. Go on with 01-tcp-echo: `cargo xtask check 01`"), "{out}");
     std::fs::write(&file, stub + "fn").unwrap();
     let out = text(folder.xtask("check 01").failure().get_output().stdout.clone());
-    assert!(
-        out.contains("hint: it does not compile; exercise ") && out.contains("error: expected identifier"),
-        "{out}"
-    );
+    assert!(out.contains("it does not compile, so no test ran") && out.contains("error: expected identifier"), "{out}");
     assert!(folder.says("status").contains("0 of 16 passed."), "a check that fails takes it back");
 }
 

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use xtask::course::{self, STEPS, Step};
 use xtask::exercise::{self, Exercise, Needs};
+use xtask::faults::is_own;
 use xtask::{files, stub};
 
 /// The sections of a README, in this order; others may stand between them.
@@ -78,6 +79,33 @@ fn the_status_counts_the_exercises() {
     let status = std::fs::read_to_string(course::checkout().join("docs/STATUS.md")).unwrap();
     let claim = format!("\n| {count} exercises: ");
     assert!(status.contains(&claim), "docs/STATUS.md does not say that there are {count} exercises");
+}
+
+/// Rust's exercises whose tests need another exercise, too: `check NN K` then waits for that one.
+const SHARED: [(u8, u32); 9] = [(4, 2), (4, 3), (8, 1), (8, 2), (10, 3), (11, 1), (12, 1), (13, 3), (16, 3)];
+
+#[test]
+fn exercises_have_tests_of_their_own() {
+    let mut all_shared = Vec::new();
+    for step in &STEPS {
+        let folder = step.solution(&course::checkout());
+        // `a/b.rs` and `a/b_tests.rs` have the tests `a::b::tests::…`.
+        let mut tests = Vec::new();
+        for file in files::list(&folder).unwrap() {
+            let Some(text) = files::read(&folder.join(&file)).unwrap() else { continue };
+            let path = file.with_extension("");
+            let path = path.to_str().unwrap().trim_end_matches("/tests").trim_end_matches("_tests").to_owned();
+            let path = path.trim_start_matches("src/").replace('/', "::");
+            let path = path.trim_end_matches("::mod").to_owned();
+            let path = if ["main", "lib"].contains(&path.as_str()) { String::new() } else { path + "::" };
+            let functions = text.split("#[test]").skip(1).filter_map(|t| t.split_once("fn ")?.1.split_once('('));
+            tests.extend(functions.map(|(name, _)| format!("{path}tests::{name}")));
+        }
+        let all = exercises(step);
+        let without = all.iter().filter(|e| e.needs.is_none() && !tests.iter().any(|t| is_own(&all, e, t)));
+        all_shared.extend(without.map(|e| (step.number, e.number)));
+    }
+    assert_eq!(all_shared, SHARED);
 }
 
 #[test]

@@ -141,7 +141,8 @@ impl Loop {
         let Some(client) = self.clients.get_mut(index) else { return };
         let phase = std::mem::replace(&mut client.phase, Phase::Gone);
         if let Phase::Member { rank } = phase {
-            log::warn!("rendezvous store: rank {rank} at {}: {detail}", client.address);
+            let level = if self.interrupted { log::Level::Debug } else { log::Level::Warn };
+            log::log!(level, "rendezvous store: rank {rank} at {}: {detail}", client.address);
             self.store.lost(rank, detail);
             self.deliver();
         } else if let Phase::Register { hello_rank, .. } = phase {

@@ -37,6 +37,20 @@ impl Comm {
     /// The first message between two ranks also waits until the peer makes its call, because the link is opened then.
     /// Ranks that send in a circle before they receive may therefore wait for each other: use [`Comm::send_recv`] or
     /// [`Comm::group`].
+    ///
+    /// ```
+    /// # tinynccl::comm::on_threads(2, |comm| {
+    /// match comm.rank() {
+    ///     0 => comm.send(&[1.0f32, 2.0], 1)?,
+    ///     _ => {
+    ///         let mut data = [0.0f32; 2];
+    ///         comm.recv(&mut data, 0)?;
+    ///         assert_eq!(data, [1.0, 2.0]);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }).unwrap();
+    /// ```
     pub fn send<T: Element>(&self, data: &[T], peer: usize) -> Result<()> {
         self.not_self("send", peer)?;
         self.inner.run(self.inner.send(data, peer))

@@ -43,6 +43,18 @@ impl<B> Work<B> {
 
     /// Waits for the end and gives the buffers back. The wait is finite: the call fails at the communicator's deadline.
     /// In a forked child it is an error, because the call completes only in the process that made it.
+    ///
+    /// ```
+    /// # use tinynccl::ReduceOp;
+    /// # tinynccl::comm::on_threads(2, |comm| {
+    /// // The buffer belongs to the call until it is done.
+    /// let work = comm.all_reduce_async(vec![1.0f32; 1 << 16], ReduceOp::Sum)?;
+    /// // … compute meanwhile …
+    /// let sum = work.wait()?;
+    /// assert_eq!(sum[0], 2.0);
+    /// # Ok(())
+    /// # }).unwrap();
+    /// ```
     pub fn wait(self) -> Result<B> {
         self.origin.check(|| "wait".to_owned(), self.rank)?;
         let mut outcome = lock(&self.shared.outcome);

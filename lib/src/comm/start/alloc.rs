@@ -71,6 +71,17 @@ impl Comm {
     /// Parts of a buffer qualify, too, and may have different offsets on different ranks. If ranks are on several
     /// hosts, it is ordinary memory. Memory is allocated in pages: from 2 MiB per rank on in huge pages, if the system
     /// has them.
+    ///
+    /// ```
+    /// # use tinynccl::ReduceOp;
+    /// # tinynccl::comm::on_threads(2, |comm| {
+    /// let mut gradient = comm.alloc::<f32>(1 << 16)?;
+    /// gradient.fill(1.0);
+    /// comm.all_reduce_in_place(&mut gradient, ReduceOp::Sum)?;
+    /// assert_eq!(gradient[0], 2.0);
+    /// # Ok(())
+    /// # }).unwrap();
+    /// ```
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>> {
         let inner = &self.inner;
         let state = &inner.state;

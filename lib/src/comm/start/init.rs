@@ -128,3 +128,18 @@ impl Comm {
         Ok(comm)
     }
 }
+
+/// Runs `rank` on `ranks` threads with a communicator each: for the examples of this documentation.
+///
+/// # Errors
+/// The first that a rank returns.
+#[doc(hidden)]
+pub fn on_threads(ranks: usize, rank: impl Fn(&Comm) -> Result<()> + Sync) -> Result<()> {
+    let comms = Comm::threads(ranks, Config::default())?;
+    let rank = &rank;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(&comm))).collect();
+        // A failed assertion of the caller's goes on in the caller.
+        threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}

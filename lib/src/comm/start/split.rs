@@ -17,6 +17,15 @@ impl Comm {
     /// a colour.
     ///
     /// Every rank of this communicator must call it.
+    ///
+    /// ```
+    /// # tinynccl::comm::on_threads(4, |comm| {
+    /// // Even and odd ranks.
+    /// let half = comm.split(Some(comm.rank() as u32 % 2), 0)?.expect("every rank has a colour");
+    /// assert_eq!((half.rank(), half.size()), (comm.rank() / 2, 2));
+    /// # Ok(())
+    /// # }).unwrap();
+    /// ```
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Comm>> {
         let inner = &self.inner;
         let state = &inner.state;

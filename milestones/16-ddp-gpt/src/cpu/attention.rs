@@ -194,3 +194,32 @@ impl Attention<'_> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causal_softmax_sees_the_keys_up_to_its_query() {
+        // Rows of 4 keys in memory of 5; the queries 1 and 2. exp(1000) would overflow.
+        let (one, two) = (1000.0, 1000.0 + 2f32.ln());
+        let mut scores = [one, two, 7.0, 7.0, -1.0, one, one, two, 7.0, -1.0];
+        causal_softmax(&mut scores, 2, 4, 5, 1);
+        let expected = [1.0 / 3.0, 2.0 / 3.0, 0.0, 0.0, -1.0, 0.25, 0.25, 0.5, 0.0, -1.0];
+        for (got, expected) in scores.into_iter().zip(expected) {
+            approx::assert_abs_diff_eq!(got, expected, epsilon = 1e-4);
+        }
+    }
+
+    #[test]
+    fn softmax_backward_is_the_derivative() {
+        // Two rows of 2 in d, of 3 in probs, whose last value is not theirs.
+        let probs = [0.25, 0.75, 9.0, 0.5, 0.5, 9.0];
+        let mut d = [1.0, 2.0, -3.0, 5.0];
+        softmax_backward(&mut d, &probs, 2, 2, 3);
+        // d·p is 1.75 and 1.
+        for (got, expected) in d.into_iter().zip([-0.1875, 0.1875, -2.0, 2.0]) {
+            approx::assert_abs_diff_eq!(got, expected, epsilon = 1e-5);
+        }
+    }
+}

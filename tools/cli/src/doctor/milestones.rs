@@ -31,7 +31,9 @@ pub(crate) struct Milestone {
 
 const VERBS: &str = "scripts/setup.sh --verbs";
 const PYTHON: &str = "scripts/setup.sh --python";
-const MPI: &str = "scripts/setup.sh --mpi";
+pub(crate) const MPI: &str = "scripts/setup.sh --mpi";
+/// The options of scripts/setup.sh that milestones need.
+pub(crate) const OPTIONS: [&str; 3] = [VERBS, PYTHON, MPI];
 const LOOPBACK: &str = "ip link set lo up";
 const NVRTC: &str = "apt-get install libnvrtc12";
 const GPU: &str = "scripts/gpu-tests.sh, on a machine with an NVIDIA GPU";

@@ -23,6 +23,9 @@ pub(crate) struct Options {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Each place that was looked at, and the whole of each reason.
+    #[arg(short, long)]
+    verbose: bool,
     /// Opens this libnccl here, and describes it as JSON: how `doctor` itself looks at each.
     #[arg(long, hide = true, value_name = "FILE")]
     open: Option<PathBuf>,
@@ -80,7 +83,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let page = Page { facts: &facts, milestones: &milestones };
         serde_json::to_string_pretty(&page).context("writing JSON")? + "\n"
     } else {
-        report::text(&facts, &milestones)
+        report::text(&facts, &milestones, options.verbose)
     };
     crate::print(&text)
 }

@@ -6,10 +6,11 @@ use pytorch_bindings::Interpreter;
 
 use super::Facts;
 use super::host::Host;
-use super::milestones::{Milestone, Verdict};
+use super::milestones::{MPI, Milestone, OPTIONS, Verdict};
 use super::rdma::Port;
 
-pub(crate) fn text(facts: &Facts, milestones: &[Milestone]) -> String {
+/// The whole report. Without `verbose`, reasons are cut to their first part, and searches to their result.
+pub(crate) fn text(facts: &Facts, milestones: &[Milestone], verbose: bool) -> String {
     let mut out = String::new();
     host(&mut out, &facts.host);
     heading(&mut out, "Network interfaces");
@@ -22,7 +23,7 @@ pub(crate) fn text(facts: &Facts, milestones: &[Milestone]) -> String {
     }
     rdma(&mut out, facts);
     heading(&mut out, "GPUs");
-    line(&mut out, "driver", &either(&facts.cuda.driver));
+    line(&mut out, "driver", &either(&facts.cuda.driver, verbose));
     for (number, gpu) in facts.cuda.gpus.iter().enumerate() {
         let peers: Vec<String> = gpu.peers.iter().map(usize::to_string).collect();
         let peers =
@@ -31,10 +32,14 @@ pub(crate) fn text(facts: &Facts, milestones: &[Milestone]) -> String {
         let what = format!("{}, capability {major}.{minor}, {}; reaches {peers}", gpu.name, bytes(gpu.memory as u64));
         line(&mut out, &format!("GPU {number}"), &what);
     }
-    line(&mut out, "NVRTC", &either(&facts.cuda.nvrtc));
-    nccl(&mut out, facts);
-    software(&mut out, facts);
+    line(&mut out, "NVRTC", &either(&facts.cuda.nvrtc, verbose));
+    nccl(&mut out, facts, verbose);
+    software(&mut out, facts, verbose);
     table(&mut out, milestones);
+    summary(&mut out, facts, milestones);
+    if !verbose {
+        let _ = writeln!(out, "`doctor --verbose` has the places that were looked at, and the reasons in full.");
+    }
     out
 }
 
@@ -46,11 +51,17 @@ fn line(out: &mut String, name: &str, what: &str) {
     let _ = writeln!(out, "  {name:<16} {what}");
 }
 
-fn either(found: &Result<String, String>) -> String {
+fn either(found: &Result<String, String>, verbose: bool) -> String {
     match found {
         Ok(text) => text.clone(),
-        Err(why) => format!("no: {why}"),
+        Err(why) => format!("no: {}", reason(why, verbose)),
     }
+}
+
+/// What is missing; with `verbose` also what was tried and where it comes from.
+fn reason(why: &str, verbose: bool) -> &str {
+    let end = [": ", "; ", " (", ", tried"].iter().filter_map(|mark| why.find(mark)).min();
+    why.get(..end.filter(|_| !verbose).unwrap_or(why.len())).unwrap_or(why)
 }
 
 fn host(out: &mut String, host: &Host) {
@@ -118,7 +129,7 @@ fn rdma(out: &mut String, facts: &Facts) {
     }
 }
 
-fn nccl(out: &mut String, facts: &Facts) {
+fn nccl(out: &mut String, facts: &Facts, verbose: bool) {
     heading(
         out,
         "NCCL libraries, in the order of the search (`tinynccl-cli run -- COMMAND` starts a program over ours)",
@@ -129,7 +140,8 @@ fn nccl(out: &mut String, facts: &Facts) {
                 line(out, &opened.version(), &opened.file.display().to_string());
                 line(out, "", &opened.judgement());
             }
-            Err(why) => line(out, "no", &format!("{}: {why}", place.asked.display())),
+            Err(why) if verbose => line(out, "no", &format!("{}: {why}", place.asked.display())),
+            Err(_) => {}
         }
     }
     if facts.nccl_libraries.iter().all(|place| place.opened.is_err()) {
@@ -137,7 +149,7 @@ fn nccl(out: &mut String, facts: &Facts) {
     }
 }
 
-fn software(out: &mut String, facts: &Facts) {
+fn software(out: &mut String, facts: &Facts, verbose: bool) {
     let found = &facts.software;
     heading(out, "Software");
     let python = |python: &Result<Interpreter, String>| match python {
@@ -146,7 +158,7 @@ fn software(out: &mut String, facts: &Facts) {
             let (torch, numpy) = (part(&python.torch), part(&python.numpy));
             format!("{} ({}), torch {torch}, numpy {numpy}", python.version, python.program.display())
         }
-        Err(why) => format!("no: {why}"),
+        Err(why) => format!("no: {}", reason(why, verbose)),
     };
     line(out, "Python", &python(&found.python));
     if found.torch != found.python {
@@ -177,6 +189,32 @@ fn table(out: &mut String, milestones: &[Milestone]) {
             let _ = writeln!(out, "  {:<31}-> {mend}", "");
         }
     }
+}
+
+/// How many run, what each option of scripts/setup.sh would add, and where to begin.
+fn summary(out: &mut String, facts: &Facts, milestones: &[Milestone]) {
+    let of = |verdict| milestones.iter().filter(|m| m.verdict == verdict).count();
+    let (runs, fallback, cannot) = (of(Verdict::Runs), of(Verdict::Fallback), of(Verdict::Cannot));
+    let _ = writeln!(out, "\n{runs} milestones run here, {fallback} with a fallback, {cannot} not.");
+    let mut missing = Vec::new();
+    for option in OPTIONS {
+        let numbers: Vec<String> =
+            milestones.iter().filter(|m| m.mend == Some(option)).map(|m| format!("{:02}", m.number)).collect();
+        if !numbers.is_empty() {
+            let what = if option == MPI { "mpirun for" } else { "what is missing for" };
+            missing.push(format!("{option}, as root: {what} {}", numbers.join(", ")));
+        }
+    }
+    if facts.software.mdbook.is_none() {
+        missing.push("scripts/setup.sh --book: mdbook, for `scripts/book.sh serve`".to_owned());
+    }
+    for line in missing {
+        let _ = writeln!(out, "  {line}");
+    }
+    let _ = writeln!(
+        out,
+        "Next: `cargo xtask next`, the milestone to go on with; `cargo run -p labs -- list`, failures to hunt."
+    );
 }
 
 /// Bytes for people.

@@ -20,6 +20,8 @@ pub(crate) struct Software {
     pub(crate) mpicc: Option<PathBuf>,
     /// QEMU, which runs the virtual machine with soft-RoCE.
     pub(crate) qemu: Option<PathBuf>,
+    /// Builds the book.
+    pub(crate) mdbook: Option<PathBuf>,
     /// Missing build dependencies of the feature `verbs`.
     pub(crate) verbs_lacks: Vec<&'static str>,
 }
@@ -49,6 +51,7 @@ impl Software {
             mpirun: program("mpirun").map(|path| Program { version: version(&path), path }),
             mpicc: program("mpicc"),
             qemu: program("qemu-system-x86_64"),
+            mdbook: program("mdbook"),
             verbs_lacks: lacks.into_iter().filter(|(_, there)| !there).map(|(name, _)| name).collect(),
         }
     }

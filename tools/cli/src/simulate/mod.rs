@@ -8,12 +8,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use program_kit::size;
+use program_kit::{Usage, size};
 use tinynccl_plan::algorithm::Shape;
 use tinynccl_plan::simulate::{Limits, Report, Scenario, simulate};
 use tinynccl_plan::wire::{Algorithm, Collective};
 
-use crate::values::collective;
+use crate::values::{collective, ranks};
 use crate::{has_schedule, no_schedule};
 use machine::Topology;
 
@@ -30,7 +30,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "auto", value_parser = algorithms)]
     algo: Algorithms,
     /// Numbers of ranks, separated by commas.
-    #[arg(short = 'n', long, default_value = "8", value_delimiter = ',')]
+    #[arg(short = 'n', long, default_value = "8", value_delimiter = ',', value_parser = ranks())]
     ranks: Vec<usize>,
     /// Sizes in bytes, separated by commas; K, M and G are powers of 1024. As in `stress`, the larger of a rank's input
     /// and output.
@@ -142,8 +142,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut cases = vec![];
     let mut left_out = vec![];
     for &ranks in &options.ranks {
-        if ranks == 0 || options.root >= ranks {
-            bail!("root is {}, expected a rank below the number of ranks, {ranks}", options.root);
+        if options.root >= ranks {
+            bail!(Usage(format!("root is {}, expected a rank below the number of ranks, {ranks}", options.root)));
         }
         for &size in &options.size {
             cases.extend(simulated(options, &topology, ranks, size, &mut left_out)?);
@@ -175,7 +175,7 @@ fn simulated(
         _ => Algorithm::ALL.into_iter().filter(|&a| has_schedule(a, &shape)).collect(),
     };
     if let Some(&algorithm) = asked.iter().find(|a| !has_schedule(**a, &shape)) {
-        bail!(no_schedule(algorithm, &shape));
+        bail!(Usage(no_schedule(algorithm, &shape)));
     }
     let chosen = matches!(options.algo, Algorithms::These(_));
     let mut cases = vec![];

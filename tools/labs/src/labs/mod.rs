@@ -15,7 +15,7 @@ mod wrong_icrc;
 mod wrong_interface;
 
 use anyhow::Result;
-use clap::{CommandFactory as _, Subcommand};
+use clap::Subcommand;
 
 /// A lab; `--fixed` runs the mended version.
 #[derive(Debug, Clone, Subcommand)]
@@ -76,13 +76,4 @@ impl Lab {
             Lab::RnrStorm(options) => rdma::rnr_storm::run(options.fixed),
         }
     }
-}
-
-/// Prints names and what each lab is about.
-pub(crate) fn list() -> Result<u8> {
-    for lab in crate::Options::command().get_subcommands().filter(|c| c.get_arguments().any(|a| a.get_id() == "fixed"))
-    {
-        println!("{:<20} {}", lab.get_name(), lab.get_about().unwrap_or_default());
-    }
-    Ok(0)
 }

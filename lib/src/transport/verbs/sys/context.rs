@@ -64,8 +64,8 @@ impl Context {
     /// Opens the device called `name`.
     pub(crate) fn open(name: &str) -> Result<Arc<Context>> {
         prepare_for_fork();
-        // SAFETY: `device` is from the list, which is not freed yet.
         let open = |device, found: &CStr| {
+            // SAFETY: `device` is from the list, which is not freed yet.
             (found.to_bytes() == name.as_bytes()).then(|| unsafe { ffi::ibv_open_device(device) })
         };
         let raw = find(open)?.ok_or_else(|| Error::invalid("verbs", format!("there is no RDMA device {name}")))?;

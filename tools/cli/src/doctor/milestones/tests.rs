@@ -30,6 +30,7 @@ fn bare() -> Facts {
             mpirun: None,
             mpicc: None,
             qemu: None,
+            mdbook: None,
             verbs_lacks: vec!["cmake"],
         },
     }
@@ -128,7 +129,7 @@ fn the_report_has_a_line_for_each_milestone_and_device() {
         torch: None,
         numpy: Some("1".into()),
     });
-    let text = report::text(&facts, &all(&facts));
+    let text = report::text(&facts, &all(&facts), false);
     for name in NAMES {
         assert!(text.contains(name), "{name} in\n{text}");
     }
@@ -136,4 +137,26 @@ fn the_report_has_a_line_for_each_milestone_and_device() {
     {
         assert!(text.contains(words), "{words} in\n{text}");
     }
+}
+
+#[test]
+fn the_report_ends_with_a_count_and_what_would_add_to_it() {
+    let mut facts = bare();
+    facts.cuda.driver = Err("libcuda.so.1 was not found; it comes with NVIDIA's driver".into());
+    let text = report::text(&facts, &all(&facts), false);
+    for words in [
+        "\n7 milestones run here, 1 with a fallback, 8 not.\n",
+        "\n  scripts/setup.sh --verbs, as root: what is missing for 02, 04, 05, 08\n",
+        "\n  scripts/setup.sh --python, as root: what is missing for 11, 12\n",
+        "\n  scripts/setup.sh --mpi, as root: mpirun for 13\n",
+        "\n  scripts/setup.sh --book: ",
+        "\nNext: `cargo xtask next`",
+        "no: libcuda.so.1 was not found\n",
+    ] {
+        assert!(text.contains(words), "{words} in\n{text}");
+    }
+    let verbose = report::text(&facts, &all(&facts), true);
+    assert!(verbose.contains("no: libcuda.so.1 was not found; it comes with"), "{verbose}");
+    facts.software.mdbook = Some("/usr/bin/mdbook".into());
+    assert!(!report::text(&facts, &all(&facts), false).contains("--book"));
 }

@@ -1,0 +1,48 @@
+//! The same two ways with a network card of limited speed for each rank, as hosts have: on one machine nothing else shows
+//! that the way through rank 0 has one card for all bytes.
+
+use anyhow::{Context as _, Result, anyhow};
+use tinynccl::transport::paced::{self, Cards};
+use tinynccl::wire::Algorithm;
+use tinynccl::{Comm, Config, ReduceOp};
+
+use crate::{measure, naive};
+
+/// Bytes per second, each way: slower than this process copies, so that the cards decide.
+const SPEED: f64 = 200e6;
+/// Timed calls per size at most.
+const ITERS: usize = 3;
+
+/// Prints a row for each of `counts`. The ranks are threads, whose links wait as the cards would.
+pub(crate) fn table(ranks: usize, counts: &[usize], iters: usize) -> Result<()> {
+    println!("\nWith a network card of {:.0} MB/s for each rank (threads, whose links wait as long):\n", SPEED / 1e6);
+    println!("{:>11} | {:>9} | {:>9} | {:>5}", "bytes", "ring: us", "naive: us", "ratio");
+    let mut config = Config::default();
+    // Over links, and not through the memory that threads share.
+    (config.algorithm, config.one_shot, config.stage) = (Some(Algorithm::Ring), 0, 0);
+    let cards = Cards::new(ranks, SPEED);
+    let comms = Comm::threads_with_links(ranks, config, move |rank, peer, pair| paced::wrap(pair, &cards, rank, peer))?;
+    let work = |comm: &Comm| counts.iter().try_for_each(|&count| row(comm, count, iters.min(ITERS)));
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = comms.iter().map(|comm| scope.spawn(move || work(comm))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a rank panicked"))))
+    })
+    .context("over links of limited speed")
+}
+
+fn row(comm: &Comm, count: usize, iters: usize) -> Result<()> {
+    let input = measure::input(comm, count)?;
+    let mut output = measure::buffer(count, |_| 0.0)?;
+    let mut scratch = measure::buffer(if comm.rank() == 0 { count } else { 0 }, |_| 0.0)?;
+    let ring =
+        measure::time(comm, iters, "ring", &mut output, None, |output| comm.all_reduce(&input, output, ReduceOp::Sum))?;
+    let naive = measure::time(comm, iters, "naive", &mut output, None, |output| {
+        naive::all_reduce(comm, &input, output, &mut scratch)
+    })?;
+    if comm.rank() == 0 {
+        let (bytes, us) = (count * size_of::<f32>(), |seconds: f64| seconds * 1e6);
+        let ratio = naive.seconds / ring.seconds;
+        println!("{bytes:>11} | {:>9.1} | {:>9.1} | {ratio:>5.2}", us(ring.seconds), us(naive.seconds));
+    }
+    Ok(())
+}
