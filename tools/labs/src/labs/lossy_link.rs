@@ -109,7 +109,7 @@ fn row(loss: f64) -> Result<Row> {
 /// This program again, as the card reads the environment once.
 fn child(loss: f64, trace: Option<&Path>) -> Result<f64> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["lossy-link", "--measure"]).env(LOSS_VARIABLE, loss.to_string()).stderr(Stdio::inherit());
+    command.args(["--bare", "lossy-link", "--measure"]).env(LOSS_VARIABLE, loss.to_string()).stderr(Stdio::inherit());
     match trace {
         Some(trace) => command.env(TRACE_VARIABLE, trace),
         None => command.env_remove(TRACE_VARIABLE),
