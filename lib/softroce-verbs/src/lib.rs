@@ -68,14 +68,14 @@ unsafe fn take<T, C>(pointer: *mut C) -> Box<T> {
 
 /// An error for a call that returns a pointer: null and `errno`.
 fn null<T>(error: &softroce::Error) -> *mut T {
-    log::warn!("{error}");
+    log::info!("{error}");
     set_errno(error.errno());
     std::ptr::null_mut()
 }
 
 /// An error for a call that returns its number.
 fn code(error: &softroce::Error) -> c_int {
-    log::warn!("{error}");
+    log::info!("{error}");
     set_errno(error.errno());
     error.errno()
 }
