@@ -13,7 +13,7 @@
 //! | [`comm::Work`] | an asynchronous call, which has the buffers until [`comm::Work::wait`] |
 //! | [`comm::SymmetricBuffer`] | memory that the peers read and write directly: [`Comm::alloc`] |
 //! | [`launch::Launcher`] | starts the ranks of a program on this host |
-//! | [`process_group::ProcessGroup`] | `torch.distributed`'s interface over this library, NVIDIA's NCCL or MPI; host and GPU memory |
+//! | [`process_group::ProcessGroup`] | `torch.distributed`'s interface over this library, NCCL or MPI |
 //! | [`ddp::Ddp`] | gradients in buckets, averaged while backward goes on |
 //! | [`cuda::DeviceComm`] | collectives between GPUs, enqueued in a stream or captured in a graph |
 //! | [`Config`] | the settings, also from variables `TINYNCCL_…` |
@@ -24,9 +24,9 @@
 //! # Below the calls
 //!
 //! A collective is data: an [`algorithm`] compiles a call into a [`schedule`], the executor runs it over
-//! [`transport`] links. The same value is verified, costed ([`topology`]), drawn and simulated ([`simulate`]). See SPEC.md
-//! for the architecture. What only computes is a crate below this one, `tinynccl-plan` (`lib/plan`), and has the same names
-//! here.
+//! [`transport`] links. The same value is verified, costed ([`topology`]), drawn and simulated ([`simulate`]). See
+//! SPEC.md for the architecture. What only computes is a crate below this one, `tinynccl-plan` (`lib/plan`), and has the
+//! same names here.
 
 pub mod bootstrap;
 pub mod comm;

@@ -1,5 +1,5 @@
-//! The same two ways with a network card of limited speed for each rank, as hosts have: on one machine nothing else shows
-//! that the way through rank 0 has one card for all bytes.
+//! The same two ways with a network card of limited speed for each rank, as hosts have: on one machine nothing else
+//! shows that the way through rank 0 has one card for all bytes.
 
 use anyhow::{Context as _, Result, anyhow};
 use tinynccl::transport::paced::{self, Cards};

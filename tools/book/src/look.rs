@@ -106,15 +106,20 @@ fn pictures(browser: &mut Browser, wide: u32) -> Result<Vec<Vec<u8>>> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_sticks_out_is_found() {
+    /// None, and a line that says so, without Chromium.
+    fn started() -> Option<Browser> {
         let Some(program) = browser::program() else {
             println!("SKIPPED: no chromium here (scripts/setup.sh --chromium)");
-            return;
+            return None;
         };
+        Some(Browser::start(&program).unwrap())
+    }
+
+    #[test]
+    fn what_sticks_out_is_found() {
+        let Some(mut browser) = started() else { return };
         let folder = tempfile::tempdir().unwrap();
         let page = folder.path().join("x.html");
-        let mut browser = Browser::start(&program).unwrap();
         let mut found = |body: &str| {
             fs::write(&page, format!("<meta name=viewport content='width=device-width'><body><main>{body}</main>"))
                 .unwrap();
@@ -129,10 +134,7 @@ mod tests {
 
     #[test]
     fn what_scrolls_fades_until_its_end() {
-        let Some(program) = browser::program() else {
-            println!("SKIPPED: no chromium here (scripts/setup.sh --chromium)");
-            return;
-        };
+        let Some(mut browser) = started() else { return };
         let folder = tempfile::tempdir().unwrap();
         let theme = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme")).unwrap();
         let page = folder.path().join("x.html");
@@ -143,7 +145,6 @@ mod tests {
             theme.display()
         );
         fs::write(&page, body).unwrap();
-        let mut browser = Browser::start(&program).unwrap();
         browser.screen(390, 844, true).unwrap();
         browser.open(&page).unwrap();
         let settled = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(\
@@ -156,16 +157,12 @@ mod tests {
     /// A picture of black lines on white, as the simulator draws it, must not be a white block on a dark page.
     #[test]
     fn pictures_follow_the_books_dark_theme() {
-        let Some(program) = browser::program() else {
-            println!("SKIPPED: no chromium here (scripts/setup.sh --chromium)");
-            return;
-        };
+        let Some(mut browser) = started() else { return };
         let folder = tempfile::tempdir().unwrap();
         let css = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme/book.css")).unwrap();
         let svg = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 60 40'><rect width='60' height='40' fill='white'/></svg>";
         fs::write(folder.path().join("plot.svg"), svg).unwrap();
         let page = folder.path().join("x.html");
-        let mut browser = Browser::start(&program).unwrap();
         let mut colours = |theme: &str| {
             let body = format!(
                 "<html class='{theme}'><link rel=stylesheet href='file://{}'><body style='margin:0;background:#161923'>\

@@ -44,12 +44,16 @@ pub fn exit_code(result: Result<i32>, lacks: impl FnOnce(&Error) -> bool) -> Exi
 
 /// `text` in red on a `terminal`, unless the variable `NO_COLOR` is set (<https://no-color.org>).
 pub fn red(text: &str, terminal: bool) -> String {
-    painted(text, "31", terminal, std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()))
+    painted(text, "31", terminal, no_color())
 }
 
 /// [`red`], in green.
 pub fn green(text: &str, terminal: bool) -> String {
-    painted(text, "32", terminal, std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()))
+    painted(text, "32", terminal, no_color())
+}
+
+fn no_color() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
 fn painted(text: &str, code: &str, terminal: bool, plain: bool) -> String {

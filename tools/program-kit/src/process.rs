@@ -62,7 +62,7 @@ fn drain(from: &Receiver<Vec<u8>>, bytes: &mut Vec<u8>, deadline: Instant) -> bo
 /// # Errors
 /// It cannot be started.
 pub fn run(command: &mut Command, limit: Duration) -> Result<Outcome> {
-    supervise(command, limit, false)
+    supervise(command.stderr(Stdio::piped()), limit, false)
 }
 
 /// [`run`], with the standard error on ours: somebody waits, and reads there how far it is.
@@ -70,19 +70,7 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Outcome> {
 /// # Errors
 /// It cannot be started.
 pub fn run_shown(command: &mut Command, limit: Duration) -> Result<Outcome> {
-    let begin = Instant::now();
-    let name = command.get_program().to_string_lossy().into_owned();
-    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
-    let mut child = spawned.with_context(|| format!("starting {name}"))?;
-    let stdout = collect(child.stdout.take().context("no pipe")?);
-    let mut bytes = Vec::new();
-    let done = drain(&stdout, &mut bytes, begin + limit);
-    if !done {
-        let _ = child.kill();
-    }
-    let code = child.wait().with_context(|| format!("waiting for {name}"))?.code();
-    let stdout = String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Outcome { code, stdout, stderr: String::new(), late: !done, took: begin.elapsed() })
+    supervise(command.stderr(Stdio::inherit()), limit, false)
 }
 
 /// [`run`] for a program that starts others, in a process group of their own. After `limit` all of them are asked to
@@ -91,21 +79,18 @@ pub fn run_shown(command: &mut Command, limit: Duration) -> Result<Outcome> {
 /// # Errors
 /// It cannot be started.
 pub fn run_group(command: &mut Command, limit: Duration) -> Result<Outcome> {
-    supervise(command.process_group(0), limit, true)
+    supervise(command.stderr(Stdio::piped()).process_group(0), limit, true)
 }
 
 fn supervise(command: &mut Command, limit: Duration, group: bool) -> Result<Outcome> {
     let name = command.get_program().to_string_lossy().into_owned();
     let begin = Instant::now();
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("starting {name}"))?;
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = spawned.with_context(|| format!("starting {name}"))?;
     let deadline = begin + limit;
     let stdout = collect(child.stdout.take().context("no pipe")?);
-    let stderr = collect(child.stderr.take().context("no pipe")?);
+    // Not a pipe where it is shown: then there is nothing to collect.
+    let stderr = child.stderr.take().map_or_else(|| collect(std::io::empty()), collect);
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut done = drain(&stdout, &mut out, deadline);
     if group {

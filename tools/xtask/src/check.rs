@@ -136,7 +136,7 @@ fn selected<'a>(
     Ok(if own.is_empty() { all } else { own })
 }
 
-/// Builds the tests, with cargo's progress on the terminal. Returns what the compiler said, if it failed, and the programs.
+/// Builds the tests, with cargo's progress on the terminal. Returns the programs, or the compiler's text if it failed.
 fn build(folder: &Path, vm: bool) -> Result<Result<Vec<PathBuf>, String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(&cargo);
