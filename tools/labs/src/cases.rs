@@ -103,4 +103,17 @@ pub(crate) const CASES: &[Case] = &[
     failure("lossy-link", &["lossy-link"], &["every WRITE succeeded"]),
     failure("lossy-link-far", &["TINYROCE_DELAY=500 lossy-link"], &["every WRITE succeeded"]),
     mended("lossy-link-fixed", &["lossy-link --fixed"], &["32 MiB, WRITEs of 64 KiB"]),
+    Case {
+        // The kernels compare the calls, or before the first one the hosts.
+        may: &[r"^\[rank \d\] error: .*rank \d and rank \d disagree: ", LAUNCHER],
+        ..failure("gpu-counts", &["gpu-counts"], &["disagree: rank", "every rank must make the same calls"])
+    },
+    failure("gpu-counts-nccl", &["gpu-counts --backend=nccl"], &["sums are not 2, and no call has failed"]),
+    mended("gpu-counts-fixed", &["gpu-counts --fixed"], &["rank 1: every sum is 2"]),
+    failure("gpu-stream", &["gpu-stream"], &["expected 3, and no call has failed"]),
+    failure("gpu-stream-nccl", &["gpu-stream --backend=nccl"], &["expected 3, and no call has failed"]),
+    mended("gpu-stream-fixed", &["gpu-stream --fixed"], &["rank 1: every sum is 3"]),
+    failure("gpu-full", &["gpu-full"], &["made no progress"]),
+    failure("gpu-full-nccl", &["gpu-full --backend=nccl"], &["made no progress"]),
+    mended("gpu-full-fixed", &["gpu-full --fixed"], &["rank 1: the kernel saw 42"]),
 ];

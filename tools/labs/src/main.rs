@@ -2,6 +2,7 @@
 
 mod card;
 mod cases;
+mod gpu;
 mod labs;
 mod outputs;
 mod pages;

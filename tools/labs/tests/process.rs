@@ -60,6 +60,9 @@ labs! {
     rdma_rnr_storm: "rnr-storm";
     wrong_icrc: "wrong-icrc";
     lossy_link: "lossy-link";
+    gpu_counts: "gpu-counts";
+    gpu_stream: "gpu-stream";
+    gpu_full: "gpu-full";
 }
 
 /// In a ring with a slow link all ranks are equally slow; how long messages are under way tells which link it is.

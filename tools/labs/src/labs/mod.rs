@@ -1,6 +1,9 @@
 //! The labs, one file each.
 
 mod dead_rank;
+mod gpu_counts;
+mod gpu_full;
+mod gpu_stream;
 mod lossy_link;
 mod mismatched_counts;
 mod missing_group;
@@ -16,6 +19,8 @@ mod wrong_interface;
 
 use anyhow::Result;
 use clap::Subcommand;
+
+use crate::gpu;
 
 /// A lab; `--fixed` runs the mended version.
 #[derive(Debug, Clone, Subcommand)]
@@ -48,6 +53,12 @@ pub(crate) enum Lab {
     WrongIcrc(Fixed),
     /// WRITEs over a link that loses packets.
     LossyLink(lossy_link::Options),
+    /// Two GPUs, and buffers of different lengths.
+    GpuCounts(gpu::Options),
+    /// Two GPUs; gradients are computed in one stream and summed in another.
+    GpuStream(gpu::Options),
+    /// Two GPUs, one of which is full of a kernel that waits for a message.
+    GpuFull(gpu::Options),
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -72,6 +83,9 @@ impl Lab {
             Lab::WrongGid(options) => wrong_gid::run(options.fixed),
             Lab::WrongIcrc(options) => wrong_icrc::run(options.fixed),
             Lab::LossyLink(options) => lossy_link::run(options),
+            Lab::GpuCounts(options) => gpu_counts::run(options),
+            Lab::GpuStream(options) => gpu_stream::run(options),
+            Lab::GpuFull(options) => gpu_full::run(options),
             Lab::StaleRegistration(options) => rdma::stale_registration::run(options.fixed),
             Lab::RnrStorm(options) => rdma::rnr_storm::run(options.fixed),
         }

@@ -1,0 +1,81 @@
+//! Two ranks on two GPUs, over this library or NVIDIA's NCCL.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use clap::ValueEnum;
+use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::{CudaContext, CudaFunction};
+use tinynccl::process_group::{BackendType, Device, ProcessGroup, nccl_library};
+use tinynccl::{Config, Error, cuda, launch};
+
+use crate::ranks::{CannotRunHere, Job};
+
+/// The kernels that the labs compute with.
+const SOURCE: &str = include_str!("kernels.cu");
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
+    /// Run the mended version.
+    #[arg(long)]
+    pub(crate) fixed: bool,
+    /// Whose communicator the ranks use.
+    #[arg(long, value_enum, default_value = "tinynccl")]
+    backend: Library,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Library {
+    /// Ours.
+    Tinynccl,
+    /// NVIDIA's.
+    Nccl,
+}
+
+impl Options {
+    /// Starts the two ranks, or is one of them. Each has a GPU of its own; a call fails after 5 s without progress.
+    pub(crate) fn run(&self, rank: impl FnOnce(&ProcessGroup, &Arc<CudaContext>) -> Result<()>) -> Result<u8> {
+        if !launch::is_rank() {
+            self.check().map_err(|why| CannotRunHere(why.to_string()))?;
+        }
+        let backend = match self.backend {
+            Library::Tinynccl => BackendType::Tinynccl,
+            Library::Nccl => BackendType::Nccl,
+        };
+        // On GPUs a call that differs is an invalid one.
+        let ends = |e: &Error| match e {
+            Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. } => true,
+            other => other.to_string().contains(" disagree: "),
+        };
+        Job::new(2, 5, ends).run(|comm| {
+            let group = ProcessGroup::new(comm, backend, Device::LocalRank)?;
+            let context = group.device().context("the group has no GPU")?;
+            // cudarc would order the streams for us; a program over NCCL's C interface orders its own.
+            // SAFETY: each lab orders what it does with its memory, or shows what happens when it does not.
+            unsafe { context.disable_event_tracking() };
+            rank(&group, context)?;
+            Ok(group.close()?)
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        let gpus = cuda::device_count()?;
+        anyhow::ensure!(gpus >= 2, "it needs two GPUs, and the driver sees {gpus}");
+        cuda::nvrtc()?;
+        if self.backend == Library::Nccl {
+            nccl_library(&Config::from_env()?)?;
+        }
+        Ok(())
+    }
+}
+
+/// One of the kernels, loaded.
+pub(crate) fn kernel(context: &Arc<CudaContext>, name: &str) -> Result<CudaFunction> {
+    let ptx = cuda::compile("kernels.cu", SOURCE, &[], context.compute_capability()?)?;
+    Ok(context.load_module(ptx)?.load_function(name)?)
+}
+
+/// Multiprocessors of the GPU.
+pub(crate) fn multiprocessors(context: &CudaContext) -> Result<u32> {
+    Ok(context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.try_into()?)
+}
