@@ -154,6 +154,70 @@ mod tests {
         assert_eq!(browser.evaluate(settled).unwrap(), json!([]));
     }
 
+    #[test]
+    fn answers_open_after_predictions() {
+        let Some(mut browser) = started() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let theme = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme")).unwrap();
+        let page = folder.path().join("x.html");
+        let body = |script: &str| {
+            format!(
+                "<meta name=viewport content='width=device-width'><link rel=stylesheet href='file://{0}/book.css'><body>\
+                 <div class=content><h2>Predict, then run</h2><ol><li>One?<li>Two?</ol><pre>run</pre><details><summary>Answers\
+                 </summary><ol><li>first<li>second</ol></details><h2>Next</h2><details><summary>Hint</summary>x</details>\
+                 </div>{script}",
+                theme.display()
+            )
+        };
+        let with_script = body(&format!("<script src='file://{}/predict.js'></script>", theme.display()));
+        const OPEN: &str = "[...document.querySelectorAll('details')].map(d => d.open)";
+        const SAYS: &str = "document.querySelector('[role=status]').textContent";
+        const PREDICTED: &str = "[...document.querySelectorAll('.predicted')].map(e => e.textContent)";
+        browser.screen(390, 844, true).unwrap();
+
+        // Without the script the answers are folded as ever.
+        fs::write(&page, body("")).unwrap();
+        browser.open(&page).unwrap();
+        browser.click("summary").unwrap();
+        assert_eq!(browser.evaluate(OPEN).unwrap(), json!([true, false]));
+
+        fs::write(&page, with_script).unwrap();
+        browser.open(&page).unwrap();
+        browser.click("summary").unwrap();
+        browser.click("h2 ~ h2 ~ details > summary").unwrap();
+        assert_eq!(browser.evaluate(OPEN).unwrap(), json!([false, true]), "only answers to predictions are locked");
+        assert!(browser.evaluate(SAYS).unwrap().as_str().unwrap().starts_with("Predict first"));
+        let predict = |browser: &mut Browser, item: u32, text: &str| {
+            browser.click(&format!("ol > li:nth-child({item}) > .prediction")).unwrap();
+            browser.call("Input.insertText", json!({ "text": text })).unwrap();
+        };
+        predict(&mut browser, 1, "44 <b>ms</b>");
+        browser.click(".predict button").unwrap();
+        assert!(browser.evaluate(SAYS).unwrap().as_str().unwrap().starts_with("Question 2 has no prediction"));
+        assert_eq!(browser.evaluate(OPEN).unwrap()[0], json!(false));
+        predict(&mut browser, 2, "six");
+        browser.click(".predict button").unwrap();
+        assert_eq!(browser.evaluate(OPEN).unwrap()[0], json!(true));
+        let predicted = json!(["You predicted: 44 <b>ms</b>", "You predicted: six"]);
+        assert_eq!(browser.evaluate(PREDICTED).unwrap(), predicted, "as it was typed, not as HTML");
+
+        // They are there again, and cannot be changed.
+        browser.open(&page).unwrap();
+        assert_eq!(browser.evaluate(PREDICTED).unwrap(), predicted);
+        predict(&mut browser, 1, "5");
+        assert_eq!(browser.evaluate("document.querySelector('.prediction').value").unwrap(), json!("44 <b>ms</b>"));
+        assert_eq!(browser.evaluate(OPEN).unwrap()[0], json!(false));
+        browser.click("summary").unwrap();
+        assert_eq!(browser.evaluate(OPEN).unwrap()[0], json!(true));
+
+        // Or without a prediction.
+        browser.evaluate("localStorage.clear()").unwrap();
+        browser.open(&page).unwrap();
+        browser.click(".predict a").unwrap();
+        assert_eq!((browser.evaluate(OPEN).unwrap()[0].clone(), browser.complaints()), (json!(true), vec![]));
+        assert_eq!(browser.evaluate(PREDICTED).unwrap(), json!([]));
+    }
+
     /// A picture of black lines on white, as the simulator draws it, must not be a white block on a dark page.
     #[test]
     fn pictures_follow_the_books_dark_theme() {

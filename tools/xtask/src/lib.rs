@@ -10,6 +10,9 @@
 //! progress   which steps have passed
 //! check      builds and runs a step's tests, and reports the faults
 //! faults     what the compiler and the tests said: the function at fault, and the line
+//! readme     a milestone's README in parts: sections, numbered lists, folded blocks
+//! quantity   numbers with units, and how far one is from another
+//! predict    predictions: taken before the answers are shown, and kept
 //! ```
 //! No stub is stored: xtask makes them from the solutions on demand.
 
@@ -20,5 +23,8 @@ pub mod exercise;
 pub mod faults;
 pub mod files;
 pub mod learn;
+pub mod predict;
 pub mod progress;
+pub mod quantity;
+pub mod readme;
 pub mod stub;

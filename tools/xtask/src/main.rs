@@ -9,6 +9,7 @@ use program_kit::end::{green, red};
 use xtask::check::Scope;
 use xtask::course::{self, STEPS, Step};
 use xtask::learn::Learn;
+use xtask::predict::{self, Request};
 use xtask::progress::{Passed, Progress};
 use xtask::{check, exercise, files, stub};
 
@@ -29,6 +30,19 @@ enum Task {
     Next,
     /// What there is to write in each milestone, and how long it takes.
     List,
+    /// Ask for my predictions, lock them, then show the answers beside them.
+    Predict {
+        #[arg(value_parser = Step::find)]
+        step: Step,
+        /// This question only.
+        question: Option<usize>,
+        /// The prediction; several times for several open questions. Without it they are read from the input, a line each.
+        #[arg(long, value_name = "TEXT")]
+        answer: Vec<String>,
+        /// Predict again what is locked; the first prediction is kept, and shown.
+        #[arg(long)]
+        again: bool,
+    },
     /// Give me the milestone with its exercises to be written, in learn/.
     Start {
         #[arg(value_parser = Step::find)]
@@ -84,6 +98,10 @@ fn start(task: &Task) -> Result<bool> {
         Task::Status => status(&learn)?,
         Task::Next => say!("{}", next(&learn)?)?,
         Task::List => list(&learn)?,
+        Task::Predict { step, question, answer, again } => {
+            let request = Request { only: *question, answers: answer, again: *again };
+            predict::session(&learn, step, request, &mut std::io::stdin().lock(), &mut std::io::stdout().lock())?;
+        }
         Task::Start { step } => {
             learn.start(step)?;
             begun(&learn, step)?;

@@ -150,3 +150,46 @@ fn what_is_there() {
     assert!(folder.refuses("check 07 --vm").contains("07-allreduce-tcp was not started"));
     assert!(folder.refuses("reset 07 --yes").contains("was not started"));
 }
+
+#[test]
+fn predictions_are_locked_before_the_answers() {
+    let folder = Folder::new("learn-test-predict");
+    let given = |arguments: &[&str], input: &str| {
+        let mut command = assert_cmd::cargo::cargo_bin_cmd!("xtask");
+        let command = command.env("TINYNCCL_LEARN", "learn-test-predict").arg("predict").args(arguments);
+        command.write_stdin(input).assert()
+    };
+    let said = |arguments: &[&str], input: &str| text(given(arguments, input).success().get_output().stdout.clone());
+    // Nothing is given away without a prediction.
+    let out = said(&["07"], "");
+    assert!(out.contains("1. How many bytes does each rank send for 1 MiB"), "{out}");
+    assert!(out.contains("3. not predicted yet: its answer stays closed") && !out.contains("1,835,008"), "{out}");
+
+    let out = said(&["07", "1", "--answer", "1 MiB, 8 MiB"], "");
+    assert!(out.contains("you 1 MiB, it is 1,048,576 bytes: right"), "{out}");
+    assert!(out.contains("you 8 MiB, it is 1,835,008 bytes: too large by a factor of 4.6"), "{out}");
+    assert!(out.contains("3 of 4 open"), "{out}");
+    let refused = given(&["07", "1", "--answer", "1.75 MiB"], "").failure().get_output().stderr.clone();
+    assert!(text(refused).contains("question 1 of 07-allreduce-tcp is locked with '1 MiB, 8 MiB': --again"));
+    let refused = given(&["07", "1", "--answer", " ", "--again"], "").failure().get_output().stderr.clone();
+    assert!(text(refused).contains("an empty line is no prediction"));
+    let out = said(&["07", "1", "--again", "--answer", "1048576 and 1835008"], "");
+    assert!(out.contains("you:         1 MiB, 8 MiB\n") && out.contains("then:        1048576 and 1835008\n"), "{out}");
+    assert!(out.contains("then 1835008, it is 1,835,008 bytes: right"), "{out}");
+
+    // From the input, a line each; an empty one passes a question over.
+    let out = said(&["allreduce-tcp"], "yes\n\nheaders\n");
+    assert!(
+        !out.contains("1. How many bytes does each rank send for 1 MiB with `--ranks 2`? With `--ranks 8`?\n   your")
+    );
+    assert!(out.contains("3. not predicted yet") && out.contains("1 of 4 open"), "{out}");
+    let out = said(&["07"], "6\n");
+    assert!(out.contains("you 6, it is 6: right"), "{out}");
+    assert!(out.contains("All are locked. See for yourself: `cargo run --release -p allreduce-tcp`"), "{out}");
+    assert_eq!(said(&["07"], "not read").matches("the answer:").count(), 4, "it is shown again");
+
+    let usage = |arguments: &[&str]| text(given(arguments, "").code(2).get_output().stderr.clone());
+    assert!(usage(&["07", "5"]).contains("has questions 1 to 4, no 5"));
+    assert!(usage(&["07", "--answer", "one more"]).contains("1 predictions for 0 open questions"));
+    assert!(folder.0.join("predictions.json").is_file());
+}
