@@ -193,3 +193,30 @@ fn predictions_are_locked_before_the_answers() {
     assert!(usage(&["07", "--answer", "one more"]).contains("1 predictions for 0 open questions"));
     assert!(folder.0.join("predictions.json").is_file());
 }
+
+#[test]
+fn an_interview_ends_at_the_whiteboard() {
+    let folder = Folder::new("learn-test-interview");
+    let walk = |line: &str, typed: &str| {
+        let mut command = assert_cmd::cargo::cargo_bin_cmd!("xtask");
+        command.arg("interview").args(line.split(' ')).write_stdin(typed).assert()
+    };
+    let typed =
+        "\n\ns\ns\ns\na 16 4 yes\na.T 4 16 no\na[::2] 32 4 no\na[:,1:3] 16 4 no\na[1:3] 16 4 yes\na[:,::-1] 16 -4 no\n";
+    let out = text(walk("11", typed).success().get_output().stdout.clone());
+    assert!(out.contains("1 of 4  (python, level 2, 11-pytorch-bindings)"), "{out}");
+    assert!(out.contains("A subset of CPython's C interface") && out.contains("How does a wheel say so?"), "{out}");
+    assert!(!out.contains("Otherwise no other Python thread"), "skipped: {out}");
+    assert!(out.contains("right: the views were made"), "{out}");
+    let out = text(walk("11 --count 0 --seed 1", "a 16 4 no\n").code(1).get_output().stdout.clone());
+    assert!(out.contains("wrong: line 1, 'a 16 4 no': not no") && out.contains("line 6 is missing"), "{out}");
+
+    let usage = |line: &str| text(walk(line, "").code(2).get_output().stderr.clone());
+    assert!(usage("--topic networks").contains("expected one of sockets, rdma, "));
+    assert!(usage("--level 4").contains("expected 1, 2 or 3"));
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let page = folder.0.join("sheet.html");
+    let out = text(walk(&format!("--topic rdma --sheet {}", page.display()), "").success().get_output().stdout.clone());
+    assert!(out.contains(" questions in "), "{out}");
+    assert!(std::fs::read_to_string(&page).unwrap().contains("<h2>rdma</h2>"));
+}
