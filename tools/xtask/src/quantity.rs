@@ -229,4 +229,25 @@ mod tests {
         assert_eq!(said("15", "15 and 1"), ["right", "nothing"]);
         assert_eq!(said("0", "6"), ["too small, and no factor leads from or to 0"]);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_line_is_read(text in "[0-9a-zµ×%.,/–\\- ]{0,40}", other in proptest::prelude::any::<String>()) {
+            for text in [&text, &other] {
+                for q in parse(text) {
+                    assert!(text.contains(&q.text) && q.low.is_finite() && q.high.is_finite(), "{q:?}");
+                }
+                compare(text, &parse(&other));
+            }
+        }
+
+        #[test]
+        fn what_was_written_is_read(value in 0.001..1e9f64, unit in 0..UNITS.len()) {
+            let (name, kind, factor) = UNITS[unit];
+            let text = format!("about {value} {name}, or so");
+            let read = parse(&text);
+            assert_eq!((read.len(), read[0].kind), (1, kind), "{text}");
+            assert!((read[0].low / (value * factor) - 1.0).abs() < 1e-9, "{text}");
+        }
+    }
 }

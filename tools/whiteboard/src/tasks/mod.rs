@@ -25,9 +25,9 @@ pub(crate) enum Task {
     },
     /// Packets of a message, and their sequence numbers.
     Packets {
-        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 31))]
         bytes: u32,
-        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(256..=4096))]
         mtu: u32,
         #[arg(long, value_parser = clap::value_parser!(u32).range(..1 << 24))]
         psn: u32,

@@ -104,4 +104,11 @@ mod tests {
             assert_eq!(faults(ranks, &ours.iter().map(String::as_str).collect::<Vec<_>>()), [""; 0]);
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn a_line_alone_is_never_right(text in "[0-9:, sendrcv]{0,24}") {
+            assert!(!faults(3, &[&text]).is_empty());
+        }
+    }
 }

@@ -143,4 +143,11 @@ mod tests {
         }
         assert!(found(4, &lines(4)[1..])[0].contains("rank 0 sends 5 parts"));
     }
+
+    proptest::proptest! {
+        #[test]
+        fn a_line_alone_is_never_right(text in "[-0-9> a]{0,16}") {
+            assert!(!faults(4, &[&text]).is_empty());
+        }
+    }
 }

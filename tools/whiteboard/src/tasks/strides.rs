@@ -2,6 +2,9 @@
 
 use anyhow::{Result, ensure};
 
+/// Of a dimension; with at most four of them a stride fits its type.
+const LONGEST: i64 = 1 << 12;
+
 /// What is done to the array `a`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct View {
@@ -38,16 +41,17 @@ fn slice(text: &str) -> Option<Slice> {
     let fields: Vec<&str> = text.split(':').collect();
     let number = |at: usize| match fields.get(at) {
         None | Some(&"") => Some(None),
-        Some(text) => text.parse::<i64>().ok().map(Some),
+        Some(text) => text.parse::<i64>().ok().filter(|n| n.abs() <= LONGEST).map(Some),
     };
     let (start, stop, step) = (number(0)?, number(1)?, number(2)?.unwrap_or(1));
-    let good = (2..=3).contains(&fields.len()) && step != 0 && start.max(stop).unwrap_or(0) >= 0;
     // Borders that count from the end are not needed here.
-    (good && start.unwrap_or(0) >= 0 && stop.unwrap_or(0) >= 0).then_some(Slice { start, stop, step })
+    let good = (2..=3).contains(&fields.len()) && step != 0 && start.unwrap_or(0) >= 0 && stop.unwrap_or(0) >= 0;
+    good.then_some(Slice { start, stop, step })
 }
 
 pub(super) fn lines(shape: &[i64], size: i64, views: &[View]) -> Result<Vec<String>> {
-    ensure!(size > 0 && shape.iter().all(|&n| (1..=1 << 20).contains(&n)), "expected lengths from 1 and a size from 1");
+    ensure!(shape.len() <= 4 && (1..=16).contains(&size), "expected at most 4 dimensions, and a size of 1 to 16");
+    ensure!(shape.iter().all(|n| (1..=LONGEST).contains(n)), "expected lengths of 1 to {LONGEST}");
     views.iter().map(|view| line(shape, size, view)).collect()
 }
 
@@ -110,5 +114,14 @@ mod tests {
             assert!(View::parse(text).is_err(), "{text}");
         }
         assert!(line(&[3], 4, &View::parse("a[:,:]").unwrap()).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_view_is_made_or_refused(text in "a?[.T]{0,2}\\[?[-0-9:,]{0,24}\\]?") {
+            if let Ok(view) = View::parse(&text) {
+                let _ = lines(&[3, 4], 4, &[view]);
+            }
+        }
     }
 }
