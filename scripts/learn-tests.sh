@@ -5,7 +5,7 @@
 #   scripts/learn-tests.sh [STEP...]          default: all sixteen
 #   scripts/learn-tests.sh --each [STEP...]   also that each exercise alone makes the check fail
 #
-# Works in learn-test-whole/ and removes it at the end. What needs RDMA or a GPU is not checked here, and said.
+# Works in learn-test-whole/ and removes it at the end. What needs a GPU is not checked here, and said.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 case ${1-} in

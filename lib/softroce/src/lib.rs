@@ -16,6 +16,8 @@
 //! | `engine` | sockets, timers, a thread |
 //! | [`context`], [`qpair`] | an open card and what is made of it, in the shape of verbs |
 //! | [`device`] | the cards of this host |
+//!
+//! Variables: [`DEVICES_VARIABLE`], [`LOSS_VARIABLE`], [`DELAY_VARIABLE`], [`TRACE_VARIABLE`].
 
 pub mod context;
 mod counters;

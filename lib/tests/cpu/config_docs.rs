@@ -19,6 +19,23 @@ fn the_page_matches_the_code() {
         let default = if knob.default.is_empty() { "(empty)" } else { &knob.default };
         writeln!(page, "| `{}` | {} | {default} | {} |", knob.env, knob.values, knob.doc).expect("a String");
     }
+    page.push_str(
+        "\n## The card in user space\n\nRead by every program that opens `lib/softroce`'s card, also through \
+         `libibverbs.so.1`. A value that does not parse is an error.\n\n| variable | values | default | meaning |\n\
+         |---|---|---|---|\n",
+    );
+    for (name, values, meaning) in [
+        (
+            softroce::DEVICES_VARIABLE,
+            "interfaces, comma-separated",
+            "The interfaces that get a card, in this order; unset: all that are up and have an address, loopback last; empty: none.",
+        ),
+        (softroce::LOSS_VARIABLE, "0 to 100", "Packets that get lost, in percent."),
+        (softroce::DELAY_VARIABLE, "0 to 1e9", "Microseconds that each packet is held back before it is sent."),
+        (softroce::TRACE_VARIABLE, "path", "Records all packets, sent and received, in a pcap file, for Wireshark."),
+    ] {
+        writeln!(page, "| `{name}` | {values} | (unset) | {meaning} |").expect("a String");
+    }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/config.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, &page).expect("docs/config.md can be written");

@@ -88,8 +88,11 @@ impl Server {
         let mut lines = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();
         lines.read_line(&mut line).expect("a first line");
-        let address = line.trim().strip_prefix("listening on ").expect("the address").to_owned();
-        Server(child, lines, address)
+        let Some(address) = line.trim().strip_prefix("listening on ") else {
+            let _ = child.kill();
+            panic!("{line:?} for the address: {:?}", child.wait_with_output());
+        };
+        Server(child, lines, address.to_owned())
     }
 
     /// Exit code, standard output and standard error.

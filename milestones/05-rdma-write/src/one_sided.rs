@@ -22,7 +22,7 @@ pub(crate) fn write(qp: &mut Qp, wr_id: u64, here: Here<'_>, there: Region) -> R
 }
 
 /// WRITE_WITH_IMM: the same, plus 32 bits that complete one of the peer's RECVs.
-// EXERCISE 4 (How it works; needs RDMA): a WRITE that also carries 32 bits, in network byte order, and completes one
+// EXERCISE 4 (How it works): a WRITE that also carries 32 bits, in network byte order, and completes one
 // of the peer's RECVs. Post it.
 pub(crate) fn write_with_imm(qp: &mut Qp, wr_id: u64, here: Here<'_>, there: Region, imm: u32) -> Result<()> {
     let mut request = request(wr_id, IBV_WR_RDMA_WRITE_WITH_IMM, there);
@@ -36,7 +36,7 @@ pub(crate) fn read(qp: &mut Qp, wr_id: u64, here: Here<'_>, there: Region) -> Re
     qp.post(request(wr_id, IBV_WR_RDMA_READ, there), here.mr, here.range)
 }
 
-// EXERCISE 3 (How it works; needs RDMA): the part common to all three requests: number, opcode, the flag that asks for
+// EXERCISE 3 (How it works): the part common to all three requests: number, opcode, the flag that asks for
 // a completion, and the peer's address and key.
 fn request(wr_id: u64, opcode: ffi::ibv_wr_opcode::Type, there: Region) -> ffi::ibv_send_wr {
     let mut request = ffi::ibv_send_wr {

@@ -11,7 +11,7 @@ use program_kit::process::{Outcome, run, run_shown};
 
 use crate::course::Step;
 use crate::exercise::{self, Exercise, Needs};
-use crate::faults::{self, Fault, Sources};
+use crate::faults::{self, Shown, Sources};
 use crate::learn::Learn;
 use crate::stub;
 
@@ -45,7 +45,7 @@ impl Report {
 /// What to check.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Scope {
-    /// With RDMA, in the virtual machine.
+    /// In the virtual machine, over the kernel's RDMA device.
     pub vm: bool,
     /// This exercise alone: its own tests, or all where it has none; other exercises may be unwritten.
     pub only: Option<u32>,
@@ -77,8 +77,8 @@ pub fn check(learn: &Learn, step: &Step, scope: Scope) -> Result<Report> {
         Err(said) => {
             let fault = sources.error(&said);
             report.output = fault.as_ref().map_or(String::new(), |f| format!("{}\n\n", f.words)) + &said;
-            let faults: Vec<Fault> = fault.into_iter().collect();
-            report.hint = pointer(learn, step, chosen(&exercises, &open, &report, &faults), &open);
+            let shown = Shown { faults: fault.into_iter().collect(), ..Shown::default() };
+            report.hint = pointer(learn, step, chosen(&exercises, &open, &report, &shown), &open);
             return Ok(report);
         }
     };
@@ -107,12 +107,12 @@ pub fn check(learn: &Learn, step: &Step, scope: Scope) -> Result<Report> {
     report.failed.retain(|name| only.is_none() || !shown.waiting.contains(name));
     let text = stdout + &stderr;
     let skipped: BTreeSet<&str> = text.lines().map(str::trim).filter(|l| l.starts_with("SKIPPED")).collect();
-    let lacks = |needs: Needs| if needs == Needs::Rdma { !vm } else { !skipped.is_empty() };
+    let lacks = !skipped.is_empty();
     let these: Vec<Exercise> = wanted.map_or_else(|| exercises.clone(), |e| vec![e.clone()]);
-    report.unchecked = unchecked(step, &these, &skipped, vm, lacks);
-    let todo = these.iter().find(|e| open.contains(&e.number) && !e.needs.is_some_and(lacks));
+    report.unchecked = unchecked(&these, &skipped);
+    let todo = these.iter().find(|e| open.contains(&e.number) && !(lacks && e.needs.is_some()));
     if !report.failed.is_empty() || todo.is_some() || (wanted.is_some() && report.passed == 0) {
-        let at = chosen(&exercises, &open, &report, &shown.faults);
+        let at = chosen(&exercises, &open, &report, &shown);
         report.hint = pointer(learn, step, wanted.filter(|_| shown.faults.is_empty()).or(at), &open);
     }
     Ok(report)
@@ -218,32 +218,19 @@ fn unfinished(program: &Path, stdout: &str, only: &[String]) -> Result<Vec<Strin
 }
 
 /// The unchecked parts: exercises that need something missing here, and tests that were skipped.
-fn unchecked(
-    step: &Step,
-    exercises: &[Exercise],
-    skipped: &BTreeSet<&str>,
-    vm: bool,
-    lacks: impl Fn(Needs) -> bool,
-) -> Vec<String> {
+fn unchecked(exercises: &[Exercise], skipped: &BTreeSet<&str>) -> Vec<String> {
     let mut lines = Vec::new();
-    for needs in [Needs::Rdma, Needs::Gpu, Needs::Torch] {
-        let these: Vec<&Exercise> = exercises.iter().filter(|e| e.needs == Some(needs) && lacks(needs)).collect();
-        let whole = needs == Needs::Rdma && step.verbs && !vm;
-        if these.is_empty() && !whole {
-            continue;
-        }
-        let names: Vec<String> = these.iter().map(|e| format!("exercise {} (`{}`)", e.number, e.function)).collect();
+    for needs in [Needs::Gpu, Needs::Torch] {
+        let these = exercises.iter().filter(|e| e.needs == Some(needs) && !skipped.is_empty());
+        let names: Vec<String> = these.map(|e| format!("exercise {} (`{}`)", e.number, e.function)).collect();
         let what = match names.as_slice() {
-            [] => "the tests over RDMA".to_owned(),
+            [] => continue,
             [one] => format!("{one} needs {needs}"),
             all => format!("{} need {needs}", all.join(", ")),
         };
         let how = match needs {
-            Needs::Rdma => {
-                format!("`cargo xtask check {:02} --vm`, once `scripts/setup.sh --verbs` has run as root", step.number)
-            }
-            Needs::Gpu => "run the same on a machine with an NVIDIA GPU, its driver and NVRTC".to_owned(),
-            Needs::Torch => "`scripts/setup.sh --python` as root installs them".to_owned(),
+            Needs::Gpu => "run the same on a machine with an NVIDIA GPU, its driver and NVRTC",
+            Needs::Torch => "`scripts/setup.sh --python` as root installs them",
         };
         lines.push(format!("NOT CHECKED HERE: {what}: {how}"));
     }
@@ -254,10 +241,12 @@ fn unchecked(
 
 /// The exercise to look at: the written one at fault, the one whose own test failed, the one that the output names, the
 /// one whose file a failed test belongs to, the first that is still open, or the first.
-fn chosen<'a>(exercises: &'a [Exercise], open: &[u32], report: &Report, faults: &[Fault]) -> Option<&'a Exercise> {
+fn chosen<'a>(exercises: &'a [Exercise], open: &[u32], report: &Report, shown: &Shown) -> Option<&'a Exercise> {
+    let Shown { faults, waiting, .. } = shown;
     let at_fault = faults.first().and_then(|f| exercises.iter().find(|e| e.number == f.number));
     let still = |e: &&Exercise| open.contains(&e.number);
-    let own = |e: &&Exercise| report.failed.iter().any(|test| faults::is_own(exercises, e, test));
+    let own =
+        |e: &&Exercise| report.failed.iter().any(|test| !waiting.contains(test) && faults::is_own(exercises, e, test));
     let named = exercises.iter().find(|e| report.output.contains(&format!("exercise {} of ", e.number)));
     let module = |e: &&Exercise| {
         let stem = e.file.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
@@ -291,6 +280,7 @@ fn pointer(learn: &Learn, step: &Step, exercise: Option<&Exercise>, open: &[u32]
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::faults::Fault;
 
     fn exercises() -> Vec<Exercise> {
         let text = "// EXERCISE 1 (How): one.\nfn f() {}\n// EXERCISE 2 (Why; needs GPU): two.\nfn g() {}\n";
@@ -305,13 +295,18 @@ mod tests {
             failed: failed.iter().map(|f| (*f).to_owned()).collect(),
             ..Report::default()
         };
-        let number = |report: &Report, open: &[u32]| chosen(&all, open, report, &[]).unwrap().number;
+        let number = |report: &Report, open: &[u32]| chosen(&all, open, report, &Shown::default()).unwrap().number;
         assert_eq!(number(&report("exercise 2 of 07", &["b"]), &[1, 2]), 2);
         assert_eq!(number(&report("", &["b"]), &[2]), 2, "the first that is open");
         assert_eq!(number(&report("", &["a::tests::x"]), &[]), 1, "by the test's module");
         assert_eq!(number(&report("exercise 1 of 07", &["a::tests::g_adds"]), &[1]), 2, "its own test failed");
+        let failed = report("exercise 1 of 07", &["a::tests::g_adds"]);
+        let waits = Shown { waiting: vec!["a::tests::g_adds".to_owned()], ..Shown::default() };
+        let one = chosen(&all, &[1], &failed, &waits).unwrap();
+        assert_eq!(one.number, 1, "its own test failed for want of another exercise");
         let fault = Fault { number: 2, words: String::new() };
-        let two = chosen(&all, &[1], &report("exercise 1 of 07", &["b"]), &[fault]).unwrap();
+        let shown = Shown { faults: vec![fault], ..Shown::default() };
+        let two = chosen(&all, &[1], &report("exercise 1 of 07", &["b"]), &shown).unwrap();
         assert_eq!(two.number, 2, "what was written comes before what was not");
         let learn = Learn::new(Path::new("/x"), "learn").unwrap();
         let step = Step::find("7").unwrap();
@@ -324,18 +319,10 @@ mod tests {
 
     #[test]
     fn what_was_not_checked_is_said_with_a_way_to_check_it() {
-        let step = Step::find("5").unwrap();
-        let lines = unchecked(&step, &exercises(), &BTreeSet::new(), false, |n| n == Needs::Rdma);
-        assert_eq!(lines.len(), 1);
-        assert!(
-            lines[0].starts_with("NOT CHECKED HERE: the tests over RDMA: `cargo xtask check 05 --vm`"),
-            "{lines:?}"
-        );
-        let lines = unchecked(&step, &exercises(), &BTreeSet::from(["SKIPPED: no GPU"]), true, |n| n == Needs::Gpu);
+        let (all, none) = (exercises(), BTreeSet::new());
+        assert!(unchecked(&all, &none).is_empty());
+        let lines = unchecked(&all, &BTreeSet::from(["SKIPPED: no GPU"]));
         assert!(lines[0].starts_with("NOT CHECKED HERE: exercise 2 (`g`) needs a GPU: "), "{lines:?}");
-        assert_eq!(
-            unchecked(&step, &exercises(), &BTreeSet::from(["SKIPPED: mpirun"]), true, |_| false),
-            ["SKIPPED: mpirun"]
-        );
+        assert_eq!(unchecked(&all[..1], &BTreeSet::from(["SKIPPED: mpirun"])), ["SKIPPED: mpirun"]);
     }
 }

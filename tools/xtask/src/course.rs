@@ -14,7 +14,7 @@ pub struct Step {
     pub name: &'static str,
     /// Filters of the test program: what takes long and no exercise touches.
     pub skip: &'static [&'static str],
-    /// Whether it has a feature `verbs`, whose tests run in a virtual machine.
+    /// Whether it has a feature `verbs`, whose tests can run over the kernel's device in a virtual machine.
     pub verbs: bool,
     /// The longest time of one of its test programs.
     pub limit: Duration,

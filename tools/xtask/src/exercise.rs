@@ -5,8 +5,7 @@
 //! // over as many lines as it takes.
 //! ```
 //! says that a learner writes its body: exercise 2 of the milestone, explained in that section of its README. In Python
-//! the comment begins with `#`. `(How it works; needs RDMA)`, `GPU` or `torch` says what the exercise cannot be checked
-//! without.
+//! the comment begins with `#`. `(How it works; needs GPU)` or `torch` says what the exercise cannot be checked without.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,8 +21,6 @@ use crate::files;
 /// Hardware or software that a check of the exercise needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
-    /// A device for RDMA verbs: the virtual machine has one.
-    Rdma,
     /// An NVIDIA GPU with its driver and NVRTC.
     Gpu,
     /// Python with numpy and torch.
@@ -33,7 +30,6 @@ pub enum Needs {
 impl fmt::Display for Needs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Needs::Rdma => "RDMA",
             Needs::Gpu => "a GPU",
             Needs::Torch => "numpy and torch",
         })
@@ -91,10 +87,9 @@ fn read(marker: &str) -> Result<(u32, String, Option<Needs>, String)> {
     let (head, text) = rest.split_once("): ").context("expected '(SECTION): TEXT' behind the number")?;
     let (section, needs) = match head.split_once("; needs ") {
         None => (head, None),
-        Some((section, "RDMA")) => (section, Some(Needs::Rdma)),
         Some((section, "GPU")) => (section, Some(Needs::Gpu)),
         Some((section, "torch")) => (section, Some(Needs::Torch)),
-        Some((_, other)) => bail!("needs '{other}': expected RDMA, GPU or torch"),
+        Some((_, other)) => bail!("needs '{other}': expected GPU or torch"),
     };
     ensure!(!text.trim().is_empty(), "it says nothing");
     Ok((number.parse().context("its number")?, section.to_owned(), needs, text.trim().to_owned()))
@@ -137,11 +132,10 @@ mod tests {
 
     #[test]
     fn a_marker_is_read_with_all_its_lines() {
-        let text =
-            "/// Doc.\n// EXERCISE 2 (How it works; needs RDMA): post it,\n// and wait.\nfn post() -> u8 {\n    7\n}\n";
+        let text = "/// Doc.\n// EXERCISE 2 (How it works; needs GPU): launch it,\n// and wait.\nfn launch() -> u8 {\n    7\n}\n";
         let [e] = parse(Path::new("src/a.rs"), text).unwrap().try_into().unwrap();
-        assert_eq!((e.number, e.section.as_str(), e.needs), (2, "How it works", Some(Needs::Rdma)));
-        assert_eq!((e.text.as_str(), e.function.as_str()), ("post it, and wait.", "post"));
+        assert_eq!((e.number, e.section.as_str(), e.needs), (2, "How it works", Some(Needs::Gpu)));
+        assert_eq!((e.text.as_str(), e.function.as_str()), ("launch it, and wait.", "launch"));
         assert_eq!(&text[e.body], "{\n    7\n}");
     }
 

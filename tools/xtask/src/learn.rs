@@ -4,6 +4,7 @@
 //! A milestone that uses another one (05 uses 02) is given ours of the other, not the learner's: an exercise of one
 //! step cannot break another step.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -112,15 +113,11 @@ impl Learn {
             let path = self.root.join(name);
             std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
         };
-        let mut uses_library = false;
-        for step in STEPS.iter().filter(|s| self.started(s)) {
-            let path = self.step(step).join("Cargo.toml");
-            let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-            uses_library |= text.lines().any(|line| line.starts_with("tinynccl"));
-        }
-        write(&self.folder.join("Cargo.toml"), &manifest(&read("Cargo.toml")?, uses_library)?)?;
+        let lock = read("Cargo.lock")?;
+        let used = used(&lock, STEPS.iter().filter(|s| self.started(s)).map(|s| s.name))?;
+        write(&self.folder.join("Cargo.toml"), &manifest(&read("Cargo.toml")?, &used)?)?;
         // The same versions as ours, downloaded and built already. Cargo then writes in what the learner adds.
-        let (lock, copied) = (read("Cargo.lock")?, self.folder.join(".Cargo.lock.ours"));
+        let copied = self.folder.join(".Cargo.lock.ours");
         if std::fs::read_to_string(&copied).ok().as_ref() != Some(&lock) {
             write(&self.folder.join("Cargo.lock"), &lock)?;
             write(&copied, &lock)?;
@@ -138,8 +135,29 @@ impl Learn {
 /// by cargo 1.91 or later; an older one warns about the unknown setting and builds the dependencies again.
 const CONFIG: &str = "[build]\ntarget-dir = \"target\"\nbuild-dir = \"../target\"\n";
 
-/// The workspace's manifest, made from ours: the same versions, lints and profiles.
-fn manifest(ours: &str, uses_library: bool) -> Result<String> {
+/// The packages that `steps` need by the lock file `ours`, directly or not.
+fn used(ours: &str, steps: impl Iterator<Item = &'static str>) -> Result<BTreeSet<String>> {
+    let table: Table = ours.parse().context("reading the checkout's Cargo.lock")?;
+    let packages = table.get("package").and_then(Value::as_array).context("Cargo.lock has no packages")?;
+    let mut found = BTreeSet::new();
+    let mut open: Vec<&str> = steps.collect();
+    let has = |package: &Value, key: &str, text: &str| package.get(key).and_then(Value::as_str) == Some(text);
+    let mut seen = BTreeSet::new();
+    while let Some(wanted) = open.pop() {
+        // `name`, or `name version` where there are several.
+        let (name, version) = wanted.split_once(' ').unwrap_or((wanted, ""));
+        let fits = |p: &&Value| has(p, "name", name) && (version.is_empty() || has(p, "version", version));
+        for package in packages.iter().filter(fits).filter(|_| seen.insert(wanted)) {
+            found.insert(name.to_owned());
+            let needs = package.get("dependencies").and_then(Value::as_array).into_iter().flatten();
+            open.extend(needs.filter_map(Value::as_str));
+        }
+    }
+    Ok(found)
+}
+
+/// The workspace's manifest, made from ours: the same versions, lints and profiles, for the packages [`used`] there.
+fn manifest(ours: &str, used: &BTreeSet<String>) -> Result<String> {
     let mut table: Table = ours.parse().context("reading the checkout's Cargo.toml")?;
     let workspace = table.get_mut("workspace").and_then(Value::as_table_mut).context("Cargo.toml has no workspace")?;
     workspace.insert("members".to_owned(), Value::Array(vec!["[0-9][0-9]-*".into()]));
@@ -149,9 +167,11 @@ fn manifest(ours: &str, uses_library: bool) -> Result<String> {
         let version = package.get("version").and_then(Value::as_str).unwrap_or("0.0.0");
         package.insert("version".to_owned(), format!("{version}-learn").into());
     }
+    let mut library = Vec::new();
     if let Some(dependencies) = workspace.get_mut("dependencies").and_then(Value::as_table_mut) {
-        for (_, dependency) in dependencies.iter_mut() {
+        for (name, dependency) in dependencies.iter_mut() {
             if let Some(path) = dependency.get_mut("path") {
+                library.extend(path.as_str().filter(|p| p.starts_with("lib")).map(|_| name.clone()));
                 *path = format!("../{}", path.as_str().unwrap_or_default()).into();
             }
         }
@@ -164,15 +184,15 @@ fn manifest(ours: &str, uses_library: bool) -> Result<String> {
         let group = lints.map(|l| l.entry(group).or_insert_with(|| Table::new().into())).and_then(Value::as_table_mut);
         group.context("lints are no table")?.insert(lint.to_owned(), "allow".into());
     }
-    // Our library is no member there, so it would be optimised like the other dependencies: slow to build.
-    if uses_library
-        && let Some(dev) = table.get_mut("profile").and_then(|p| p.get_mut("dev")).and_then(Value::as_table_mut)
-    {
-        let level = dev.get("opt-level").cloned().unwrap_or(Value::Integer(1));
-        let packages =
-            dev.entry("package").or_insert_with(|| Table::new().into()).as_table_mut().context("profiles")?;
-        packages.insert("tinynccl".to_owned(), Table::from_iter([("opt-level".to_owned(), level)]).into());
-    }
+    let dev = table.get_mut("profile").and_then(|p| p.get_mut("dev")).and_then(Value::as_table_mut);
+    let dev = dev.context("Cargo.toml has no profile dev")?;
+    let own: Table =
+        ["opt-level", "debug"].iter().filter_map(|k| Some(((*k).to_owned(), dev.get(*k)?.clone()))).collect();
+    let packages = dev.get_mut("package").and_then(Value::as_table_mut).context("profiles of packages")?;
+    // Cargo warns of packages that are not used.
+    packages.retain(|name, _| name == "*" || used.contains(name));
+    // The library is no member there, so it would be built like the other dependencies, and again.
+    packages.extend(library.into_iter().filter(|name| used.contains(name)).map(|name| (name, own.clone().into())));
     Ok(format!("# Made by cargo xtask from the checkout's Cargo.toml, and made again each time.\n{table}"))
 }
 
@@ -193,8 +213,10 @@ mod tests {
 
     #[test]
     fn the_manifest_is_ours_seen_from_one_folder_below() {
-        let ours = std::fs::read_to_string(crate::course::checkout().join("Cargo.toml")).unwrap();
-        let (with, without) = (manifest(&ours, true).unwrap(), manifest(&ours, false).unwrap());
+        let read = |name: &str| std::fs::read_to_string(crate::course::checkout().join(name)).unwrap();
+        let (ours, lock) = (read("Cargo.toml"), read("Cargo.lock"));
+        let of = |step: &'static str| manifest(&ours, &used(&lock, [step].into_iter()).unwrap()).unwrap();
+        let (with, without) = (of("lib-hello"), of("tcp-echo"));
         let table: Table = with.parse().unwrap();
         assert_eq!(table["workspace"]["dependencies"]["tinynccl"]["path"].as_str(), Some("../lib"));
         assert_eq!(table["workspace"]["package"]["version"].as_str(), Some("0.1.0-learn"));
@@ -203,7 +225,10 @@ mod tests {
         assert_eq!(table["workspace"]["dependencies"]["half"], old["workspace"]["dependencies"]["half"]);
         assert_eq!(table["workspace"]["lints"]["clippy"]["dbg_macro"].as_str(), Some("deny"));
         assert!(table["profile"]["dev"]["package"].get("tinynccl").is_some());
-        assert!(!without.contains("profile.dev.package.tinynccl"), "cargo warns of packages that are not used");
+        assert!(table["profile"]["dev"]["package"].get("sha2").is_some(), "the library uses it");
+        for name in ["tinynccl", "sha2"] {
+            assert!(!without.contains(&format!("profile.dev.package.{name}]")), "cargo warns of packages not used");
+        }
     }
 
     #[test]

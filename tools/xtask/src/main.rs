@@ -59,7 +59,7 @@ enum Task {
         step: Step,
         /// Check this exercise only; the others may be unwritten.
         exercise: Option<u32>,
-        /// With RDMA, in the virtual machine of scripts/rxe-vm.sh.
+        /// Over the kernel's RDMA device, in the virtual machine of scripts/rxe-vm.sh.
         #[arg(long)]
         vm: bool,
     },

@@ -93,7 +93,7 @@ impl Qp {
     }
 
     /// INIT → RTR.
-    // EXERCISE 3 (The attributes of each step; needs RDMA): INIT to RTR: fill in the peer's address and the attributes
+    // EXERCISE 3 (The attributes of each step): INIT to RTR: fill in the peer's address and the attributes
     // of this step, name each of them in the mask, and call `modify`.
     pub fn to_rtr(&mut self, rtr: &Rtr) -> Result<()> {
         let Some(path_mtu) = words::mtu_number(rtr.path_mtu) else { bail!("an MTU of {} bytes", rtr.path_mtu) };

@@ -34,6 +34,7 @@ const PYTHON: &str = "scripts/setup.sh --python";
 pub(crate) const MPI: &str = "scripts/setup.sh --mpi";
 /// The options of scripts/setup.sh that milestones need.
 pub(crate) const OPTIONS: [&str; 3] = [VERBS, PYTHON, MPI];
+const CARD: &str = "on the card in user space";
 const LOOPBACK: &str = "ip link set lo up";
 const NVRTC: &str = "apt-get install libnvrtc12";
 const GPU: &str = "scripts/gpu-tests.sh, on a machine with an NVIDIA GPU";
@@ -92,23 +93,17 @@ fn ranks(facts: &Facts) -> Answer {
     }
 }
 
+/// Over the card in user space, which needs no more than a loopback; over this machine's devices with a feature.
 fn rdma(facts: &Facts) -> Answer {
-    let software = &facts.software;
-    let builds = software.verbs_lacks.is_empty();
-    match (builds, facts.rdma.is_usable(), &software.qemu) {
-        (false, ..) => {
-            let lacks = software.verbs_lacks.join(", ");
-            (Verdict::Cannot, format!("the feature verbs cannot be built without {lacks}"), Some(VERBS))
+    let (verdict, how, mend) = ranks(facts);
+    let lacks = facts.software.verbs_lacks.join(", ");
+    match (verdict, facts.rdma.is_usable()) {
+        (Verdict::Runs, false) => (verdict, CARD.to_owned(), None),
+        (Verdict::Runs, true) if lacks.is_empty() => {
+            (verdict, format!("{CARD}; on this machine's devices with --features verbs"), None)
         }
-        (true, true, _) => (Verdict::Runs, "built with --features verbs, on this machine's devices".to_owned(), None),
-        (true, false, Some(_)) => (
-            Verdict::Fallback,
-            "no RDMA device here: soft-RoCE in a virtual machine".to_owned(),
-            Some("scripts/rxe-vm.sh COMMAND"),
-        ),
-        (true, false, None) => {
-            (Verdict::Cannot, "no RDMA device here, and no QEMU for the virtual machine".to_owned(), Some(VERBS))
-        }
+        (Verdict::Runs, true) => (verdict, format!("{CARD}; for this machine's devices, without {lacks}"), Some(VERBS)),
+        _ => (verdict, how, mend),
     }
 }
 
@@ -136,15 +131,13 @@ fn gpus(facts: &Facts) -> Answer {
     }
 }
 
-/// Without either, host memory over TCP stands for it.
+/// Without a GPU, host memory stands for its own.
 fn gpu_and_rdma(facts: &Facts) -> Answer {
     let (gpu, rdma) = (gpu(facts), rdma(facts));
-    let has = |answer: &Answer| answer.0 == Verdict::Runs;
-    match (has(&gpu), has(&rdma)) {
-        (true, true) => (Verdict::Runs, "GPU memory over RDMA, where driver and device allow it".to_owned(), None),
-        (true, false) => (Verdict::Fallback, format!("the GPU's memory over TCP: {}", rdma.1), rdma.2),
-        (false, true) => (Verdict::Fallback, format!("host memory over RDMA: {}", gpu.1), gpu.2),
-        (false, false) => (Verdict::Fallback, format!("host memory over TCP: {}", gpu.1), rdma.2.or(gpu.2)),
+    match (gpu.0, rdma.0) {
+        (_, Verdict::Cannot) => rdma,
+        (Verdict::Runs, _) => (Verdict::Runs, format!("the GPU's memory {}", rdma.1), rdma.2),
+        _ => (Verdict::Fallback, format!("host memory {}: {}", rdma.1, gpu.1), rdma.2.or(gpu.2)),
     }
 }
 

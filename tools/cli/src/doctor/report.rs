@@ -107,7 +107,11 @@ fn host(out: &mut String, host: &Host) {
 fn rdma(out: &mut String, facts: &Facts) {
     heading(out, "RDMA devices");
     if facts.rdma.devices.is_empty() {
-        line(out, "none", "scripts/rxe-vm.sh runs a command in a virtual machine that has them");
+        line(
+            out,
+            "none",
+            "the card in user space stands for one; scripts/rxe-vm.sh has the kernel's, in a virtual machine",
+        );
     }
     for device in &facts.rdma.devices {
         for Port { number, state, link_layer, rate, gids } in &device.ports {

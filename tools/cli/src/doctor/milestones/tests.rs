@@ -69,17 +69,15 @@ fn the_milestones_are_those_of_the_workspace() {
 fn what_is_missing_has_a_step_that_mends_it() {
     let facts = bare();
     use Verdict::{Cannot, Fallback, Runs};
-    let expected = [
-        Runs, Cannot, Cannot, Fallback, Cannot, Runs, Runs, Cannot, Cannot, Runs, Cannot, Cannot, Runs, Cannot, Runs,
-        Runs,
-    ];
+    let expected =
+        [Runs, Runs, Cannot, Fallback, Runs, Runs, Runs, Runs, Cannot, Runs, Cannot, Cannot, Runs, Cannot, Runs, Runs];
     assert_eq!(verdicts(&facts), (1..).zip(expected).collect::<Vec<_>>());
     for milestone in all(&facts).iter().filter(|m| m.verdict == Cannot) {
         assert!(milestone.mend.is_some(), "{milestone:?}");
     }
     assert_eq!(of(&facts, 12).mend, Some(PYTHON));
     assert!(of(&facts, 12).how.ends_with("with torch"), "without the list of places");
-    assert_eq!((of(&facts, 13).mend, of(&facts, 2).mend), (Some(MPI), Some(VERBS)));
+    assert_eq!((of(&facts, 13).mend, of(&facts, 2).mend), (Some(MPI), None));
     let mut cut_off = bare();
     cut_off.interfaces.clear();
     assert_eq!((of(&cut_off, 1).verdict, of(&cut_off, 16).verdict), (Cannot, Cannot));
@@ -87,13 +85,17 @@ fn what_is_missing_has_a_step_that_mends_it() {
 }
 
 #[test]
-fn rdma_by_a_device_or_in_the_virtual_machine() {
-    let mut facts = with_rdma(bare());
-    assert_eq!([2, 5, 8].map(|n| of(&facts, n).verdict), [Verdict::Runs; 3]);
-    facts.rdma.uverbs = false;
-    assert_eq!((of(&facts, 8).verdict, of(&facts, 8).mend), (Verdict::Cannot, Some(VERBS)));
-    facts.software.qemu = Some("/usr/bin/qemu-system-x86_64".into());
-    assert_eq!((of(&facts, 8).verdict, of(&facts, 8).mend), (Verdict::Fallback, Some("scripts/rxe-vm.sh COMMAND")));
+fn rdma_on_the_card_in_user_space_or_on_a_device() {
+    let mut facts = bare();
+    assert_eq!([2, 5, 8].map(|n| of(&facts, n).how), [CARD; 3]);
+    assert!(of(&facts, 4).how.starts_with("host memory on the card"), "{}", of(&facts, 4).how);
+    facts = with_rdma(facts);
+    assert_eq!((of(&facts, 8).verdict, of(&facts, 8).mend), (Verdict::Runs, None));
+    assert!(of(&facts, 8).how.ends_with("with --features verbs"));
+    facts.software.verbs_lacks = vec!["cmake"];
+    assert_eq!((of(&facts, 8).verdict, of(&facts, 8).mend), (Verdict::Runs, Some(VERBS)));
+    facts.interfaces.clear();
+    assert_eq!([4, 8].map(|n| of(&facts, n).verdict), [Verdict::Cannot; 2]);
 }
 
 #[test]
@@ -145,8 +147,7 @@ fn the_report_ends_with_a_count_and_what_would_add_to_it() {
     facts.cuda.driver = Err("libcuda.so.1 was not found; it comes with NVIDIA's driver".into());
     let text = report::text(&facts, &all(&facts), false);
     for words in [
-        "\n7 milestones run here, 1 with a fallback, 8 not.\n",
-        "\n  scripts/setup.sh --verbs, as root: what is missing for 02, 04, 05, 08\n",
+        "\n10 milestones run here, 1 with a fallback, 5 not.\n",
         "\n  scripts/setup.sh --python, as root: what is missing for 11, 12\n",
         "\n  scripts/setup.sh --mpi, as root: mpirun for 13\n",
         "\n  scripts/setup.sh --book: ",
