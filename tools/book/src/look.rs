@@ -115,6 +115,12 @@ mod tests {
         Some(Browser::start(&program).unwrap())
     }
 
+    /// The folder of the book's own styles and scripts.
+    fn theme() -> String {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme");
+        fs::canonicalize(folder).unwrap().display().to_string()
+    }
+
     #[test]
     fn what_sticks_out_is_found() {
         let Some(mut browser) = started() else { return };
@@ -136,13 +142,12 @@ mod tests {
     fn what_scrolls_fades_until_its_end() {
         let Some(mut browser) = started() else { return };
         let folder = tempfile::tempdir().unwrap();
-        let theme = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme")).unwrap();
         let page = folder.path().join("x.html");
         let body = format!(
             "<meta name=viewport content='width=device-width'><link rel=stylesheet href='file://{0}/book.css'><body>\
              <div class=content><div class=table-wrapper id=wide><div style='width:900px'>x</div></div>\
              <div class=table-wrapper id=narrow>x</div></div><script src='file://{0}/code.js'></script>",
-            theme.display()
+            theme()
         );
         fs::write(&page, body).unwrap();
         browser.screen(390, 844, true).unwrap();
@@ -158,7 +163,6 @@ mod tests {
     fn answers_open_after_predictions() {
         let Some(mut browser) = started() else { return };
         let folder = tempfile::tempdir().unwrap();
-        let theme = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme")).unwrap();
         let page = folder.path().join("x.html");
         let body = |script: &str| {
             format!(
@@ -166,10 +170,10 @@ mod tests {
                  <div class=content><h2>Predict, then run</h2><ol><li>One?<li>Two?</ol><pre>run</pre><details><summary>Answers\
                  </summary><ol><li>first<li>second</ol></details><h2>Next</h2><details><summary>Hint</summary>x</details>\
                  </div>{script}",
-                theme.display()
+                theme()
             )
         };
-        let with_script = body(&format!("<script src='file://{}/predict.js'></script>", theme.display()));
+        let with_script = body(&format!("<script src='file://{}/predict.js'></script>", theme()));
         const OPEN: &str = "[...document.querySelectorAll('details')].map(d => d.open)";
         const SAYS: &str = "document.querySelector('[role=status]').textContent";
         const PREDICTED: &str = "[...document.querySelectorAll('.predicted')].map(e => e.textContent)";
@@ -223,15 +227,14 @@ mod tests {
     fn pictures_follow_the_books_dark_theme() {
         let Some(mut browser) = started() else { return };
         let folder = tempfile::tempdir().unwrap();
-        let css = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme/book.css")).unwrap();
         let svg = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 60 40'><rect width='60' height='40' fill='white'/></svg>";
         fs::write(folder.path().join("plot.svg"), svg).unwrap();
         let page = folder.path().join("x.html");
-        let mut colours = |theme: &str| {
+        let mut colours = |class: &str| {
             let body = format!(
-                "<html class='{theme}'><link rel=stylesheet href='file://{}'><body style='margin:0;background:#161923'>\
+                "<html class='{class}'><link rel=stylesheet href='file://{}/book.css'><body style='margin:0;background:#161923'>\
                  <div class=schedule><img src=plot.svg></div>",
-                css.display()
+                theme()
             );
             fs::write(&page, body).unwrap();
             browser.open(&page).unwrap();
