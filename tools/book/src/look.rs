@@ -115,6 +115,12 @@ mod tests {
         Some(Browser::start(&program).unwrap())
     }
 
+    /// The folder of the book's own styles and scripts.
+    fn theme() -> String {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme");
+        fs::canonicalize(folder).unwrap().display().to_string()
+    }
+
     #[test]
     fn what_sticks_out_is_found() {
         let Some(mut browser) = started() else { return };
@@ -136,13 +142,12 @@ mod tests {
     fn what_scrolls_fades_until_its_end() {
         let Some(mut browser) = started() else { return };
         let folder = tempfile::tempdir().unwrap();
-        let theme = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme")).unwrap();
         let page = folder.path().join("x.html");
         let body = format!(
             "<meta name=viewport content='width=device-width'><link rel=stylesheet href='file://{0}/book.css'><body>\
              <div class=content><div class=table-wrapper id=wide><div style='width:900px'>x</div></div>\
              <div class=table-wrapper id=narrow>x</div></div><script src='file://{0}/code.js'></script>",
-            theme.display()
+            theme()
         );
         fs::write(&page, body).unwrap();
         browser.screen(390, 844, true).unwrap();
@@ -154,20 +159,82 @@ mod tests {
         assert_eq!(browser.evaluate(settled).unwrap(), json!([]));
     }
 
+    #[test]
+    fn answers_open_after_predictions() {
+        let Some(mut browser) = started() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let page = folder.path().join("x.html");
+        let body = |script: &str| {
+            format!(
+                "<meta name=viewport content='width=device-width'><link rel=stylesheet href='file://{0}/book.css'><body>\
+                 <div class=content><h2>Predict, then run</h2><ol><li>One?<li>Two?</ol><pre>run</pre><details><summary>Answers\
+                 </summary><ol><li>first<li>second</ol></details><h2>Next</h2><details><summary>Hint</summary>x</details>\
+                 </div>{script}",
+                theme()
+            )
+        };
+        let with_script = body(&format!("<script src='file://{}/predict.js'></script>", theme()));
+        const OPEN: &str = "[...document.querySelectorAll('details')].map(d => d.open)";
+        const SAYS: &str = "document.querySelector('[role=status]').textContent";
+        const PREDICTED: &str = "[...document.querySelectorAll('.predicted')].map(e => e.textContent)";
+        browser.screen(390, 844, true).unwrap();
+
+        // Without the script the answers are folded as ever.
+        fs::write(&page, body("")).unwrap();
+        browser.open(&page).unwrap();
+        browser.click("summary").unwrap();
+        assert_eq!(browser.evaluate(OPEN).unwrap(), json!([true, false]));
+
+        fs::write(&page, with_script).unwrap();
+        browser.open(&page).unwrap();
+        browser.click("summary").unwrap();
+        browser.click("h2 ~ h2 ~ details > summary").unwrap();
+        assert_eq!(browser.evaluate(OPEN).unwrap(), json!([false, true]), "only answers to predictions are locked");
+        assert!(browser.evaluate(SAYS).unwrap().as_str().unwrap().starts_with("Predict first"));
+        let predict = |browser: &mut Browser, item: u32, text: &str| {
+            browser.click(&format!("ol > li:nth-child({item}) > .prediction")).unwrap();
+            browser.call("Input.insertText", json!({ "text": text })).unwrap();
+        };
+        predict(&mut browser, 1, "44 <b>ms</b>");
+        browser.click(".predict button").unwrap();
+        assert!(browser.evaluate(SAYS).unwrap().as_str().unwrap().starts_with("Question 2 has no prediction"));
+        assert_eq!(browser.evaluate(OPEN).unwrap()[0], json!(false));
+        predict(&mut browser, 2, "six");
+        browser.click(".predict button").unwrap();
+        assert_eq!(browser.evaluate(OPEN).unwrap()[0], json!(true));
+        let predicted = json!(["You predicted: 44 <b>ms</b>", "You predicted: six"]);
+        assert_eq!(browser.evaluate(PREDICTED).unwrap(), predicted, "as it was typed, not as HTML");
+
+        // They are there again, and cannot be changed.
+        browser.open(&page).unwrap();
+        assert_eq!(browser.evaluate(PREDICTED).unwrap(), predicted);
+        predict(&mut browser, 1, "5");
+        assert_eq!(browser.evaluate("document.querySelector('.prediction').value").unwrap(), json!("44 <b>ms</b>"));
+        assert_eq!(browser.evaluate(OPEN).unwrap()[0], json!(false));
+        browser.click("summary").unwrap();
+        assert_eq!(browser.evaluate(OPEN).unwrap()[0], json!(true));
+
+        // Or without a prediction.
+        browser.evaluate("localStorage.clear()").unwrap();
+        browser.open(&page).unwrap();
+        browser.click(".predict a").unwrap();
+        assert_eq!((browser.evaluate(OPEN).unwrap()[0].clone(), browser.complaints()), (json!(true), vec![]));
+        assert_eq!(browser.evaluate(PREDICTED).unwrap(), json!([]));
+    }
+
     /// A picture of black lines on white, as the simulator draws it, must not be a white block on a dark page.
     #[test]
     fn pictures_follow_the_books_dark_theme() {
         let Some(mut browser) = started() else { return };
         let folder = tempfile::tempdir().unwrap();
-        let css = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme/book.css")).unwrap();
         let svg = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 60 40'><rect width='60' height='40' fill='white'/></svg>";
         fs::write(folder.path().join("plot.svg"), svg).unwrap();
         let page = folder.path().join("x.html");
-        let mut colours = |theme: &str| {
+        let mut colours = |class: &str| {
             let body = format!(
-                "<html class='{theme}'><link rel=stylesheet href='file://{}'><body style='margin:0;background:#161923'>\
+                "<html class='{class}'><link rel=stylesheet href='file://{}/book.css'><body style='margin:0;background:#161923'>\
                  <div class=schedule><img src=plot.svg></div>",
-                css.display()
+                theme()
             );
             fs::write(&page, body).unwrap();
             browser.open(&page).unwrap();

@@ -10,6 +10,10 @@
 //! progress   which steps have passed
 //! check      builds and runs a step's tests, and reports the faults
 //! faults     what the compiler and the tests said: the function at fault, and the line
+//! readme     a milestone's README in parts: sections, numbered lists, folded blocks
+//! quantity   numbers with units, and how far one is from another
+//! predict    predictions: taken before the answers are shown, and kept
+//! interview  questions by topic and level, their follow-ups, and tasks with a checker
 //! ```
 //! No stub is stored: xtask makes them from the solutions on demand.
 
@@ -19,6 +23,10 @@ pub mod course;
 pub mod exercise;
 pub mod faults;
 pub mod files;
+pub mod interview;
 pub mod learn;
+pub mod predict;
 pub mod progress;
+pub mod quantity;
+pub mod readme;
 pub mod stub;

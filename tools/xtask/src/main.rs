@@ -1,14 +1,18 @@
 //! `cargo xtask`: work through the milestones.
 
 use std::io::{Error, ErrorKind, IsTerminal as _, Write as _};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use program_kit::end::{green, red};
 use xtask::check::Scope;
 use xtask::course::{self, STEPS, Step};
+use xtask::interview::{self, End, Wanted};
 use xtask::learn::Learn;
+use xtask::predict::{self, Request};
 use xtask::progress::{Passed, Progress};
 use xtask::{check, exercise, files, stub};
 
@@ -29,6 +33,21 @@ enum Task {
     Next,
     /// What there is to write in each milestone, and how long it takes.
     List,
+    /// Ask for my predictions, lock them, then show the answers beside them.
+    Predict {
+        #[arg(value_parser = Step::find)]
+        step: Step,
+        /// This question only.
+        question: Option<usize>,
+        /// The prediction; several times for several open questions. Without it they are read from the input, a line each.
+        #[arg(long, value_name = "TEXT")]
+        answer: Vec<String>,
+        /// Predict again what is locked; the first prediction is kept, and shown.
+        #[arg(long)]
+        again: bool,
+    },
+    /// Ask me interview questions: answers when I want them, follow-ups, and at the end a task on the whiteboard.
+    Interview(Interview),
     /// Give me the milestone with its exercises to be written, in learn/.
     Start {
         #[arg(value_parser = Step::find)]
@@ -61,6 +80,28 @@ enum Task {
     },
 }
 
+#[derive(Debug, clap::Args)]
+struct Interview {
+    /// One milestone's questions; all milestones' without it.
+    #[arg(value_parser = Step::find)]
+    step: Option<Step>,
+    /// sockets, rdma, gpu, ranks, collectives, performance, python or training.
+    #[arg(long)]
+    topic: Option<String>,
+    /// 1: whoever names the topic knows it; 2: whoever has worked with it; 3: whoever builds it.
+    #[arg(long)]
+    level: Option<u8>,
+    /// Draw so many at random; all in the order of the course without it.
+    #[arg(long)]
+    count: Option<usize>,
+    /// Draw the same ones again: a walk that draws prints its seed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Write a page to print, in place of the walk.
+    #[arg(long, value_name = "FILE.html")]
+    sheet: Option<PathBuf>,
+}
+
 /// Prints a line; an error where the reader has gone.
 macro_rules! say {
     ($($words:tt)*) => { writeln!(std::io::stdout(), $($words)*) };
@@ -84,6 +125,11 @@ fn start(task: &Task) -> Result<bool> {
         Task::Status => status(&learn)?,
         Task::Next => say!("{}", next(&learn)?)?,
         Task::List => list(&learn)?,
+        Task::Predict { step, question, answer, again } => {
+            let request = Request { only: *question, answers: answer, again: *again };
+            predict::session(&learn, step, request, &mut std::io::stdin().lock(), &mut std::io::stdout().lock())?;
+        }
+        Task::Interview(wanted) => return interviewed(&learn, wanted),
         Task::Start { step } => {
             learn.start(step)?;
             begun(&learn, step)?;
@@ -99,6 +145,30 @@ fn start(task: &Task) -> Result<bool> {
         Task::Solution { step, exercise: Some(number) } => ours(&learn, step, *number)?,
     }
     Ok(true)
+}
+
+/// False when the whiteboard was wrong.
+fn interviewed(learn: &Learn, asked: &Interview) -> Result<bool> {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() % 10_000);
+    let seed = asked.seed.unwrap_or_else(now);
+    let Interview { step, topic, level, count, .. } = asked;
+    let wanted = Wanted { topic: topic.clone(), level: *level, step: *step, count: *count, seed };
+    let all = interview::all(learn)?;
+    let tasks = all.1.clone();
+    let (questions, task) = wanted.choose(all)?;
+    if let Some(file) = &asked.sheet {
+        std::fs::write(file, interview::sheet(&questions, &tasks))
+            .with_context(|| format!("writing {}", file.display()))?;
+        say!("{} questions in {}: open it in a browser, and print it", questions.len(), file.display())?;
+        return Ok(true);
+    }
+    if count.is_some() {
+        say!("--seed {seed} draws the same ones")?;
+    }
+    let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let end = interview::walk(&questions, task.as_ref(), &learn.root, &mut input, &mut output)?;
+    writeln!(output)?;
+    Ok(end != End::Wrong)
 }
 
 /// How far one step is.

@@ -150,3 +150,73 @@ fn what_is_there() {
     assert!(folder.refuses("check 07 --vm").contains("07-allreduce-tcp was not started"));
     assert!(folder.refuses("reset 07 --yes").contains("was not started"));
 }
+
+#[test]
+fn predictions_are_locked_before_the_answers() {
+    let folder = Folder::new("learn-test-predict");
+    let given = |arguments: &[&str], input: &str| {
+        let mut command = assert_cmd::cargo::cargo_bin_cmd!("xtask");
+        let command = command.env("TINYNCCL_LEARN", "learn-test-predict").arg("predict").args(arguments);
+        command.write_stdin(input).assert()
+    };
+    let said = |arguments: &[&str], input: &str| text(given(arguments, input).success().get_output().stdout.clone());
+    // Nothing is given away without a prediction.
+    let out = said(&["07"], "");
+    assert!(out.contains("1. How many bytes does each rank send for 1 MiB"), "{out}");
+    assert!(out.contains("3. not predicted yet: its answer stays closed") && !out.contains("1,835,008"), "{out}");
+
+    let out = said(&["07", "1", "--answer", "1 MiB, 8 MiB"], "");
+    assert!(out.contains("you 1 MiB, it is 1,048,576 bytes: right"), "{out}");
+    assert!(out.contains("you 8 MiB, it is 1,835,008 bytes: too large by a factor of 4.6"), "{out}");
+    assert!(out.contains("3 of 4 open"), "{out}");
+    let refused = given(&["07", "1", "--answer", "1.75 MiB"], "").failure().get_output().stderr.clone();
+    assert!(text(refused).contains("question 1 of 07-allreduce-tcp is locked with '1 MiB, 8 MiB': --again"));
+    let refused = given(&["07", "1", "--answer", " ", "--again"], "").failure().get_output().stderr.clone();
+    assert!(text(refused).contains("an empty line is no prediction"));
+    let out = said(&["07", "1", "--again", "--answer", "1048576 and 1835008"], "");
+    assert!(out.contains("you:         1 MiB, 8 MiB\n") && out.contains("then:        1048576 and 1835008\n"), "{out}");
+    assert!(out.contains("then 1835008, it is 1,835,008 bytes: right"), "{out}");
+
+    // From the input, a line each; an empty one passes a question over.
+    let out = said(&["allreduce-tcp"], "yes\n\nheaders\n");
+    assert!(
+        !out.contains("1. How many bytes does each rank send for 1 MiB with `--ranks 2`? With `--ranks 8`?\n   your")
+    );
+    assert!(out.contains("3. not predicted yet") && out.contains("1 of 4 open"), "{out}");
+    let out = said(&["07"], "6\n");
+    assert!(out.contains("you 6, it is 6: right"), "{out}");
+    assert!(out.contains("All are locked. See for yourself: `cargo run --release -p allreduce-tcp`"), "{out}");
+    assert_eq!(said(&["07"], "not read").matches("the answer:").count(), 4, "it is shown again");
+
+    let usage = |arguments: &[&str]| text(given(arguments, "").code(2).get_output().stderr.clone());
+    assert!(usage(&["07", "5"]).contains("has questions 1 to 4, no 5"));
+    assert!(usage(&["07", "--answer", "one more"]).contains("1 predictions for 0 open questions"));
+    assert!(folder.0.join("predictions.json").is_file());
+}
+
+#[test]
+fn an_interview_ends_at_the_whiteboard() {
+    let folder = Folder::new("learn-test-interview");
+    let walk = |line: &str, typed: &str| {
+        let mut command = assert_cmd::cargo::cargo_bin_cmd!("xtask");
+        command.arg("interview").args(line.split(' ')).write_stdin(typed).assert()
+    };
+    let typed =
+        "\n\ns\ns\ns\na 16 4 yes\na.T 4 16 no\na[::2] 32 4 no\na[:,1:3] 16 4 no\na[1:3] 16 4 yes\na[:,::-1] 16 -4 no\n";
+    let out = text(walk("11", typed).success().get_output().stdout.clone());
+    assert!(out.contains("1 of 4  (python, level 2, 11-pytorch-bindings)"), "{out}");
+    assert!(out.contains("A subset of CPython's C interface") && out.contains("How does a wheel say so?"), "{out}");
+    assert!(!out.contains("Otherwise no other Python thread"), "skipped: {out}");
+    assert!(out.contains("right: the views were made"), "{out}");
+    let out = text(walk("11 --count 0 --seed 1", "a 16 4 no\n").code(1).get_output().stdout.clone());
+    assert!(out.contains("wrong: line 1, 'a 16 4 no': not no") && out.contains("line 6 is missing"), "{out}");
+
+    let usage = |line: &str| text(walk(line, "").code(2).get_output().stderr.clone());
+    assert!(usage("--topic networks").contains("expected one of sockets, rdma, "));
+    assert!(usage("--level 4").contains("expected 1, 2 or 3"));
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let page = folder.0.join("sheet.html");
+    let out = text(walk(&format!("--topic rdma --sheet {}", page.display()), "").success().get_output().stdout.clone());
+    assert!(out.contains(" questions in "), "{out}");
+    assert!(std::fs::read_to_string(&page).unwrap().contains("<h2>rdma</h2>"));
+}

@@ -6,7 +6,8 @@ use std::process::Command;
 use xtask::course::{self, STEPS, Step};
 use xtask::exercise::{self, Exercise};
 use xtask::faults::is_own;
-use xtask::{files, stub};
+use xtask::readme::section;
+use xtask::{files, predict, stub};
 
 /// The sections of a README, in this order; others may stand between them.
 const SECTIONS: [&str; 11] = [
@@ -22,38 +23,6 @@ const SECTIONS: [&str; 11] = [
     "What is not real",
     "Next",
 ];
-
-/// The text of a README's section: the lines below the heading `title`, of any level, down to the next heading of the
-/// same or a higher one.
-fn section<'a>(readme: &'a str, title: &str) -> Option<&'a str> {
-    let mut fenced = false;
-    let mut begin = None;
-    let mut at = 0;
-    for line in readme.split_inclusive('\n') {
-        let start = at;
-        at += line.len();
-        fenced ^= line.starts_with("```");
-        let level = line.bytes().take_while(|&b| b == b'#').count();
-        if fenced || level == 0 || !line[level..].starts_with(' ') {
-            continue;
-        }
-        match begin {
-            None if line[level..].trim() == title => begin = Some((at, level)),
-            Some((from, ours)) if level <= ours => return Some(&readme[from..start]),
-            _ => {}
-        }
-    }
-    begin.map(|(from, _)| &readme[from..])
-}
-
-#[test]
-fn sections_end_at_the_next_heading_of_their_level() {
-    let readme = "# A\n## How\none\n### Why\ntwo\n```\n# no heading\n```\n## Next\nthree\n";
-    assert_eq!(section(readme, "How"), Some("one\n### Why\ntwo\n```\n# no heading\n```\n"));
-    assert_eq!(section(readme, "Why"), Some("two\n```\n# no heading\n```\n"));
-    assert_eq!(section(readme, "Next"), Some("three\n"));
-    assert_eq!(section(readme, "no heading"), None);
-}
 
 fn readme(step: &Step) -> String {
     std::fs::read_to_string(step.solution(&course::checkout()).join("README.md")).unwrap()
@@ -127,8 +96,25 @@ fn every_readme_has_one_shape() {
         assert!(section(&text, "Run").unwrap().contains(&format!("-p {}", step.name)), "{name}: how to run it");
         let output = section(&text, "Expected output").unwrap();
         assert!(output.matches("```").count() >= 2, "{name}: expected output");
-        assert!(section(&text, "Predict first").unwrap().contains("<details>"), "{name}: answers are folded");
+        if let Err(error) = predict::questions(&text) {
+            panic!("{name}: {error:#}");
+        }
     }
+}
+
+/// Bold in an answer is for the numbers that predictions are compared with.
+#[test]
+fn what_is_bold_in_an_answer_is_compared() {
+    let mut compared = 0;
+    for step in &STEPS {
+        for question in predict::questions(&readme(step)).unwrap() {
+            let bold = question.answer.split("**").skip(1).step_by(2).count();
+            let numbers = question.numbers();
+            assert_eq!(numbers.len(), bold, "{} question {}: {numbers:?}", step.folder(), question.number);
+            compared += bold;
+        }
+    }
+    assert!(compared >= 20, "{compared} numbers");
 }
 
 #[test]
