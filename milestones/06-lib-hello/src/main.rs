@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
+use replay::Replay;
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Config, ReduceOp};
@@ -19,12 +20,14 @@ struct Args {
     /// The transport: auto, tcp or shm (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
+    #[command(flatten)]
+    replay: Replay,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    program_kit::exit_code(start(&args), |_| false)
+    program_kit::exit_code(args.replay.around(launch::is_rank(), || start(&args)), |_| false)
 }
 
 /// Started by a launcher, acts as its rank. Started by hand, runs this program again, once per rank.

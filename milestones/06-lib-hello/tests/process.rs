@@ -69,3 +69,33 @@ fn bad_input_is_one_line_and_a_code() {
     refused(program().env("TINYNCCL_TIMEOUT", "soon"), 1, &["error: TINYNCCL_TIMEOUT", "soon"]);
     refused(program().env("RANK", "5").env("WORLD_SIZE", "2"), 1, &["error:", "RANK"]);
 }
+
+#[test]
+fn a_replay_has_every_ranks_calls() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("run.html");
+    let outcome = testing::run(program().args(["--ranks", "3", "--replay"]).arg(&page));
+    assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
+    let said = outcome.stderr.lines().find(|line| line.starts_with("replay: ")).expect("a line").to_owned();
+    assert!(said.contains(" plays 3 ranks, ") && said.ends_with("run.trace.json"), "{said}");
+    let page = std::fs::read_to_string(page).unwrap();
+    let trace = std::fs::read_to_string(folder.path().join("run.trace.json")).unwrap();
+    let calls = trace.matches("\"cat\":\"call\",\"name\":\"all_reduce #").count();
+    assert_eq!((calls, page.matches("\"all_reduce #").count()), (3, 1), "one call, of three ranks");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else");
+}
+
+#[test]
+fn a_replay_that_cannot_be_made_is_refused_before_any_rank_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("run.html");
+    let replay = |name: &str, value: &str, code, words: &[&str]| {
+        refused(program().args(["--ranks", "1", "--replay"]).arg(&page).env(name, value), code, words)
+    };
+    replay("TINYNCCL_TRACE", "t-%r.json", 2, &["--replay reads one trace", "%r"]);
+    replay("OMPI_COMM_WORLD_RANK", "0", 2, &["another launcher started this rank", "tinynccl-cli replay FILE --html"]);
+    refused(program().args(["--replay", "/proc/none/x.html"]), 1, &["cannot write /proc/none/x.html"]);
+    // A run that makes no communicator has no page.
+    let said = replay("TINYNCCL_TIMEOUT", "soon", 1, &["TINYNCCL_TIMEOUT", "replay: no page"]);
+    assert!(!page.exists(), "{said}");
+}

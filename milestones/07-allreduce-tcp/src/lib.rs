@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, ensure};
 use clap::{CommandFactory, FromArgMatches, Parser};
 use program_kit::size;
+use replay::Replay;
 use tinynccl::algorithm::{self, Shape};
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
@@ -60,6 +61,8 @@ struct Args {
     /// Timed calls per size.
     #[arg(long, default_value_t = 20, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     iters: usize,
+    #[command(flatten)]
+    replay: Replay,
 }
 
 /// The whole program: arguments, ranks, output, exit code.
@@ -67,7 +70,8 @@ pub fn main(over: &Over) -> ExitCode {
     let command = Args::command().name(over.program).about(format!("Ring all-reduce over {}, step by step", over.name));
     let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    program_kit::exit_code(start(over, &args), |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
+    let done = args.replay.around(launch::is_rank(), || start(over, &args));
+    program_kit::exit_code(done, |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
 /// Started by a launcher, acts as its rank. Started by hand, runs this program again, once per rank.

@@ -3,6 +3,7 @@
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 use program_kit::size;
+use replay::Replay;
 use tinynccl::wire::Algorithm;
 
 /// All-reduce between GPUs, checked element by element, and timed beside the path through the CPU's memory.
@@ -22,6 +23,8 @@ pub(crate) struct Options {
     /// Calls between two events.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) iters: u32,
+    #[command(flatten)]
+    pub(crate) replay: Replay,
 }
 
 #[cfg(test)]

@@ -17,7 +17,8 @@ use cli::Options;
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let done = start(&Options::parse());
+    let options = Options::parse();
+    let done = options.replay.around(launch::is_rank(), || start(&options));
     program_kit::exit_code(done, |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 

@@ -7,6 +7,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory as _, Parser};
 use program_kit::size;
+use replay::Replay;
 use tinynccl::config::TransportChoice;
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Config, DType, ReduceOp};
@@ -124,6 +125,8 @@ pub(crate) struct Args {
     /// Draw time and bus bandwidth over the size into this file, as SVG.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) replay: Replay,
 }
 
 /// The parsed command line.

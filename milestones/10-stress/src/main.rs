@@ -37,12 +37,13 @@ fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let args = Args::parse();
     let plan = args.plan().unwrap_or_else(|error| error.exit());
-    match run(&args, &plan) {
+    match args.replay.around(launch::is_rank(), || run(&args, &plan)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("error: {error:#}");
             match error.downcast_ref::<Error>() {
                 Some(Error::Unsupported { .. }) => ExitCode::from(CANNOT_RUN_HERE),
+                _ if error.is::<program_kit::Usage>() => ExitCode::from(2),
                 _ => ExitCode::FAILURE,
             }
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use replay::Replay;
 use tinynccl::launch::{self, Launcher};
 
 use crate::{Interpreter, Needs, extension};
@@ -22,6 +23,9 @@ pub struct Ranks {
     /// Folder of a built package `tinynccl` (default: build it).
     #[arg(long)]
     pub module: Option<PathBuf>,
+    /// A page of the run.
+    #[command(flatten)]
+    pub replay: Replay,
 }
 
 impl Ranks {
@@ -32,6 +36,17 @@ impl Ranks {
     /// # Errors
     /// [`crate::Unavailable`] when no interpreter has the needed modules; else the build or the start failed.
     pub fn run(
+        self,
+        needs: Needs,
+        script: &Path,
+        args: Vec<String>,
+        adapt: impl FnOnce(Launcher) -> Launcher,
+    ) -> Result<i32> {
+        let replay = self.replay.clone();
+        replay.around(launch::is_rank(), || self.launch(needs, script, args, adapt))
+    }
+
+    fn launch(
         self,
         needs: Needs,
         script: &Path,

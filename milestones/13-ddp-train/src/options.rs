@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use program_kit::Usage;
+use replay::Replay;
 use tinynccl::Config;
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
@@ -68,12 +69,23 @@ pub struct Ranks {
     /// What carries the bytes: auto, tcp, shm or verbs (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
+    #[command(flatten)]
+    replay: Replay,
 }
 
 impl Ranks {
     /// Started by hand: lets `check` refuse the number of ranks, then runs this program again, once per rank. Started
     /// by a launcher: joins the other ranks and does the `work` of one. Returns the exit code.
     pub fn start(
+        &self,
+        backend: BackendType,
+        check: impl FnOnce(usize) -> Result<()>,
+        work: impl FnOnce(ProcessGroup) -> Result<()>,
+    ) -> Result<i32> {
+        self.replay.around(launch::is_rank(), || self.launch(backend, check, work))
+    }
+
+    fn launch(
         &self,
         backend: BackendType,
         check: impl FnOnce(usize) -> Result<()>,

@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use ddp_gpu::time::Settings;
 use ddp_train::options::positive;
 use ddp_train::train::Options;
+use replay::Replay;
 use tinynccl::process_group::BackendType;
 
 /// Data-parallel training of an MLP on GPUs; without a command it trains and checks.
@@ -22,6 +23,8 @@ pub(crate) struct Cli {
     pub(crate) mode: Option<Mode>,
     #[command(flatten)]
     pub(crate) train: TrainArgs,
+    #[command(flatten)]
+    pub(crate) replay: Replay,
 }
 
 #[derive(Debug, Subcommand)]

@@ -18,7 +18,8 @@ use cli::{Cli, Mode};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    program_kit::exit_code(start(&cli), |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
+    let done = cli.replay.around(launch::is_rank(), || start(&cli));
+    program_kit::exit_code(done, |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
 /// Started by hand: runs this program again, once per rank. Started by a launcher: runs as that rank.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use program_kit::Usage;
+use replay::Replay;
 use tinynccl::config::TransportChoice;
 
 use crate::checkpoint::{self, Checkpoint};
@@ -76,6 +77,9 @@ pub struct TrainArgs {
     /// Folder for the plot, the sample and the checkpoint.
     #[arg(long, value_name = "DIR", default_value = "out/ddp-gpt")]
     pub out: PathBuf,
+    /// A page of the run.
+    #[command(flatten)]
+    pub replay: Replay,
     /// Steps between evaluations on the validation part.
     #[arg(long, value_parser = positive)]
     pub eval_every: Option<usize>,

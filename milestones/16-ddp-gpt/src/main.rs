@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
         Some(Command::Bench(args)) => bench::run(args).map(|()| 0),
-        None => start(&cli.train),
+        None => cli.train.replay.around(launch::is_rank(), || start(&cli.train)),
     };
     program_kit::exit_code(done, |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }

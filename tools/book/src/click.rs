@@ -1,5 +1,7 @@
-//! Pages that `tinynccl-cli schedule --format html` made, in a browser: every button and key, the bytes that are
-//! counted, errors in the console, and something drawn, as a desktop and as a phone shows it.
+//! Pages that `tinynccl-cli` made (`schedule --format html`, `replay`), in a browser: every button and key, the bytes
+//! that are counted, errors in the console, and something drawn, as a desktop and as a phone shows it.
+
+mod replay;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +46,7 @@ pub(crate) fn run(pages: &[PathBuf], pictures: &Path) -> Result<()> {
             browser.screen(wide, high, phone)?;
             let stem = page.file_stem().unwrap_or_default().to_string_lossy();
             match check(&mut browser, &page, &pictures.join(format!("{stem}.{wide}.png"))) {
-                Ok(rounds) => println!("ok      {stem} at {wide}: {rounds} rounds"),
+                Ok(rounds) => println!("ok      {stem} at {wide}: {rounds} steps"),
                 Err(error) => {
                     wrong += 1;
                     println!("FAILED  {stem} at {wide}: {error:#}");
@@ -56,9 +58,12 @@ pub(crate) fn run(pages: &[PathBuf], pictures: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Steps through a page, forwards and backwards; how many rounds it has.
+/// Steps through a page, forwards and backwards; how many rounds or calls it has.
 fn check(browser: &mut Browser, page: &Path, picture: &Path) -> Result<u64> {
     browser.open(page)?;
+    if browser.evaluate(replay::IS_ONE)? == json!(true) {
+        return replay::check(browser, page, picture);
+    }
     let rounds = number(browser, FRAMES)?.saturating_sub(1);
     let planned = number(browser, PLANNED)?;
     ensure!(rounds > 0 && planned > 0, "{rounds} rounds and {planned} bytes");

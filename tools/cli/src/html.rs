@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::TAU;
 use std::fmt::Write;
 
+use ::replay::look;
 use tinynccl_plan::schedule::rounds::{Message, Round};
 use tinynccl_plan::wire::Algorithm;
 
@@ -23,15 +24,14 @@ pub(crate) fn page(played: &Played) -> String {
         true => "0+3 is the sum of the parts of ranks 0 and 3",
         false => "3 is data of rank 3",
     };
-    let mut out = format!(
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{title}</title>\
-         <style>{STYLE}</style></head><body><h1>{title}</h1>\
-         <p>Each cell is a part of a rank's memory, with its number. It has one stripe for each rank whose data is in \
+    let mut out = look::head(&title, STYLE);
+    let _ = writeln!(
+        out,
+        "<p>Each cell is a part of a rank's memory, with its number. It has one stripe for each rank whose data is in \
          it{complete}. Below a receiver stands what arrives: {example}. Arrow keys step, Home and End jump.</p>\
          <p><button id=\"back\">Back</button><button id=\"forward\">Forward</button><button id=\"play\">Play</button>\
          <label>speed <select id=\"speed\"><option>0.25<option>0.5<option selected>1<option>2</select></label>\
-         <span id=\"at\" aria-live=\"polite\"></span></p>\n"
+         <span id=\"at\" aria-live=\"polite\"></span></p>"
     );
     drawing(&mut out, played, rounds);
     out.push_str("<div class=\"logs\">");
@@ -49,7 +49,12 @@ pub(crate) fn page(played: &Played) -> String {
     }
     out.push_str("</div>\n");
     links(&mut out, played);
-    let _ = writeln!(out, "<script>const first={first},sent={};{SCRIPT}</script></body></html>", sent(played, rounds));
+    let _ = writeln!(
+        out,
+        "<script>const first={first},sent={};{SCRIPT}{}</script></body></html>",
+        sent(played, rounds),
+        look::SCRIPT
+    );
     out
 }
 

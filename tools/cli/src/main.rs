@@ -1,11 +1,12 @@
 //! Inspects the library from outside: draws the schedule of any collective, simulates it on imaginary machines, and
-//! reports the capabilities of a real one. Starts programs of NCCL's over this library.
+//! reports the capabilities of a real one. Plays runs from their traces. Starts programs of NCCL's over this library.
 
 #[cfg(feature = "doctor")]
 mod doctor;
 mod html;
 mod picture;
 mod played;
+mod replay;
 #[cfg(feature = "doctor")]
 mod run;
 mod schedule;
@@ -38,6 +39,8 @@ enum Command {
     Doctor(doctor::Options),
     #[cfg(feature = "doctor")]
     Run(run::Options),
+    /// Writes a page that plays a run from its trace, or two runs side by side.
+    Replay(replay::Options),
     /// Estimates the time of a schedule on another machine, and its bottleneck.
     Simulate(simulate::Options),
 }
@@ -53,6 +56,7 @@ fn run() -> Result<()> {
         Command::Doctor(options) => doctor::run(&options),
         #[cfg(feature = "doctor")]
         Command::Run(options) => run::run(&options),
+        Command::Replay(options) => replay::run(&options),
         Command::Simulate(options) => simulate::run(&options),
     }
 }

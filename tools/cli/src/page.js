@@ -23,8 +23,3 @@ document.getElementById('play').onclick=play;
 document.addEventListener('keydown',e=>{if(e.target.id==='speed')return;if(e.key==='ArrowLeft'){stop();show(at-1);}
 if(e.key==='ArrowRight'){stop();show(at+1);}if(e.key==='Home'){stop();show(0);}
 if(e.key==='End'){stop();show(last);}});pace();show(0);
-// The system's theme, or that of the page around this one, which in turn learns how high this one is.
-const dark=on=>root.classList.toggle('dark',on);dark(matchMedia('(prefers-color-scheme:dark)').matches);
-addEventListener('message',e=>{if(e.data&&typeof e.data.dark==='boolean')dark(e.data.dark);});
-if(parent!==window){const tell=()=>parent.postMessage({height:document.body.offsetHeight},'*');
-new ResizeObserver(tell).observe(document.body);}

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "doctor")]
 mod doctor;
+mod replay;
 #[cfg(feature = "doctor")]
 mod run;
 mod schedule;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use program_kit::stats::median;
-use serde_json::Value;
+use replay::{Cause, Kind, Recording};
 
 /// Links and waits of a trace; times in microseconds.
 #[derive(Debug, Default, PartialEq)]
@@ -18,42 +18,25 @@ pub(crate) struct Waits {
 }
 
 pub(crate) fn print(trace: &Path) -> Result<()> {
-    let text = std::fs::read_to_string(trace).with_context(|| format!("reading {}", trace.display()))?;
-    let waits = read(&text).with_context(|| format!("{} is no trace of ours", trace.display()))?;
+    let waits = read(trace)?;
     ensure!(!waits.links.is_empty(), "{}: no messages over links in it", trace.display());
     print!("{waits}");
     Ok(())
 }
 
-/// Reads an array of events, as TINYNCCL_TRACE writes it.
-pub(crate) fn read(text: &str) -> Result<Waits> {
-    let events: Vec<Value> = serde_json::from_str(text)?;
-    let word = |event: &Value, key: &str| event[key].as_str().unwrap_or_default().to_owned();
-    // A process of the trace is a rank; its place in the picture is the rank's number.
-    let ranks: BTreeMap<u64, u64> = events
-        .iter()
-        .filter(|e| e["name"] == "process_sort_index")
-        .filter_map(|e| Some((e["pid"].as_u64()?, e["args"]["sort_index"].as_u64()?)))
-        .collect();
-    let rank = |event: &Value| ranks.get(&event["pid"].as_u64()?).copied();
+/// Reads a trace, as TINYNCCL_TRACE writes it.
+fn read(trace: &Path) -> Result<Waits> {
+    let run = Recording::read(trace, usize::MAX)?;
+    let rank = |slice: usize| run.ranks[run.tracks[run.slices[slice].track].rank].rank;
     let mut waits = Waits::default();
-    let mut sent = BTreeMap::new();
-    for event in events.iter().filter(|e| e["ph"] == "s") {
-        sent.insert(word(event, "id"), (rank(event), event["ts"].as_f64()));
+    for message in &run.messages {
+        let link = (rank(message.from), rank(message.to));
+        waits.links.entry(link).or_default().push((message.there - message.left) as f64 / 1e3);
     }
-    for event in &events {
-        match (event["ph"].as_str(), event["cat"].as_str()) {
-            (Some("f"), _) => {
-                let Some(&(Some(from), Some(begin))) = sent.get(&word(event, "id")) else { continue };
-                let (Some(to), Some(end)) = (rank(event), event["ts"].as_f64()) else { continue };
-                waits.links.entry((from, to)).or_default().push(end - begin);
-            }
-            (Some("X"), Some("wait")) => {
-                let (Some(rank), Some(time)) = (rank(event), event["dur"].as_f64()) else { continue };
-                *waits.waits.entry((rank, word(event, "name"))).or_default() += time;
-            }
-            _ => {}
-        }
+    let lanes = [Cause::Message, Cause::Room, Cause::Departure, Cause::LostWake].map(Kind::Wait);
+    for (index, slice) in run.slices.iter().enumerate().filter(|(_, slice)| lanes.contains(&slice.kind)) {
+        let time = (slice.end - slice.begin) as f64 / 1e3;
+        *waits.waits.entry((rank(index), run.names[slice.name].clone())).or_default() += time;
     }
     Ok(waits)
 }
@@ -90,16 +73,25 @@ mod tests {
 
     #[test]
     fn a_message_is_under_way_from_its_arrows_tail_to_its_head() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("t.json");
         let trace = r#"[
             {"ph":"M","pid":10,"name":"process_sort_index","args":{"sort_index":0}},
             {"ph":"M","pid":11,"name":"process_sort_index","args":{"sort_index":1}},
+            {"ph":"M","pid":10,"tid":1,"name":"thread_name","args":{"name":"lane 0"}},
+            {"ph":"M","pid":11,"tid":2,"name":"thread_name","args":{"name":"lane 0"}},
+            {"ph":"X","pid":10,"tid":1,"ts":4.0,"dur":2.0,"cat":"step","name":"send","args":{"to":1}},
             {"ph":"s","pid":10,"tid":1,"ts":5.0,"cat":"message","name":"message","id":"0x1"},
-            {"ph":"f","bp":"e","pid":11,"tid":1,"ts":7.5,"cat":"message","name":"message","id":"0x1"},
-            {"ph":"f","bp":"e","pid":11,"tid":1,"ts":9.5,"cat":"message","name":"message","id":"0x2"},
-            {"ph":"X","pid":11,"tid":1,"ts":1.0,"dur":6.0,"cat":"wait","name":"wait for rank 0","args":{}},
-            {"ph":"X","pid":11,"tid":1,"ts":8.0,"dur":1.0,"cat":"wait","name":"wait for rank 0","args":{}}
+            {"ph":"X","pid":11,"tid":2,"ts":1.0,"dur":7.0,"cat":"step","name":"recv","args":{"from":0}},
+            {"ph":"f","bp":"e","pid":11,"tid":2,"ts":7.5,"cat":"message","name":"message","id":"0x1"},
+            {"ph":"X","pid":11,"tid":2,"ts":8.0,"dur":2.0,"cat":"step","name":"recv","args":{"from":0}},
+            {"ph":"f","bp":"e","pid":11,"tid":2,"ts":9.5,"cat":"message","name":"message","id":"0x2"},
+            {"ph":"X","pid":11,"tid":2,"ts":1.0,"dur":6.0,"cat":"wait","name":"wait for rank 0","args":{}},
+            {"ph":"X","pid":11,"tid":2,"ts":1.0,"dur":6.0,"cat":"spin","name":"spin for rank 0","args":{}},
+            {"ph":"X","pid":11,"tid":2,"ts":8.0,"dur":1.0,"cat":"wait","name":"wait for rank 0","args":{}}
         ]"#;
-        let waits = read(trace).expect("a trace");
+        std::fs::write(&path, trace).expect("a file");
+        let waits = read(&path).expect("a trace");
         assert_eq!(
             waits.links,
             BTreeMap::from([((0, 1), vec![2.5])]),
@@ -107,6 +99,7 @@ mod tests {
         );
         assert_eq!(waits.waits, BTreeMap::from([((1, "wait for rank 0".to_owned()), 7.0)]));
         assert_eq!(waits.slowest(), Some((0, 1)));
-        assert!(read("{").is_err());
+        std::fs::write(&path, "{").expect("a file");
+        assert!(read(&path).is_err());
     }
 }
