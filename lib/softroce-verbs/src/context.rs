@@ -9,9 +9,10 @@ use softroce::{Affected, LIMITS, PortState};
 
 use crate::constants::*;
 use crate::device::Device;
+use crate::extended::*;
 use crate::tables::{ibv_context_ops, verbs_context};
 use crate::types::*;
-use crate::{cq, give, null, qp, srq, take};
+use crate::{cq, cq_ex, give, null, qp, srq, take};
 
 /// An open device.
 #[repr(C)]
@@ -58,8 +59,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     };
     let base = verbs_context {
         query_port: Some(query_port_extended),
-        before: [None; 24],
-        create_cq_ex: None,
+        before: [None; 23],
+        query_rt_values: Some(query_rt_values),
+        create_cq_ex: Some(cq_ex::create_extended),
         private: std::ptr::null_mut(),
         query_device_ex: Some(query_device_extended),
         flows: [None; 4],
@@ -143,15 +145,46 @@ unsafe extern "C" fn query_device_extended(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    if size < size_of::<ibv_device_attr_ex>() {
+    // SAFETY: an open context.
+    let orig_attr = device_attributes(unsafe { Context::of(context) }.inner.device());
+    let all = ibv_device_attr_ex {
+        hca_core_clock: CLOCK_KHZ,
+        device_cap_flags_ex: u64::from(orig_attr.device_cap_flags),
+        phys_port_cnt_ex: u32::from(orig_attr.phys_port_cnt),
+        orig_attr,
+        ..ibv_device_attr_ex::default()
+    };
+    if size < size_of_val(&all.orig_attr) {
         return libc::EINVAL;
     }
-    // SAFETY: an open context, and the program's place of the size it says.
+    // SAFETY: the program's place of the size it says.
+    unsafe { write_sized(&all, attr, size) };
+    0
+}
+
+/// Of the clock that `query_rt_values` reads, which counts nanoseconds.
+const CLOCK_KHZ: u64 = 1_000_000;
+
+unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    // SAFETY: the program's place.
     unsafe {
-        attr.cast::<u8>().write_bytes(0, size);
-        (*attr).orig = device_attributes(Context::of(context).inner.device());
+        if (*values).comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            return libc::EOPNOTSUPP;
+        }
+        if (*values).comp_mask != 0 && libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut (*values).raw_clock) != 0 {
+            return *libc::__errno_location();
+        }
     }
     0
+}
+
+/// Writes as much of a structure as the program knows of, and zeros where it knows of more.
+unsafe fn write_sized<T>(all: &T, to: *mut T, size: usize) {
+    // SAFETY: the program's place of the size it says.
+    unsafe {
+        to.cast::<u8>().write_bytes(0, size);
+        std::ptr::copy_nonoverlapping((&raw const *all).cast::<u8>(), to.cast(), size.min(size_of::<T>()));
+    }
 }
 
 /// The code of a number of bytes.
@@ -178,17 +211,12 @@ fn port_attributes(context: &Context) -> ibv_port_attr {
     }
 }
 
-/// Writes as much of the attributes as the program knows of.
 unsafe fn write_port(context: *mut ibv_context, number: u8, attr: *mut ibv_port_attr, size: usize) -> c_int {
     if number != 1 {
         return libc::EINVAL;
     }
     // SAFETY: an open context, and the program's place of the size it says.
-    unsafe {
-        let all = port_attributes(Context::of(context));
-        attr.cast::<u8>().write_bytes(0, size);
-        std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), size.min(size_of_val(&all)));
-    }
+    unsafe { write_sized(&port_attributes(Context::of(context)), attr, size) };
     0
 }
 
