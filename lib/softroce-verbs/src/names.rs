@@ -135,6 +135,11 @@ pub unsafe extern "C" fn unsupported_object() -> *mut std::ffi::c_void {
     std::ptr::null_mut()
 }
 
+/// Bytes of a message are written in the order of its packets, but a message that came again may be written again.
+pub unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: u32, _flags: u32) -> c_int {
+    0
+}
+
 /// Done already.
 pub unsafe extern "C" fn nothing() -> c_int {
     0
