@@ -136,8 +136,11 @@ pub(crate) unsafe extern "C" fn req_notify(cq: *mut ibv_cq, solicited_only: c_in
 
 pub(crate) fn completion(wc: &Wc) -> ibv_wc {
     let mut flags = ibv_wc_flags(0);
-    let mut word = 0;
+    let (mut word, mut sl) = (0, 0);
     if wc.grh {
+        // verbs.h has no field for the kind of header. ConnectX says it in the service level, where UCX looks for it:
+        // 8 for RoCEv2, 1 for IPv6, 2 for IPv4.
+        sl = if wc.ipv4 { 8 | 2 } else { 8 | 1 };
         flags |= ibv_wc_flags::IBV_WC_GRH;
     }
     if let Some(imm) = wc.imm {
@@ -157,6 +160,7 @@ pub(crate) fn completion(wc: &Wc) -> ibv_wc {
         qp_num: wc.qpn,
         src_qp: wc.src_qpn,
         wc_flags: flags,
+        sl,
         ..ibv_wc::default()
     }
 }
