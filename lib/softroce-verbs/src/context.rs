@@ -106,6 +106,8 @@ fn device_attributes(device: &softroce::Device) -> ibv_device_attr {
         fw_ver,
         node_guid: guid,
         sys_image_guid: guid,
+        // Nobody's, which rxe has, too.
+        vendor_id: 0xff_ffff,
         max_mr_size: 1 << 47,
         page_size_cap: 0xffff_f000,
         max_qp: LIMITS.qps as c_int,
@@ -242,6 +244,11 @@ fn gid(context: &Context, port: u32, index: c_int) -> Option<softroce::Gid> {
     context.inner.device().gids().get(index).copied()
 }
 
+/// Entries of the table that have an address.
+fn used(gid: &softroce::Gid) -> bool {
+    *gid != softroce::Gid::default()
+}
+
 pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, to: *mut ibv_gid) -> c_int {
     // SAFETY: an open context.
     let Some(gid) = gid(unsafe { Context::of(context) }, u32::from(port), index) else {
@@ -273,7 +280,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
 ) -> c_int {
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
-    let Some(gid) = gid(context, port, index as c_int) else { return libc::ENODATA };
+    let Some(gid) = gid(context, port, index as c_int).filter(used) else { return libc::ENODATA };
     // SAFETY: the program's place.
     unsafe { to.write(entry(context, gid, index)) };
     0
@@ -289,11 +296,14 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
     let gids = context.inner.device().gids();
-    for (i, gid) in gids.iter().take(max).enumerate() {
-        // SAFETY: the program's table has `max` places.
-        unsafe { to.add(i).write(entry(context, *gid, i as u32)) };
+    let entries: Vec<_> =
+        gids.iter().enumerate().filter(|(_, gid)| used(gid)).map(|(i, gid)| entry(context, *gid, i as u32)).collect();
+    if entries.len() > max {
+        return -(libc::EINVAL as isize);
     }
-    gids.len().min(max) as isize
+    // SAFETY: the program's table has `max` places.
+    unsafe { std::ptr::copy_nonoverlapping(entries.as_ptr(), to, entries.len()) };
+    entries.len() as isize
 }
 
 /// In sysfs' words: 1 for RoCE version 2.

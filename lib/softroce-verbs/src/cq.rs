@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::cq_ex;
 use crate::extended::ibv_cq_ex;
 use crate::types::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc};
-use crate::{give, null, set_errno, take};
+use crate::{code, give, null, set_errno, take};
 
 /// A completion channel.
 #[repr(C)]
@@ -87,9 +87,13 @@ pub(crate) unsafe fn create(
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: a queue of ours.
     let ours = unsafe { &mut *cq.cast::<Cq>() };
-    ours.inner.resize(cqe.max(1) as usize);
-    ours.base.cqe = cqe;
-    0
+    ours.inner.resize(cqe.max(0) as usize).map_or_else(
+        |e| code(&e),
+        |()| {
+            ours.base.cqe = cqe;
+            0
+        },
+    )
 }
 
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {

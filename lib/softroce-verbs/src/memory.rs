@@ -8,7 +8,7 @@ use softroce::Access;
 use crate::constants::{IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION};
 use crate::context::Context;
 use crate::types::{ibv_context, ibv_mr, ibv_pd};
-use crate::{give, null, take};
+use crate::{code, give, null, take};
 
 /// A protection domain.
 #[repr(C)]
@@ -23,7 +23,7 @@ struct Mr {
     base: ibv_mr,
     iova: u64,
     access: c_uint,
-    _inner: softroce::Mr,
+    inner: softroce::Mr,
 }
 
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
                 let context = (*pd).context;
                 let (lkey, rkey) = (inner.lkey(), inner.rkey());
                 let base = ibv_mr { context, pd, addr: at, length: len, handle: 0, lkey, rkey };
-                give(Mr { base, iova, access, _inner: inner }).cast()
+                give(Mr { base, iova, access, inner }).cast()
             }
             Err(e) => null(&e),
         }
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
 const ERR_INPUT: c_int = -1;
 const ERR_CMD: c_int = -4;
 
-/// Changes a region's memory, domain or rights. It gets new keys, and where it fails it is what it was.
+/// Changes a region's memory, domain or rights, under the same keys. Where it fails the region is what it was.
 pub unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -112,12 +112,13 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         let pd = if has(IBV_REREG_MR_CHANGE_PD) { pd } else { old.base.pd };
         let (at, len, iova) = if moved { (at, len, at as u64) } else { (old.base.addr, old.base.length, old.iova) };
         let access = if has(IBV_REREG_MR_CHANGE_ACCESS) { access as c_uint } else { old.access };
-        let made = ibv_reg_mr_iova2(pd, at, len, iova, access);
-        if made.is_null() {
+        let domain = &(*pd.cast::<Pd>()).inner;
+        if let Err(e) = old.inner.change(domain, at.cast(), len, iova, Access::from_bits(access)) {
+            code(&e);
             return ERR_CMD;
         }
-        std::ptr::swap(old, made.cast::<Mr>());
-        drop(take::<Mr, _>(made));
+        (old.base.pd, old.base.addr, old.base.length) = (pd, at, len);
+        (old.iova, old.access) = (iova, access);
     }
     0
 }
