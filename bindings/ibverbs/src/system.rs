@@ -130,15 +130,21 @@ fn open(path: &Path) -> Result<Library, String> {
             slot.0.store(found, Ordering::Relaxed);
         }
     }
-    let waiting = std::mem::take(&mut *WAITING.lock().unwrap_or_else(PoisonError::into_inner));
-    for operations in waiting {
+    let mut providers = PROVIDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    for operations in std::mem::take(&mut providers.waiting) {
         register(library, operations);
     }
+    providers.library = Some(library);
     Ok(library)
 }
 
-/// Providers that were loaded with the program, before the system's library was.
-static WAITING: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Where providers go: to the library, or, where they were loaded with the program before it, to a list.
+struct Providers {
+    library: Option<Library>,
+    waiting: Vec<usize>,
+}
+
+static PROVIDERS: Mutex<Providers> = Mutex::new(Providers { library: None, waiting: Vec::new() });
 
 fn register(library: Library, operations: usize) {
     if let Some(found) = library.symbol(c"verbs_register_driver_34", PRIVATE) {
@@ -150,8 +156,12 @@ fn register(library: Library, operations: usize) {
     }
 }
 
-/// A provider offers itself as it is loaded. Its table waits for the system's library, which is opened when a program
+/// A provider offers itself as it is loaded: by the program, or by the system's library, which is opened when a program
 /// asks for devices.
 pub(crate) unsafe extern "C" fn register_driver(operations: usize) {
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner).push(operations);
+    let mut providers = PROVIDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    match providers.library {
+        Some(library) => register(library, operations),
+        None => providers.waiting.push(operations),
+    }
 }

@@ -57,6 +57,9 @@ pub unsafe extern "C" fn ibv_create_cq(
     unsafe { create(context, cqe, cq_context, channel, vector) }
 }
 
+/// Entries of a queue for which a program asks for fewer.
+const FEWEST: c_int = 64;
+
 /// A queue for both ways of reading it.
 pub(crate) unsafe fn create(
     context: *mut ibv_context,
@@ -68,6 +71,8 @@ pub(crate) unsafe fn create(
     if vector != 0 {
         return null(&softroce::Error::new(libc::EINVAL, "there is completion vector 0 alone"));
     }
+    // At least: a program with one request under way may leave the last one's completion in the queue (`ib_send_lat -e`).
+    let cqe = if cqe > 0 { cqe.max(FEWEST) } else { cqe };
     let mut base = ibv_cq_ex { context, channel, cq_context, cqe, ..ibv_cq_ex::default() };
     cq_ex::table(&mut base);
     // The queue's cookie is its address, which is known first.
