@@ -5,6 +5,7 @@
 #
 # Runs rdma-core's pingpongs and perftest unchanged: the kernel's device at 10.9.0.1, ours in a network namespace at 10.9.0.2, a
 # veth pair between them. Each line says which side is the server, what ran, and its exit code; then what the client measured.
+# "beside" is the kernel's device again, by a program that has our library in front: it lists both and opens the other's.
 # Needs what scripts/rxe-vm.sh needs, Debian's ibverbs-utils and perftest, and a Rust toolchain. --quick: the pingpongs alone.
 # Exit code: 0 if all ran, 1 if one did not, otherwise rxe-vm.sh's.
 set -u -o pipefail
@@ -28,6 +29,7 @@ mkdir -p "$TMPDIR/lib" && ln -sf "$root/target/release/libibverbs_roce.so" "$TMP
 failed=0
 
 kernel() { "$@" -d rxe9 "$gid" 1 "${peer[@]}"; }
+beside() { LD_LIBRARY_PATH="$TMPDIR/lib" "$@" -d rxe9 "$gid" 1 "${peer[@]}"; }
 ours() { LD_LIBRARY_PATH="$TMPDIR/lib" ip netns exec ours "$@" -d tinyroce0 "$gid" 0 "${peer[@]}"; }
 
 # pair SERVER CLIENT ADDRESS PROGRAM ARGUMENTS...: waits until the server listens.
@@ -55,7 +57,18 @@ both() {
     pair ours kernel 10.9.0.2 "$@"
 }
 
+# One list with both, from the same process.
+listed=$(LD_LIBRARY_PATH="$TMPDIR/lib" ip netns exec ours ibv_devices)
+case $listed in
+    *rxe9*tinyroce0*) echo "rxe9 and tinyroce0 are listed" ;;
+    *) failed=1 && echo "rxe9 and tinyroce0 are not both listed: $listed" ;;
+esac
+
 gid=-g
+pair beside ours 10.9.0.1 ibv_rc_pingpong -n 50
+pair ours beside 10.9.0.2 ibv_rc_pingpong -n 50 -e
+pair beside ours 10.9.0.1 ibv_srq_pingpong -n 50
+pair ours beside 10.9.0.2 ibv_ud_pingpong -n 50 -s 1000
 both ibv_rc_pingpong -n 200
 both ibv_rc_pingpong -n 50 -s 60000 -m 1024
 both ibv_uc_pingpong -n 50 -s 1000
@@ -71,5 +84,7 @@ if [ "$quick" != --quick ]; then
     both ib_send_bw -c UD -s 1000 -n 200
     both ib_atomic_lat -n 100
     both ib_write_lat -s 8 -n 200
+    pair beside ours 10.9.0.1 ib_read_bw -s 65536 -n 50
+    pair ours beside 10.9.0.2 ib_atomic_lat -n 50
 fi
 exit "$failed"

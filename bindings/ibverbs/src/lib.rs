@@ -2,3 +2,5 @@
 //! `softroce-verbs`; this library gives them the names and versions that programs are linked to.
 
 mod exports;
+mod objects;
+mod system;

@@ -1,10 +1,11 @@
 //! The library as programs find it: symbols with their versions, and the pingpongs of rdma-core where they are
 //! installed.
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 fn library() -> PathBuf {
@@ -59,6 +60,45 @@ fn symbols_have_their_versions() {
         let found = unsafe { libc::dlvsym(handle, c_name.as_ptr(), c_version.as_ptr()) };
         assert!(!found.is_null(), "{name}@{version}");
     }
+}
+
+/// Defined dynamic symbols with their kind (text or data) and version; `None` where binutils are not installed.
+fn symbols(library: &Path) -> Option<BTreeSet<String>> {
+    let output =
+        Command::new("nm").args(["-D", "--defined-only", "--with-symbol-versions"]).arg(library).output().ok()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let line = |line: &str| {
+        let (kind, name) = line.split_whitespace().nth(1).zip(line.split_whitespace().nth(2))?;
+        // The versions themselves are absolute symbols where GNU ld made the library.
+        (kind != "A").then(|| format!("{} {name}", if kind == "T" { "function" } else { "data" }))
+    };
+    Some(String::from_utf8_lossy(&output.stdout).lines().filter_map(line).collect())
+}
+
+#[test]
+fn every_symbol_of_the_systems_library_is_there() {
+    let machine = std::env::consts::ARCH;
+    let folders = [format!("/usr/lib/{machine}-linux-gnu"), "/usr/lib64".to_owned(), "/usr/lib".to_owned()];
+    let system = folders.iter().map(|folder| Path::new(folder).join("libibverbs.so.1")).find(|path| path.exists());
+    let Some(system) = system else {
+        return eprintln!("SKIPPED: no libibverbs.so.1 in {folders:?} to compare with (Debian's libibverbs1)");
+    };
+    let (Some(ours), Some(theirs)) = (symbols(&library()), symbols(&system)) else {
+        return eprintln!("SKIPPED: nm is not installed (Debian's binutils)");
+    };
+    let (private, public): (BTreeSet<_>, BTreeSet<_>) = theirs.iter().partition(|s| s.contains("@IBVERBS_PRIVATE_"));
+    assert!(public.len() > 100, "{} lists {} symbols", system.display(), public.len());
+    let missing: Vec<_> = public.iter().filter(|s| !ours.contains(**s)).collect();
+    assert!(missing.is_empty(), "not there, of {}: {missing:#?}", system.display());
+    // The private ones change with rdma-core; ours are those of Debian 12 and Ubuntu 22.04, for their providers.
+    if private.iter().any(|s| s.contains("@IBVERBS_PRIVATE_34")) {
+        let missing: Vec<_> = private.iter().filter(|s| !ours.contains(**s)).collect();
+        assert!(missing.is_empty(), "not there, of {}: {missing:#?}", system.display());
+    } else {
+        eprintln!("SKIPPED: the private symbols of {}, which are not IBVERBS_PRIVATE_34", system.display());
+    }
+    let stray: Vec<_> = ours.iter().filter(|s| !s.contains("@IBVERBS_")).collect();
+    assert!(stray.is_empty(), "symbols without a version: {stray:#?}");
 }
 
 /// Name of the loopback device, which is the last one, and index of its IPv4 address.

@@ -83,12 +83,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
         let device = Context::of(context).inner.device();
         let Some((from, us)) = softroce::wire::grh::addresses(&*grh) else { return -1 };
         let gids = device.gids();
-        // Packets of the same host come by an address of their own: any of ours that is of the same kind answers.
-        let index = gids
-            .iter()
-            .position(|gid| gid.ip() == us)
-            .or_else(|| gids.iter().position(|gid| gid.ip().is_ipv4() == us.is_ipv4()));
-        let Some(index) = index else { return -1 };
+        let Some(index) = gids.iter().position(|gid| gid.ip() == us) else { return -1 };
         match Context::of(context).inner.path(Gid::from(from), index as u8) {
             Ok(path) => {
                 to.write(ibv_ah_attr { port_num: port, ..attribute(&path) });

@@ -9,9 +9,10 @@ use softroce::{Affected, LIMITS, PortState};
 
 use crate::constants::*;
 use crate::device::Device;
+use crate::extended::*;
 use crate::tables::{ibv_context_ops, verbs_context};
 use crate::types::*;
-use crate::{cq, give, null, qp, srq, take};
+use crate::{cq, cq_ex, give, null, qp, srq, take};
 
 /// An open device.
 #[repr(C)]
@@ -58,8 +59,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     };
     let base = verbs_context {
         query_port: Some(query_port_extended),
-        before: [None; 24],
-        create_cq_ex: None,
+        before: [None; 23],
+        query_rt_values: Some(query_rt_values),
+        create_cq_ex: Some(cq_ex::create_extended),
         private: std::ptr::null_mut(),
         query_device_ex: Some(query_device_extended),
         flows: [None; 4],
@@ -104,6 +106,8 @@ fn device_attributes(device: &softroce::Device) -> ibv_device_attr {
         fw_ver,
         node_guid: guid,
         sys_image_guid: guid,
+        // Nobody's, which rxe has, too.
+        vendor_id: 0xff_ffff,
         max_mr_size: 1 << 47,
         page_size_cap: 0xffff_f000,
         max_qp: LIMITS.qps as c_int,
@@ -143,15 +147,46 @@ unsafe extern "C" fn query_device_extended(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    if size < size_of::<ibv_device_attr_ex>() {
+    // SAFETY: an open context.
+    let orig_attr = device_attributes(unsafe { Context::of(context) }.inner.device());
+    let all = ibv_device_attr_ex {
+        hca_core_clock: CLOCK_KHZ,
+        device_cap_flags_ex: u64::from(orig_attr.device_cap_flags),
+        phys_port_cnt_ex: u32::from(orig_attr.phys_port_cnt),
+        orig_attr,
+        ..ibv_device_attr_ex::default()
+    };
+    if size < size_of_val(&all.orig_attr) {
         return libc::EINVAL;
     }
-    // SAFETY: an open context, and the program's place of the size it says.
+    // SAFETY: the program's place of the size it says.
+    unsafe { write_sized(&all, attr, size) };
+    0
+}
+
+/// Of the clock that `query_rt_values` reads, which counts nanoseconds.
+const CLOCK_KHZ: u64 = 1_000_000;
+
+unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    // SAFETY: the program's place.
     unsafe {
-        attr.cast::<u8>().write_bytes(0, size);
-        (*attr).orig = device_attributes(Context::of(context).inner.device());
+        if (*values).comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            return libc::EOPNOTSUPP;
+        }
+        if (*values).comp_mask != 0 && libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut (*values).raw_clock) != 0 {
+            return *libc::__errno_location();
+        }
     }
     0
+}
+
+/// Writes as much of a structure as the program knows of, and zeros where it knows of more.
+unsafe fn write_sized<T>(all: &T, to: *mut T, size: usize) {
+    // SAFETY: the program's place of the size it says.
+    unsafe {
+        to.cast::<u8>().write_bytes(0, size);
+        std::ptr::copy_nonoverlapping((&raw const *all).cast::<u8>(), to.cast(), size.min(size_of::<T>()));
+    }
 }
 
 /// The code of a number of bytes.
@@ -178,17 +213,12 @@ fn port_attributes(context: &Context) -> ibv_port_attr {
     }
 }
 
-/// Writes as much of the attributes as the program knows of.
 unsafe fn write_port(context: *mut ibv_context, number: u8, attr: *mut ibv_port_attr, size: usize) -> c_int {
     if number != 1 {
         return libc::EINVAL;
     }
     // SAFETY: an open context, and the program's place of the size it says.
-    unsafe {
-        let all = port_attributes(Context::of(context));
-        attr.cast::<u8>().write_bytes(0, size);
-        std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), size.min(size_of_val(&all)));
-    }
+    unsafe { write_sized(&port_attributes(Context::of(context)), attr, size) };
     0
 }
 
@@ -212,6 +242,11 @@ pub unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, number: u8, a
 fn gid(context: &Context, port: u32, index: c_int) -> Option<softroce::Gid> {
     let index = usize::try_from(index).ok().filter(|_| port == 1)?;
     context.inner.device().gids().get(index).copied()
+}
+
+/// Entries of the table that have an address.
+fn used(gid: &softroce::Gid) -> bool {
+    *gid != softroce::Gid::default()
 }
 
 pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, to: *mut ibv_gid) -> c_int {
@@ -245,7 +280,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
 ) -> c_int {
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
-    let Some(gid) = gid(context, port, index as c_int) else { return libc::ENODATA };
+    let Some(gid) = gid(context, port, index as c_int).filter(used) else { return libc::ENODATA };
     // SAFETY: the program's place.
     unsafe { to.write(entry(context, gid, index)) };
     0
@@ -261,11 +296,14 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
     let gids = context.inner.device().gids();
-    for (i, gid) in gids.iter().take(max).enumerate() {
-        // SAFETY: the program's table has `max` places.
-        unsafe { to.add(i).write(entry(context, *gid, i as u32)) };
+    let entries: Vec<_> =
+        gids.iter().enumerate().filter(|(_, gid)| used(gid)).map(|(i, gid)| entry(context, *gid, i as u32)).collect();
+    if entries.len() > max {
+        return -(libc::EINVAL as isize);
     }
-    gids.len().min(max) as isize
+    // SAFETY: the program's table has `max` places.
+    unsafe { std::ptr::copy_nonoverlapping(entries.as_ptr(), to, entries.len()) };
+    entries.len() as isize
 }
 
 /// In sysfs' words: 1 for RoCE version 2.

@@ -1,5 +1,6 @@
 //! Completion channels and queues.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -8,8 +9,10 @@ use softroce::Wc;
 
 use crate::constants::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 use crate::context::Context;
+use crate::cq_ex;
+use crate::extended::ibv_cq_ex;
 use crate::types::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc};
-use crate::{give, null, set_errno, take};
+use crate::{code, give, null, set_errno, take};
 
 /// A completion channel.
 #[repr(C)]
@@ -21,8 +24,10 @@ struct CompChannel {
 /// A completion queue.
 #[repr(C)]
 pub(crate) struct Cq {
-    base: ibv_cq,
+    base: ibv_cq_ex,
     pub(crate) inner: Arc<softroce::Cq>,
+    /// What `ibv_start_poll` and `ibv_next_poll` found last.
+    pub(crate) current: UnsafeCell<ibv_wc>,
 }
 
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
@@ -48,20 +53,28 @@ pub unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
+    // SAFETY: as the caller promises.
+    unsafe { create(context, cqe, cq_context, channel, vector) }
+}
+
+/// Entries of a queue for which a program asks for fewer.
+const FEWEST: c_int = 64;
+
+/// A queue for both ways of reading it.
+pub(crate) unsafe fn create(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
     if vector != 0 {
         return null(&softroce::Error::new(libc::EINVAL, "there is completion vector 0 alone"));
     }
-    let base = ibv_cq {
-        context,
-        channel,
-        cq_context,
-        handle: 0,
-        cqe,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
-        comp_events_completed: 0,
-        async_events_completed: 0,
-    };
+    // At least: a program with one request under way may leave the last one's completion in the queue (`ib_send_lat -e`).
+    let cqe = if cqe > 0 { cqe.max(FEWEST) } else { cqe };
+    let mut base = ibv_cq_ex { context, channel, cq_context, cqe, ..ibv_cq_ex::default() };
+    cq_ex::table(&mut base);
     // The queue's cookie is its address, which is known first.
     let place = Box::<Cq>::new_uninit();
     let cookie = place.as_ptr() as u64;
@@ -71,7 +84,7 @@ pub unsafe extern "C" fn ibv_create_cq(
         Context::of(context).inner.create_cq(cqe.max(0) as usize, cookie, channel)
     };
     match made {
-        Ok(inner) => Box::into_raw(Box::write(place, Cq { base, inner })).cast(),
+        Ok(inner) => Box::into_raw(Box::write(place, Cq { base, inner, current: UnsafeCell::default() })).cast(),
         Err(e) => null(&e),
     }
 }
@@ -79,9 +92,13 @@ pub unsafe extern "C" fn ibv_create_cq(
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: a queue of ours.
     let ours = unsafe { &mut *cq.cast::<Cq>() };
-    ours.inner.resize(cqe.max(1) as usize);
-    ours.base.cqe = cqe;
-    0
+    ours.inner.resize(cqe.max(0) as usize).map_or_else(
+        |e| code(&e),
+        |()| {
+            ours.base.cqe = cqe;
+            0
+        },
+    )
 }
 
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
@@ -128,8 +145,11 @@ pub(crate) unsafe extern "C" fn req_notify(cq: *mut ibv_cq, solicited_only: c_in
 
 pub(crate) fn completion(wc: &Wc) -> ibv_wc {
     let mut flags = ibv_wc_flags(0);
-    let mut word = 0;
+    let (mut word, mut sl) = (0, 0);
     if wc.grh {
+        // verbs.h has no field for the kind of header. ConnectX says it in the service level, where UCX looks for it:
+        // 8 for RoCEv2, 1 for IPv6, 2 for IPv4.
+        sl = if wc.ipv4 { 8 | 2 } else { 8 | 1 };
         flags |= ibv_wc_flags::IBV_WC_GRH;
     }
     if let Some(imm) = wc.imm {
@@ -149,6 +169,7 @@ pub(crate) fn completion(wc: &Wc) -> ibv_wc {
         qp_num: wc.qpn,
         src_qp: wc.src_qpn,
         wc_flags: flags,
+        sl,
         ..ibv_wc::default()
     }
 }

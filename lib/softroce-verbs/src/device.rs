@@ -28,8 +28,14 @@ fn text<const N: usize>(value: &str) -> [c_char; N] {
     raw
 }
 
+static ALL: OnceLock<Vec<Device>> = OnceLock::new();
+
+/// One of this library's devices, and not one of another library's. Nothing is read of it.
+pub fn is_device(device: *const ibv_device) -> bool {
+    ALL.get().is_some_and(|all| all.as_ptr_range().contains(&device.cast()))
+}
+
 fn all() -> softroce::Result<&'static [Device]> {
-    static ALL: OnceLock<Vec<Device>> = OnceLock::new();
     if let Some(all) = ALL.get() {
         return Ok(all);
     }

@@ -11,9 +11,9 @@
 //! | module | idea |
 //! | --- | --- |
 //! | `constants` | numbers and bits |
-//! | `types` | structures, as C lays them out |
+//! | `types`, `extended` | structures, as C lays them out |
 //! | `tables` | the tables of functions behind the inline calls of verbs.h |
-//! | `device`, `context`, `memory`, `cq`, `ah`, `srq`, `qp` | one kind of object each |
+//! | `device`, `context`, `memory`, `cq` (and `cq_ex`), `ah`, `srq`, `qp` | one kind of object each |
 //! | `wr` | requests that are built call by call |
 //! | `names` | numbers in words, and calls that this card has not |
 //!
@@ -25,11 +25,25 @@
 #![allow(non_camel_case_types, missing_docs, reason = "names and meanings are those of verbs.h")]
 #![allow(clippy::missing_safety_doc, reason = "the contract of all is above")]
 
+/// Structures of which zeros are a value (of a mutex and a condition: the one that their initializers have).
+macro_rules! zeroed {
+    ($($name:ident)*) => {$(
+        impl Default for $name {
+            fn default() -> $name {
+                // SAFETY: integers, pointers, arrays and unions of them, for all of which zero is a value.
+                unsafe { std::mem::zeroed() }
+            }
+        }
+    )*};
+}
+
 mod ah;
 mod constants;
 mod context;
 mod cq;
+mod cq_ex;
 mod device;
+mod extended;
 mod memory;
 mod names;
 mod qp;
@@ -43,6 +57,7 @@ pub use constants::*;
 pub use context::*;
 pub use cq::*;
 pub use device::*;
+pub use extended::*;
 pub use memory::*;
 pub use names::*;
 pub use qp::*;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use softroce::Access;
 
+use crate::constants::{IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION};
 use crate::context::Context;
 use crate::types::{ibv_context, ibv_mr, ibv_pd};
-use crate::{give, null, take};
+use crate::{code, give, null, take};
 
 /// A protection domain.
 #[repr(C)]
@@ -20,7 +21,9 @@ pub(crate) struct Pd {
 #[repr(C)]
 struct Mr {
     base: ibv_mr,
-    _inner: softroce::Mr,
+    iova: u64,
+    access: c_uint,
+    inner: softroce::Mr,
 }
 
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -66,7 +69,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
                 let context = (*pd).context;
                 let (lkey, rkey) = (inner.lkey(), inner.rkey());
                 let base = ibv_mr { context, pd, addr: at, length: len, handle: 0, lkey, rkey };
-                give(Mr { base, _inner: inner }).cast()
+                give(Mr { base, iova, access, inner }).cast()
             }
             Err(e) => null(&e),
         }
@@ -76,6 +79,47 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: `reg_mr` made it; the program does not use it any more.
     drop(unsafe { take::<Mr, _>(mr) });
+    0
+}
+
+/// What `ibv_rereg_mr` returns for arguments that do not fit, and for a change that failed (`ibv_rereg_mr_err_code`).
+const ERR_INPUT: c_int = -1;
+const ERR_CMD: c_int = -4;
+
+/// Changes a region's memory, domain or rights, under the same keys. Where it fails the region is what it was.
+pub unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    at: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> c_int {
+    let has = |flag: c_uint| flags as c_uint & flag != 0;
+    let known = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+    let moved = has(IBV_REREG_MR_CHANGE_TRANSLATION);
+    if flags == 0
+        || has(!known)
+        || (moved && (at.is_null() || len == 0))
+        || (has(IBV_REREG_MR_CHANGE_PD) && pd.is_null())
+    {
+        crate::set_errno(libc::EINVAL);
+        return ERR_INPUT;
+    }
+    // SAFETY: a region and a domain of ours; the program keeps the memory until it deregisters.
+    unsafe {
+        let old = &mut *mr.cast::<Mr>();
+        let pd = if has(IBV_REREG_MR_CHANGE_PD) { pd } else { old.base.pd };
+        let (at, len, iova) = if moved { (at, len, at as u64) } else { (old.base.addr, old.base.length, old.iova) };
+        let access = if has(IBV_REREG_MR_CHANGE_ACCESS) { access as c_uint } else { old.access };
+        let domain = &(*pd.cast::<Pd>()).inner;
+        if let Err(e) = old.inner.change(domain, at.cast(), len, iova, Access::from_bits(access)) {
+            code(&e);
+            return ERR_CMD;
+        }
+        (old.base.pd, old.base.addr, old.base.length) = (pd, at, len);
+        (old.iova, old.access) = (iova, access);
+    }
     0
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::constants::{ibv_event_type, ibv_port_state, ibv_wc_status};
+use crate::extended::ibv_ece;
 use crate::types::ibv_qp;
 
 fn name(table: &[&'static CStr], code: u32) -> *const c_char {
@@ -92,6 +93,19 @@ fn rate(code: c_int) -> Option<&'static (c_int, c_int, c_int)> {
     RATES.iter().find(|r| r.0 == code)
 }
 
+fn code_of(found: Option<&(c_int, c_int, c_int)>) -> c_int {
+    // `IBV_RATE_MAX`: as fast as the port is.
+    found.map_or(0, |r| r.0)
+}
+
+pub unsafe extern "C" fn mult_to_ibv_rate(mult: c_int) -> c_int {
+    code_of(RATES.iter().find(|r| r.1 == mult))
+}
+
+pub unsafe extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_int {
+    code_of(RATES.iter().find(|r| r.2 == mbps))
+}
+
 pub unsafe extern "C" fn ibv_rate_to_mult(code: c_int) -> c_int {
     rate(code).map_or(-1, |r| r.1)
 }
@@ -121,22 +135,27 @@ pub unsafe extern "C" fn unsupported_object() -> *mut std::ffi::c_void {
     std::ptr::null_mut()
 }
 
+/// Bytes of a message are written in the order of its packets, but a message that came again may be written again.
+pub unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: u32, _flags: u32) -> c_int {
+    0
+}
+
 /// Done already.
 pub unsafe extern "C" fn nothing() -> c_int {
     0
 }
 
 /// Queue pairs agree on no extras.
-pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut [u32; 3]) -> c_int {
+pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the program's place.
-    unsafe { ece.write([0; 3]) };
+    unsafe { ece.write(ibv_ece::default()) };
     0
 }
 
-pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut [u32; 3]) -> c_int {
+pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the program's extras.
     let wanted = unsafe { *ece };
-    if wanted[..2] == [0, 0] { 0 } else { libc::EOPNOTSUPP }
+    if wanted.vendor_id == 0 && wanted.options == 0 { 0 } else { libc::EOPNOTSUPP }
 }
 
 pub unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {

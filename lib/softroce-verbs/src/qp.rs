@@ -12,6 +12,7 @@ use crate::ah::{self, Ah};
 use crate::constants::*;
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::extended::ibv_qp_init_attr_ex;
 use crate::memory::Pd;
 use crate::srq::Srq;
 use crate::tables::ibv_qp_ex;
@@ -93,8 +94,19 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     made
 }
 
-/// Bit of `ibv_qp_init_attr_mask`: the domain is among the attributes.
-const HAS_PD: u32 = 1;
+/// Requests of the extended interface that a type of queue pair takes.
+fn send_ops(qp_type: ibv_qp_type::Type) -> u32 {
+    let datagram = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let unreliable = datagram | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    match qp_type {
+        ibv_qp_type::IBV_QPT_UD => datagram,
+        ibv_qp_type::IBV_QPT_UC => unreliable,
+        _ => {
+            let atomic = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+            unreliable | IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_RDMA_READ | atomic
+        }
+    }
+}
 
 pub(crate) unsafe extern "C" fn create_extended(
     _context: *mut ibv_context,
@@ -102,8 +114,23 @@ pub(crate) unsafe extern "C" fn create_extended(
 ) -> *mut ibv_qp {
     // SAFETY: the program's attributes.
     unsafe {
-        if (*init).comp_mask & HAS_PD == 0 || (*init).pd.is_null() {
+        let mask = (*init).comp_mask;
+        let has = |bit: u32| mask & bit != 0;
+        if !has(IBV_QP_INIT_ATTR_PD) || (*init).pd.is_null() {
             return null(&softroce::Error::new(libc::EINVAL, "a queue pair without protection domain"));
+        }
+        let known = IBV_QP_INIT_ATTR_PD
+            | IBV_QP_INIT_ATTR_CREATE_FLAGS
+            | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+            | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        let ops = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { (*init).send_ops_flags } else { 0 };
+        let refused = mask & !known != 0
+            || (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && (*init).create_flags != 0)
+            || (has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && (*init).max_tso_header != 0)
+            || ops & !u64::from(send_ops((*init).qp_type)) != 0;
+        if refused {
+            let text = format!("queue pairs of type {} with mask {mask:#x}, requests {ops:#x}", (*init).qp_type);
+            return null(&softroce::Error::new(libc::EOPNOTSUPP, text));
         }
         // It begins as the other form does.
         ibv_create_qp((*init).pd, init.cast())

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use softroce::RecvRequest;
 
+use crate::constants::{IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQT_BASIC};
+use crate::extended::ibv_srq_init_attr_ex;
 use crate::memory::Pd;
-use crate::types::{ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use crate::types::{ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::{code, null, qp, take};
 
 /// A shared receive queue.
@@ -43,28 +45,21 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init
     unsafe { create_from(pd, (*init).srq_context, &(*init).attr) }
 }
 
-/// Kinds of `ibv_srq_type` and bits of `ibv_srq_init_attr_mask`.
-const BASIC: c_int = 0;
-const HAS_TYPE: u32 = 1;
-
 pub(crate) unsafe extern "C" fn create_extended(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     // SAFETY: the program's attributes.
     let init = unsafe { &*init };
-    if init.comp_mask & HAS_TYPE != 0 && init.srq_type != BASIC {
+    if init.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && init.srq_type != IBV_SRQT_BASIC {
         return null(&softroce::Error::new(libc::EOPNOTSUPP, "shared receive queues are basic ones alone"));
     }
     // SAFETY: as the caller promises.
     unsafe { create_from(init.pd, init.srq_context, &init.attr) }
 }
 
-/// `IBV_SRQ_LIMIT`.
-const LIMIT: c_int = 2;
-
 pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
-    if mask & !LIMIT != 0 {
+    if mask & !(IBV_SRQ_LIMIT as c_int) != 0 {
         return libc::EINVAL;
     }
     // SAFETY: a queue of ours, and the program's attributes.

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use crate::extended::*;
 use crate::types::*;
 
 /// A call that this library has not, at its place.
@@ -29,9 +30,10 @@ pub struct ibv_context_ops {
 #[repr(C)]
 pub struct verbs_context {
     pub query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
-    /// From `advise_mr` to `query_rt_values`: not there.
-    pub before: [Absent; 24],
-    pub create_cq_ex: Absent,
+    /// From `advise_mr` to `create_wq`: not there.
+    pub before: [Absent; 23],
+    pub query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
+    pub create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     pub private: *mut c_void,
     pub query_device_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int>,
@@ -76,6 +78,7 @@ pub struct ibv_qp_ex {
     pub wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
     pub wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
     pub wr_atomic_write: Absent,
+    pub wr_flush: Absent,
 }
 
 // Sizes on 64-bit Linux, as a C compiler has them.
@@ -83,5 +86,5 @@ pub struct ibv_qp_ex {
 const _: () = {
     assert!(size_of::<ibv_context_ops>() == 256);
     assert!(size_of::<verbs_context>() == 648);
-    assert!(size_of::<ibv_qp_ex>() == 352);
+    assert!(size_of::<ibv_qp_ex>() == 360);
 };

@@ -74,13 +74,6 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
-/// The part of the extended attributes that has something; what follows is cleared.
-#[repr(C)]
-pub struct ibv_device_attr_ex {
-    pub orig: ibv_device_attr,
-    pub comp_mask: u32,
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct ibv_port_attr {
@@ -106,6 +99,7 @@ pub struct ibv_port_attr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
+    pub active_speed_ex: u32,
 }
 
 /// An address: an IPv6 one, or an IPv4 one mapped into it.
@@ -273,21 +267,6 @@ pub struct ibv_qp_init_attr {
     pub sq_sig_all: c_int,
 }
 
-/// The extended form, as far as it is read.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_qp_init_attr_ex {
-    pub qp_context: *mut c_void,
-    pub send_cq: *mut ibv_cq,
-    pub recv_cq: *mut ibv_cq,
-    pub srq: *mut ibv_srq,
-    pub cap: ibv_qp_cap,
-    pub qp_type: ibv_qp_type::Type,
-    pub sq_sig_all: c_int,
-    pub comp_mask: u32,
-    pub pd: *mut ibv_pd,
-}
-
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_qp_attr {
@@ -371,8 +350,10 @@ pub struct ibv_send_wr {
     pub send_flags: c_uint,
     pub __bindgen_anon_1: ibv_send_wr__bindgen_ty_1,
     pub wr: ibv_send_wr__bindgen_ty_2,
-    pub remote_srqn: u32,
-    pub rest: [u64; 6],
+    /// Of XRC, which is not there.
+    pub qp_type: u32,
+    /// Of memory windows and segmentation, which are not there.
+    pub __bindgen_anon_2: [u64; 6],
 }
 
 #[repr(C)]
@@ -398,16 +379,6 @@ pub struct ibv_srq_init_attr {
     pub attr: ibv_srq_attr,
 }
 
-/// The extended form, as far as it is read.
-#[repr(C)]
-pub struct ibv_srq_init_attr_ex {
-    pub srq_context: *mut c_void,
-    pub attr: ibv_srq_attr,
-    pub comp_mask: u32,
-    pub srq_type: c_int,
-    pub pd: *mut ibv_pd,
-}
-
 /// What an event concerns, by its type.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -425,30 +396,9 @@ pub struct ibv_async_event {
     pub event_type: ibv_event_type,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_gid_entry {
-    pub gid: ibv_gid,
-    pub gid_index: u32,
-    pub port_num: u32,
-    pub gid_type: u32,
-    pub ndev_ifindex: u32,
-}
-
-macro_rules! zeroed {
-    ($($name:ident)*) => {$(
-        impl Default for $name {
-            fn default() -> $name {
-                // SAFETY: integers, pointers, arrays and unions of them, for all of which zero is a value.
-                unsafe { std::mem::zeroed() }
-            }
-        }
-    )*};
-}
-
 zeroed! {
-    ibv_device_attr ibv_wc ibv_global_route ibv_ah_attr ibv_qp_init_attr ibv_qp_init_attr_ex ibv_qp_attr ibv_send_wr
-    ibv_recv_wr ibv_async_event ibv_gid_entry
+    ibv_device_attr ibv_wc ibv_global_route ibv_ah_attr ibv_qp_init_attr ibv_qp_attr ibv_send_wr
+    ibv_recv_wr ibv_async_event
 }
 
 /// The completion's fields that are not to be read without a look at its status, as ibverbs-sys has it.
@@ -491,7 +441,7 @@ const _: () = {
     assert!(size_of::<ibv_device>() == 664);
     assert!(size_of::<ibv_context>() == 328);
     assert!(size_of::<ibv_device_attr>() == 232);
-    assert!(size_of::<ibv_port_attr>() == 52);
+    assert!(size_of::<ibv_port_attr>() == 56);
     assert!(size_of::<ibv_mr>() == 48);
     assert!(size_of::<ibv_cq>() == 128);
     assert!(size_of::<ibv_srq>() == 128);
@@ -503,5 +453,4 @@ const _: () = {
     assert!(size_of::<ibv_send_wr>() == 128);
     assert!(size_of::<ibv_recv_wr>() == 32);
     assert!(size_of::<ibv_async_event>() == 16);
-    assert!(size_of::<ibv_gid_entry>() == 32);
 };

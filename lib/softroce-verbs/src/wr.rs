@@ -54,6 +54,7 @@ pub(crate) fn table(qp_base: ibv_qp) -> ibv_qp_ex {
         wr_complete: Some(complete),
         wr_abort: Some(abort),
         wr_atomic_write: None,
+        wr_flush: None,
     }
 }
 

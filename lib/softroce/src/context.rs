@@ -156,6 +156,12 @@ impl Pd {
     /// The memory is readable, with `LOCAL_WRITE` also writable, until the region is dropped. What peers write
     /// meanwhile is not looked at through references.
     pub unsafe fn reg_mr(self: &Arc<Pd>, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<Mr> {
+        let region = self.region(at, len, iova, access)?;
+        let key = write(&self.context.engine.shared.memory).insert(region)?;
+        Ok(Mr { key, at: at as usize, len, pd: self.clone() })
+    }
+
+    fn region(&self, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<Region> {
         let writes = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
         if access.bits() & writes != 0 && !access.contains(Access::LOCAL_WRITE) {
             return Err(Error::invalid("remote writing and atomics need local writing"));
@@ -165,9 +171,7 @@ impl Pd {
             return Err(Error::invalid("no such range of memory"));
         }
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        let region = Region { pd: self.id, at, len, iova, access };
-        let key = write(&self.context.engine.shared.memory).insert(region)?;
-        Ok(Mr { key, at: at as usize, len, pd: self.clone() })
+        Ok(Region { pd: self.id, at, len, iova, access })
     }
 
     /// A shared receive queue.
@@ -209,6 +213,24 @@ pub struct Mr {
 }
 
 impl Mr {
+    /// Registers other memory, with other rights or for another domain of the card, under the same keys. Where it fails
+    /// all stays as it is.
+    ///
+    /// # Errors
+    /// As [`Pd::reg_mr`], and `EINVAL` for a domain of another card.
+    ///
+    /// # Safety
+    /// As [`Pd::reg_mr`]; the old memory is not touched any more after this.
+    pub unsafe fn change(&mut self, pd: &Arc<Pd>, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<()> {
+        let region = pd.region(at, len, iova, access)?;
+        let same = Arc::ptr_eq(&pd.context, &self.pd.context);
+        if !same || !write(&pd.context.engine.shared.memory).replace(self.key, region) {
+            return Err(Error::invalid("a domain of another card than the region's"));
+        }
+        (self.at, self.len, self.pd) = (at as usize, len, pd.clone());
+        Ok(())
+    }
+
     /// The key for our own requests.
     #[must_use]
     pub fn lkey(&self) -> u32 {

@@ -38,6 +38,18 @@ pub(super) struct Receiving {
     answered: usize,
 }
 
+impl Shared {
+    /// The address that a peer means by one that a packet came to: for the slot's, which no peer knows of, the card's
+    /// own. A datagram's receiver finds it in the GRH (UCX drops datagrams that it does not).
+    fn public(&self, local: SocketAddr) -> SocketAddr {
+        if local != slot::address(self.slot.number) {
+            return local;
+        }
+        let mut own = self.listeners.iter().map(|listener| listener.local).filter(|own| *own != local);
+        own.find(SocketAddr::is_ipv4).unwrap_or(local)
+    }
+}
+
 impl Receiving {
     pub(super) fn new() -> Receiving {
         Receiving {
@@ -140,6 +152,7 @@ impl Receiving {
         if self.icrcs.len() >= MAX_PEERS && !self.icrcs.contains_key(route) {
             self.icrcs.clear();
         }
+        let shown = Route { dst: shared.public(route.dst), ..*route };
         let icrc = self.icrcs.entry(*route).or_insert_with(|| Icrc::new(*route));
         let now = super::now();
         self.bytes += bytes.len();
@@ -159,7 +172,7 @@ impl Receiving {
                     }
                 }
                 if let Some((_, cell)) = &cell {
-                    cell.receive(&packet, route, table, now);
+                    cell.receive(&packet, &shown, table, now);
                 }
             } else if hands_on {
                 let mut header = forward::header(route, packet.len());

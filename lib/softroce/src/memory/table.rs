@@ -70,6 +70,16 @@ impl Table {
         Ok(index << 8 | u32::from(slot.tag))
     }
 
+    /// Puts another region behind a key, which its remote end then has again. Nobody has a piece of the old one, as the
+    /// caller has the lock for writing.
+    pub(crate) fn replace(&mut self, key: u32, region: Region) -> bool {
+        let slot = self.slots.get_mut((key >> 8) as usize).filter(|s| s.tag == key as u8 && s.region.is_some());
+        let Some(slot) = slot else { return false };
+        slot.invalidated = AtomicBool::new(false);
+        slot.region = Some(region);
+        true
+    }
+
     /// Takes a region out. Nobody has a piece of it, as the caller has the lock for writing.
     pub(crate) fn remove(&mut self, key: u32) -> Option<Region> {
         let slot = self.slots.get_mut((key >> 8) as usize).filter(|s| s.tag == key as u8)?;
@@ -167,5 +177,20 @@ mod tests {
         assert!(table.remove(key).is_some() && table.remove(key).is_none());
         let again = table.insert(region(bytes.as_mut_ptr(), 20, 0)).expect("room");
         assert_ne!(again, key, "an old key does not open a new region");
+    }
+
+    #[test]
+    fn a_key_goes_on_with_other_memory() {
+        let (mut old, mut new) = ([0u8; 20], [0u8; 8]);
+        let mut table = Table::default();
+        let key = table.insert(region(old.as_mut_ptr(), 20, 0)).expect("room");
+        table.invalidate(key, 1).expect("a region");
+        assert!(table.replace(key, Region { pd: 2, ..region(new.as_mut_ptr(), 8, 100) }));
+        assert_eq!(table.check(key, 1, 100, 8, Access::REMOTE_WRITE).err(), Some(Refusal::Domain));
+        assert_eq!(table.check(key, 2, 0, 8, Access::REMOTE_WRITE).err(), Some(Refusal::Bounds));
+        let piece = table.check(key, 2, 100, 8, Access::REMOTE_WRITE).expect("all of it");
+        assert_eq!(piece.addr() as usize, new.as_ptr() as usize);
+        assert!(table.remove(key).is_some());
+        assert!(!table.replace(key, region(new.as_mut_ptr(), 8, 0)));
     }
 }

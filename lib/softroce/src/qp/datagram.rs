@@ -30,6 +30,7 @@ impl Machine {
         };
         let mut wc = self.recv_completion(recv.id, status);
         (wc.byte_len, wc.src_qpn, wc.grh) = (total as u32, deth.src_qpn, true);
+        wc.ipv4 = route.dst.is_ipv4();
         wc.imm = packet.headers.imm.map(|imm| imm.0);
         self.parts.recv_cq.push(wc, packet.headers.bth.solicited);
     }

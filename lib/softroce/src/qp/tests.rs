@@ -486,3 +486,16 @@ fn a_drained_queue_says_so_and_goes_on() {
     assert!(world.run(1000));
     assert_eq!(world.ends[0].completions().len(), 1);
 }
+
+#[test]
+fn a_nak_asks_for_what_is_lost() {
+    // Without a timer, nothing but the responder's NAK of the gap brings the second of three packets again.
+    let mut world = World::with(Service::Rc, NONE, 1, |attr| attr.timeout = 0);
+    let [ours, theirs] = &mut world.ends;
+    theirs.recv(0, 0, 1000);
+    ours.send(0, SendOp::Send, 0, 700, flags());
+    world.serve(0);
+    world.wire.retain(|Reverse((_, number, ..))| *number != 2);
+    assert!(world.run(1000));
+    assert_eq!(world.ends[0].completions().len(), 1);
+}

@@ -75,6 +75,8 @@ pub struct Wc {
     pub src_qpn: u32,
     /// The receive begins with a GRH.
     pub grh: bool,
+    /// The datagram came over IPv4, so the GRH has an IPv4 header at its end (annex A17.4.5.1 asks for this).
+    pub ipv4: bool,
 }
 
 impl Wc {
@@ -89,5 +91,6 @@ impl Wc {
         qpn: 0,
         src_qpn: 0,
         grh: false,
+        ipv4: false,
     };
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use super::completion::{Status, Wc};
 use super::event::{Affected, EventKind, Events};
 use super::mailbox::Mailbox;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::lock;
 
 /// Where completion queues say that they have something.
@@ -122,8 +122,17 @@ impl Cq {
     }
 
     /// Changes how many it holds.
-    pub fn resize(&self, capacity: usize) {
-        lock(&self.inner).capacity = capacity;
+    ///
+    /// # Errors
+    /// `EINVAL` for none, or for fewer than wait in it.
+    pub fn resize(&self, capacity: usize) -> Result<()> {
+        let mut inner = lock(&self.inner);
+        let waiting = inner.entries.len();
+        if capacity == 0 || capacity < waiting {
+            return Err(Error::invalid(format!("{capacity} entries for a queue in which {waiting} completions wait")));
+        }
+        inner.capacity = capacity;
+        Ok(())
     }
 
     /// There is nothing, also not after a look at the sockets.

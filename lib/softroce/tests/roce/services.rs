@@ -85,9 +85,10 @@ fn datagrams(gid_index: u8) {
     let wc = b.wait();
     assert_eq!((wc.status, wc.byte_len, wc.src_qpn, wc.grh), (Status::Success, 340, a.qp.number(), true));
     assert_eq!((wc.imm, b.read(40, 300)), (Some([4; 4]), pattern(300, 2)), "the one with the wrong key was dropped");
+    assert_eq!(wc.ipv4, a.card().gid.ip().is_ipv4());
     let grh: [u8; 40] = b.read(0, 40).try_into().expect("40");
-    let (from, _) = softroce::wire::grh::addresses(&grh).expect("a header");
-    assert_eq!(Gid::from(from), a.card().gid);
+    let (from, to) = softroce::wire::grh::addresses(&grh).expect("a header");
+    assert_eq!((Gid::from(from), Gid::from(to)), (a.card().gid, b.card().gid));
 }
 
 #[test]
