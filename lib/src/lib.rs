@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`Comm`] | one rank's communicator: blocking and asynchronous collectives, messages, [`Comm::split`] |
 //! | [`comm::Group`] | several calls as one, which cannot wait for each other: [`Comm::group`] |
+//! | [`schedule::Schedule`] | a collective of your own making, proved, and run by [`Comm::run_program`] |
 //! | [`comm::Work`] | an asynchronous call, which has the buffers until [`comm::Work::wait`] |
 //! | [`comm::SymmetricBuffer`] | memory that the peers read and write directly: [`Comm::alloc`] |
 //! | [`launch::Launcher`] | starts the ranks of a program on this host |
@@ -19,7 +20,7 @@
 //! | [`Config`] | the settings, also from variables `TINYNCCL_…` |
 //! | [`Error`] | names the call, the ranks, the expected and the received value, and the next step |
 //!
-//! `lib/examples` has programs: `cargo run -p tinynccl --example all_reduce`.
+//! `lib/examples` has programs: `cargo run -p tinynccl --example all_reduce`; `own_algorithm` makes a collective of its own.
 //!
 //! # Below the calls
 //!

@@ -17,6 +17,8 @@ pub struct Call {
     pub root: usize,
     /// The receiver of a message; 0 for collectives.
     pub peer: usize,
+    /// Fingerprint of the caller's program that carries it out; 0: the library chooses an algorithm.
+    pub program: u32,
     /// Elements per segment: of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the
     /// others.
     pub count: usize,
@@ -32,14 +34,14 @@ impl Call {
     /// A collective of no elements, to be filled in.
     #[inline]
     pub const fn of(collective: Collective) -> Call {
-        Call { collective, dtype: DType::U8, op: None, root: 0, peer: 0, count: 0, whole: 0 }
+        Call { collective, dtype: DType::U8, op: None, root: 0, peer: 0, program: 0, count: 0, whole: 0 }
     }
 
     /// A collective. An operator or a root that the collective does not have is ignored.
     pub fn new(collective: Collective, dtype: DType, op: ReduceOp, root: usize, count: usize) -> Call {
         let op = collective.reduces().then_some(op);
         let root = if collective.has_root() { root } else { 0 };
-        Call { collective, dtype, op, root, peer: 0, count, whole: count }
+        Call { collective, dtype, op, root, peer: 0, program: 0, count, whole: count }
     }
 
     /// A message from the calling rank to `peer`.
@@ -84,17 +86,22 @@ impl Call {
     /// Header of the call's messages, without sequence number and length.
     #[inline]
     pub fn header(&self, comm: u32, algorithm: Algorithm) -> Header {
+        let (root, algorithm) = match self.program {
+            0 if self.collective.has_root() => (self.root as u32, algorithm as u8),
+            0 => (Header::NO_ROOT, algorithm as u8),
+            program => (program, Header::PROGRAM),
+        };
         Header {
             count: self.whole as u64,
             comm,
             seq: 0,
-            root: if self.collective.has_root() { self.root as u32 } else { Header::NO_ROOT },
+            root,
             len: 0,
             crc: 0,
             collective: self.collective as u8,
             dtype: self.dtype as u8,
             op: self.op.map_or(Header::NO_OP, |op| op as u8),
-            algorithm: algorithm as u8,
+            algorithm,
         }
     }
 }

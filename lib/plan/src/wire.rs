@@ -224,10 +224,19 @@ impl Header {
     pub const PACK_HASH: u32 = (1 << 20) - 1;
     /// Most packed calls that `root` can count; it stands for any larger number.
     pub const MAX_PACKED: usize = (1 << 12) - 2;
+    /// `algorithm` of a call by a program of the caller's; `root` is then the program's fingerprint.
+    pub const PROGRAM: u8 = u8::MAX - 1;
     /// `algorithm` of a call that is announced without a message.
     pub const NO_ALGORITHM: u8 = u8::MAX;
     /// Bytes on the wire.
     pub const BYTES: usize = 32;
+
+    /// `algorithm` where calls are compared without their messages: ranks may have chosen differently, but a program of
+    /// the caller's is part of the call.
+    #[inline]
+    pub const fn compared_algorithm(&self) -> u8 {
+        if self.algorithm == Header::PROGRAM { Header::PROGRAM } else { Header::NO_ALGORITHM }
+    }
 
     /// True when `self` and `other` describe the same message after the same calls, if both have digests.
     #[inline]
@@ -264,6 +273,9 @@ impl fmt::Display for Header {
             }
         }
         write!(f, ", count {}", self.count)?;
+        if self.algorithm == Header::PROGRAM {
+            return write!(f, ", program {:08x})", self.root);
+        }
         if self.root != Header::NO_ROOT && self.collective == Collective::AllReduce as u8 {
             let (calls, hash) = (self.root >> Header::PACK_HASH.count_ones(), self.root & Header::PACK_HASH);
             write!(f, " in {calls} calls of lengths with hash {hash:05x}")?;
@@ -328,7 +340,7 @@ mod tests {
             let header: Header = bytemuck::pod_read_unaligned(&bytes);
             prop_assert_eq!(bytemuck::bytes_of(&header), &bytes);
             let length = format!("message of {} bytes", header.len);
-            prop_assert!(header.algorithm == Header::NO_ALGORITHM || header.to_string().contains(&length));
+            prop_assert!(header.algorithm >= Header::PROGRAM || header.to_string().contains(&length));
         }
 
         /// Two headers agree exactly when all their bytes do, those of the digest only if both have one.
@@ -380,6 +392,8 @@ mod tests {
         assert!(packed.to_string().contains("count 10 in 3 calls of lengths with hash 00abc, ring"), "{packed}");
         let uneven = Header { collective: Collective::AllToAll as u8, op: Header::UNEVEN, ..h };
         assert_eq!(uneven.to_string(), "all_to_all_v #3 of comm 1 (f32, count 10, ring; message of 40 bytes)");
+        let own = Header { root: 0xabc, algorithm: Header::PROGRAM, ..h };
+        assert_eq!(own.to_string(), "all_reduce #3 of comm 1 (f32, sum, count 10, program 00000abc)");
         let bad = Header { collective: 99, dtype: 99, op: 99, algorithm: 99, ..h };
         assert!(bad.to_string().contains("unknown collective 99"));
     }

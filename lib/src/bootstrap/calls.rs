@@ -119,11 +119,11 @@ impl Calls {
         Calls { running: AtomicU64::new(0x5bd1_e995_27d4_eb2f), ring: std::array::from_fn(|_| Entry::default()) }
     }
 
-    /// One more call: the algorithm and the message's own fields do not count. By one thread at a time.
+    /// One more call: the library's algorithm and the message's own fields do not count. By one thread at a time.
     #[inline]
     pub(crate) fn push(&self, call: &Header) -> Digests {
         let kind = u64::from(call.root) << 32
-            | u64::from_le_bytes([call.op, call.dtype, call.collective, Header::NO_ALGORITHM, 0, 0, 0, 0]);
+            | u64::from_le_bytes([call.op, call.dtype, call.collective, call.compared_algorithm(), 0, 0, 0, 0]);
         let before = self.running.load(Ordering::Relaxed);
         let running = mix(mix(before, call.count), kind);
         self.running.store(running, Ordering::Relaxed);

@@ -308,7 +308,9 @@ impl fmt::Display for CallArgs<'_> {
             write!(f, "\"algorithm\":\"{algorithm}\",")?;
         }
         write!(f, "\"comm\":{comm},\"seq\":{seq},\"bytes\":{bytes},\"count\":{count}")?;
-        if root != Header::NO_ROOT {
+        if algorithm == Header::PROGRAM {
+            write!(f, ",\"program\":\"{root:08x}\"")?;
+        } else if root != Header::NO_ROOT {
             write!(f, ",\"root\":{}", self.source.world(root as usize))?;
         }
         write!(f, ",\"windows\":{windows},\"largest_message\":{message}")

@@ -6,7 +6,7 @@ use crate::common::{FABRICS, Fabric, run};
 use tinynccl::{Comm, Config, Error, ReduceOp, Result};
 
 /// Deadlines that no test here may come to: a disagreement is found before.
-fn patient() -> Config {
+pub(crate) fn patient() -> Config {
     let mut config = crate::common::config();
     config.timeout = Duration::from_secs(100);
     config
@@ -18,7 +18,7 @@ fn sum(comm: &Comm) -> Result<()> {
 
 /// Every rank has an error, one of them names both `calls` and two ranks.
 #[track_caller]
-fn told(fabric: Fabric, context: &str, outcomes: &[Result<()>], calls: [&str; 2]) {
+pub(crate) fn told(fabric: Fabric, context: &str, outcomes: &[Result<()>], calls: [&str; 2]) {
     let texts: Vec<String> = outcomes
         .iter()
         .map(|outcome| match outcome {

@@ -19,6 +19,7 @@ mod fork;
 mod groups;
 mod hangs;
 mod line;
+mod own_program;
 mod persistent;
 mod probe;
 mod processes;

@@ -20,7 +20,7 @@ fn config() -> Config {
 }
 
 /// Small collectives, and large ones on symmetric buffers, until the communicator fails.
-fn work(comm: &Comm, mut each: impl FnMut(u64)) -> Error {
+fn work(comm: &Comm, each: &mut dyn FnMut(u64)) -> Error {
     let mut large = comm.alloc::<u64>(40_000).expect("alloc");
     assert!(large.is_shared());
     let n = comm.size() as u64;
@@ -44,11 +44,16 @@ fn work(comm: &Comm, mut each: impl FnMut(u64)) -> Error {
 /// A rank. It does nothing unless it is started as one.
 #[test]
 fn rank_process() {
+    rank(|comm, each| work(comm, each));
+}
+
+/// Does the `work` of a rank until it fails; it must report each round. Nothing unless this process is a rank.
+pub(crate) fn rank(work: impl FnOnce(&Comm, &mut dyn FnMut(u64)) -> Error) {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (rank, id) = role.split_once(' ').expect("rank and id");
     let id: UniqueId = id.parse().expect("an id");
     let comm = Comm::init(&id, rank.parse().expect("a rank"), RANKS, config()).expect("init");
-    let error = work(&comm, |round| {
+    let error = work(&comm, &mut |round| {
         if round == 200 {
             println!("\nround 200");
         }
@@ -56,9 +61,9 @@ fn rank_process() {
     println!("\nerror: {error}");
 }
 
-fn start(rank: usize, id: &UniqueId) -> (Child, BufReader<std::process::ChildStdout>) {
+fn start(test: &str, rank: usize, id: &UniqueId) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "symmetric_processes::rank_process", "--nocapture", "--test-threads=1"])
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env(ROLE, format!("{rank} {id}"))
         .stdout(Stdio::piped())
         .spawn()
@@ -77,10 +82,11 @@ fn line_with(mark: &str, from: &mut impl BufRead) -> String {
     }
 }
 
-fn victim(signal: rustix::process::Signal) {
+/// Rank 1 of the ranks that `test` is gets the signal; the others must name it.
+pub(crate) fn victim(test: &str, signal: rustix::process::Signal) {
     let server = Server::start("127.0.0.1:0".parse().expect("an address"), RANKS, &config()).expect("server");
     let id = server.unique_id();
-    let mut ranks: Vec<_> = (0..RANKS).map(|rank| start(rank, &id)).collect();
+    let mut ranks: Vec<_> = (0..RANKS).map(|rank| start(test, rank, &id)).collect();
     for (_, stdout) in &mut ranks {
         line_with("round 200", stdout);
     }
@@ -98,10 +104,10 @@ fn victim(signal: rustix::process::Signal) {
 
 #[test]
 fn a_killed_rank_is_named_by_all_others() {
-    victim(rustix::process::Signal::KILL);
+    victim("symmetric_processes::rank_process", rustix::process::Signal::KILL);
 }
 
 #[test]
 fn a_stopped_rank_is_named_by_all_others() {
-    victim(rustix::process::Signal::STOP);
+    victim("symmetric_processes::rank_process", rustix::process::Signal::STOP);
 }

@@ -6,7 +6,6 @@ use std::fmt::Write;
 
 use ::replay::look;
 use tinynccl_plan::schedule::rounds::{Message, Round};
-use tinynccl_plan::wire::Algorithm;
 
 use crate::picture::{CELL, DEFS, FONT, arrow, colour, describe, rows, strip, width};
 use crate::played::Played;
@@ -62,7 +61,7 @@ pub(crate) fn page(played: &Played) -> String {
 fn places(played: &Played) -> Vec<(f64, f64)> {
     let ranks = played.shape.ranks;
     let (wide, high) = (width(played), rows(played) as f64 * (CELL + 4.0));
-    if played.algorithm == Algorithm::Tree {
+    if played.is_tree() {
         // Ranks are numbered such that children stand on both sides of their parents.
         return depths(played)
             .iter()
@@ -122,7 +121,7 @@ fn drawing(out: &mut String, played: &Played, rounds: &[Round]) {
         2.0 * (right - left),
         played.title()
     );
-    if played.algorithm == Algorithm::Tree {
+    if played.is_tree() {
         let links: BTreeSet<(usize, usize)> =
             played.rounds.iter().flat_map(|r| &r.sent).map(|m| (m.from.min(m.to), m.from.max(m.to))).collect();
         for (a, b) in links {

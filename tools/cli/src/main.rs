@@ -6,6 +6,7 @@ mod doctor;
 mod html;
 mod picture;
 mod played;
+mod program;
 mod replay;
 #[cfg(feature = "doctor")]
 mod run;

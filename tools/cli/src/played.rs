@@ -5,10 +5,12 @@ use tinynccl_plan::schedule::Partition;
 use tinynccl_plan::schedule::rounds::{Message, Round};
 use tinynccl_plan::wire::Algorithm;
 
+use crate::program::By;
+
 /// A schedule that was played.
 #[derive(Debug)]
 pub(crate) struct Played {
-    pub(crate) algorithm: Algorithm,
+    pub(crate) by: By,
     pub(crate) shape: Shape,
     pub(crate) parts: usize,
     /// Bytes of a segment.
@@ -22,9 +24,14 @@ impl Played {
         Partition::new(self.size, 1, self.parts, usize::MAX).total_bytes(message.parts.clone())
     }
 
+    /// Drawn as a tree, and not as a circle.
+    pub(crate) fn is_tree(&self) -> bool {
+        self.by.algorithm() == Some(Algorithm::Tree)
+    }
+
     pub(crate) fn title(&self) -> String {
         let Shape { collective, ranks, .. } = self.shape;
         let root = if collective.has_root() { format!(", root {}", self.shape.root) } else { String::new() };
-        format!("{collective}, {}, {ranks} ranks{root}", self.algorithm)
+        format!("{collective}, {}, {ranks} ranks{root}", self.by)
     }
 }

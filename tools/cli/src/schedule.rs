@@ -12,6 +12,7 @@ use tinynccl_plan::schedule::rounds::play;
 use tinynccl_plan::wire::{Algorithm, Collective};
 
 use crate::played::Played;
+use crate::program::{self, By};
 use crate::values::{collective, ranks};
 use crate::{html, no_schedule, svg};
 
@@ -26,10 +27,14 @@ const STEP_BYTES: usize = 110;
 pub(crate) struct Options {
     /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all,
     /// barrier.
-    #[arg(value_parser = collective)]
-    collective: Collective,
+    #[arg(value_parser = collective, required_unless_present = "program")]
+    collective: Option<Collective>,
     /// Which algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs.
-    algorithm: Algorithm,
+    #[arg(required_unless_present = "program")]
+    algorithm: Option<Algorithm>,
+    /// A schedule of your own, as `tinynccl::schedule::Schedule` writes it, in place of both.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algorithm", "ranks", "root", "channels"])]
+    program: Option<PathBuf>,
     /// Number of ranks.
     #[arg(short = 'n', long, default_value_t = 4, value_parser = ranks())]
     ranks: usize,
@@ -58,13 +63,7 @@ enum Format {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let shape = Shape {
-        collective: options.collective,
-        ranks: options.ranks,
-        root: if options.collective.has_root() { options.root } else { 0 },
-        channels: options.channels,
-    };
-    let programs = programs(options.algorithm, &shape)?;
+    let (by, shape, programs) = asked(options)?;
     let text = match options.format {
         Format::Text => draw_all(&programs),
         Format::Svg | Format::Html if shape.ranks > MOST_RANKS => {
@@ -72,8 +71,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         format => {
             let rounds = play(&programs, &shape).context("the schedule is wrong")?;
-            let played =
-                Played { algorithm: options.algorithm, shape, parts: programs[0].parts, size: options.size, rounds };
+            let played = Played { by, shape, parts: programs[0].parts, size: options.size, rounds };
             match format {
                 Format::Svg => svg::page(&played),
                 _ => html::page(&played),
@@ -84,6 +82,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Some(path) => std::fs::write(path, text).with_context(|| format!("writing {}", path.display())),
         None => crate::print(&text),
     }
+}
+
+/// The programs of all ranks.
+fn asked(options: &Options) -> Result<(By, Shape, Vec<Program>)> {
+    if let Some(path) = &options.program {
+        let schedule = program::read(path)?;
+        let (shape, programs) = (*schedule.shape(), schedule.programs().to_vec());
+        return Ok((By::Own(schedule), shape, programs));
+    }
+    let (Some(collective), Some(algorithm)) = (options.collective, options.algorithm) else {
+        bail!(Usage("expected a collective and an algorithm, or --program FILE".to_owned()));
+    };
+    let root = if collective.has_root() { options.root } else { 0 };
+    let shape = Shape { collective, ranks: options.ranks, root, channels: options.channels };
+    let programs = programs(algorithm, &shape)?;
+    Ok((By::Library(algorithm), shape, programs))
 }
 
 fn programs(algorithm: Algorithm, shape: &Shape) -> Result<Vec<Program>> {
@@ -124,7 +138,7 @@ mod tests {
         let shape = Shape { collective, ranks, root: 0, channels: 1 };
         let programs = programs(algorithm, &shape).unwrap();
         let rounds = play(&programs, &shape).unwrap();
-        Played { algorithm, shape, parts: programs[0].parts, size: 1000, rounds }
+        Played { by: By::Library(algorithm), shape, parts: programs[0].parts, size: 1000, rounds }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A collective as data: for each rank, the primitive steps it takes, per lane, over parts of three buffers.
 //!
 //! An [`algorithm`](crate::algorithm) produces a [`Program`] per rank from a [`Shape`], without any I/O. The same value
-//! is executed, verified ([`verify`]), costed and drawn.
+//! is executed, verified ([`verify`]), costed and drawn. A [`Schedule`] has the programs of all ranks and the proof.
 //!
 //! # Shape
 //! A buffer is one or several *segments* of `count` elements (all_gather's output has one per rank). The executor walks
@@ -19,12 +19,15 @@
 use std::ops::Range;
 
 pub mod draw;
+mod parse;
 pub mod partition;
+mod proven;
 pub mod rounds;
 mod shape;
 pub mod verify;
 
 pub use partition::Partition;
+pub use proven::Schedule;
 pub use shape::Shape;
 
 /// One of the three buffers of a call.

@@ -63,8 +63,11 @@ mod tests;
 pub use machine::{Costs, Machine};
 pub use report::{LinkLoad, Method, Report};
 
-use crate::algorithm::{Shape, supports};
+use std::borrow::Cow;
+
+use crate::algorithm::{self, Shape, supports};
 use crate::error::{Error, Result};
+use crate::schedule::Schedule;
 use crate::topology::terms;
 use crate::wire::Algorithm;
 use system::{Lengths, System, Translation};
@@ -76,6 +79,17 @@ pub struct Scenario {
     pub algorithm: Algorithm,
     /// The collective and the number of ranks.
     pub shape: Shape,
+    /// Elements of a segment.
+    pub count: usize,
+    /// Bytes of an element.
+    pub elem_size: usize,
+    /// Longest message in bytes.
+    pub max_message: usize,
+}
+
+/// The data of a call by a schedule of the caller's making, and how it is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
     /// Elements of a segment.
     pub count: usize,
     /// Bytes of an element.
@@ -118,8 +132,15 @@ pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Resu
     let per_window = messages_per_window(algorithm, &shape);
     let windows = call.windows().unwrap_or(1);
     let messages = per_window.saturating_mul(windows as u64);
+    let read = |rank| {
+        algorithm::program(algorithm, &shape, rank).map(Cow::Owned).ok_or_else(|| {
+            let what = format!("{algorithm} has no schedule for {} on {} ranks", shape.collective, shape.ranks);
+            Error::invalid("simulate", what)
+        })
+    };
+    let cut = Cut { count: call.count, elem_size: call.elem_size, max_message: call.max_message };
     if messages <= limits.all_ranks {
-        let system = System::build(call, machine, None, Lengths::Exact)?;
+        let system = System::build(shape.ranks, read, cut, machine, None, Lengths::Exact)?;
         return engine::run(&system).map(|run| Report::new(&system, machine, run, Method::all(shape.ranks)));
     }
     // A ring's program has as many steps as there are ranks, so only some ranks' programs are read.
@@ -134,7 +155,7 @@ pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Resu
             limits.steps
         ));
     }
-    let system = System::build(call, machine, fold, Lengths::Equal)?;
+    let system = System::build(shape.ranks, read, cut, machine, fold, Lengths::Equal)?;
     let classes = system.ranks.len();
     let folded = (classes < shape.ranks).then_some(classes);
     let system = refine::refine(system);
@@ -147,6 +168,25 @@ pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Resu
         steady::run(&system, limits.messages).map_err(|detail| Error::invalid("simulate", detail))?;
     method.extrapolated = Some(extrapolated);
     Ok(Report::new(&system, machine, run, method))
+}
+
+/// Simulates a call by a schedule of the caller's making: every message of every rank.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when the machine has too few ranks, or there are more messages than `limits.messages`.
+pub fn simulate_schedule(schedule: &Schedule, cut: Cut, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
+    let ranks = schedule.shape().ranks;
+    let fail = |detail: String| Err(Error::invalid("simulate", detail));
+    if ranks > machine.ranks() {
+        return fail(format!("{} has {} ranks, {ranks} were asked for", machine.name(), machine.ranks()));
+    }
+    let read = |rank: usize| Ok(Cow::Borrowed(&schedule.programs()[rank]));
+    let system = System::build(ranks, read, cut, machine, None, Lengths::Exact)?;
+    let messages = system.messages();
+    if messages > limits.messages {
+        return fail(format!("the schedule sends {messages} messages, at most {} can be simulated", limits.messages));
+    }
+    engine::run(&system).map(|run| Report::new(&system, machine, run, Method::all(ranks)))
 }
 
 impl Scenario {

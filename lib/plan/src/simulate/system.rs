@@ -1,13 +1,14 @@
 //! The programs of some ranks on a machine: the engine's input, which [`super::refine`] makes smaller.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::Scenario;
+use super::Cut;
 pub(super) use super::machine::Translation;
 use super::machine::{LinkId, Machine};
-use crate::algorithm::{self, Shape};
+use crate::algorithm::Shape;
 use crate::error::{Error, Result};
-use crate::schedule::{Partition, Step};
+use crate::schedule::{Partition, Program, Step};
 use crate::wire::{Algorithm, Collective};
 
 /// Names of the kinds of steps.
@@ -137,22 +138,20 @@ impl Translation {
 }
 
 impl System {
-    /// The programs of all ranks, or of those that represent all.
-    pub(super) fn build(
-        call: &Scenario,
+    /// The programs of all ranks, or of those that represent all; `read` gives them.
+    pub(super) fn build<'a>(
+        ranks: usize,
+        read: impl Fn(usize) -> Result<Cow<'a, Program>>,
+        Cut { count, elem_size, max_message }: Cut,
         machine: &dyn Machine,
         fold: Option<(Translation, usize)>,
         lengths: Lengths,
     ) -> Result<System> {
-        let Scenario { algorithm, shape, count, elem_size, max_message } = *call;
-        let (translation, block) = fold.unwrap_or((Translation::Rotation, shape.ranks));
-        let mut builder = Builder { machine, translation, block, ranks: shape.ranks, ..Builder::new(machine) };
+        let (translation, block) = fold.unwrap_or((Translation::Rotation, ranks));
+        let mut builder = Builder { machine, translation, block, ranks, ..Builder::new(machine) };
         let mut system = None;
         for rank in 0..block {
-            let Some(program) = algorithm::program(algorithm, &shape, rank) else {
-                let what = format!("{algorithm} has no schedule for {} on {} ranks", shape.collective, shape.ranks);
-                return Err(Error::invalid("simulate", what));
-            };
+            let program = read(rank)?;
             let partition = program.partition(count, elem_size, max_message);
             let system = system.get_or_insert_with(|| System {
                 ranks: Vec::with_capacity(block),

@@ -356,3 +356,25 @@ proptest! {
         }
     }
 }
+
+/// Given back to it as a schedule of the caller's, an algorithm takes the time that it has.
+#[test]
+fn a_schedule_of_the_callers_takes_the_same_time() {
+    use crate::schedule::Schedule;
+    let machine = Dgx::new(8, Protocol::Simple);
+    for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::AllPairs] {
+        let shape = Shape { collective: Collective::AllReduce, ranks: 8, root: 0, channels: 1 };
+        let call = Scenario { algorithm, shape, count: 100_003, elem_size: 4, max_message: 1 << 16 };
+        let expected = simulate(&call, &machine, &Limits::default()).unwrap();
+        let programs = (0..8).map(|rank| crate::algorithm::program(algorithm, &shape, rank).unwrap()).collect();
+        let schedule = Schedule::new(shape, programs).unwrap();
+        let cut = Cut { count: 100_003, elem_size: 4, max_message: 1 << 16 };
+        let report = simulate_schedule(&schedule, cut, &machine, &Limits::default()).unwrap();
+        assert_eq!((report.time, report.messages), (expected.time, expected.messages), "{algorithm}");
+        let few = Limits { messages: 10, ..Limits::default() };
+        let error = simulate_schedule(&schedule, cut, &machine, &few).unwrap_err().to_string();
+        assert!(error.contains("at most 10 can be simulated"), "{error}");
+        let small = Dgx::new(4, Protocol::Simple);
+        assert!(simulate_schedule(&schedule, cut, &small, &few).unwrap_err().to_string().contains("8 were asked for"));
+    }
+}

@@ -8,6 +8,7 @@ pub(in crate::comm) mod group;
 pub(crate) mod memory;
 pub(in crate::comm) mod p2p;
 pub(in crate::comm) mod persistent;
+mod program;
 pub(in crate::comm) mod raw;
 pub(crate) mod table;
 pub(in crate::comm) mod uneven;

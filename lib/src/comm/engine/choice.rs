@@ -13,13 +13,17 @@ use crate::wire::{Algorithm, Collective};
 const REDUCED_MESSAGE: usize = 256 << 10;
 
 impl Inner {
-    pub(super) fn choice(&self, engine: &Engine, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
-        let shape = self.shape(collective, root);
-        let longest = match collective.reduces() && shape.ranks > 2 {
+    /// Longest message of a collective.
+    pub(super) fn longest(&self, shape: &Shape) -> usize {
+        match shape.collective.reduces() && shape.ranks > 2 {
             true => self.options.max_message.min(REDUCED_MESSAGE),
             false => self.options.max_message,
-        };
-        choose(&shape, bytes, longest, &engine.tuned.model, engine.forced)
+        }
+    }
+
+    pub(super) fn choice(&self, engine: &Engine, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
+        let shape = self.shape(collective, root);
+        choose(&shape, bytes, self.longest(&shape), &engine.tuned.model, engine.forced)
             .and_then(|choice| {
                 if self.state.config.fixed_order { in_rank_order(choice, &shape, engine.forced) } else { Some(choice) }
             })

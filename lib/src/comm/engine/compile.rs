@@ -6,6 +6,7 @@ use crate::algorithm;
 use crate::comm::{Engine, Inner};
 use crate::error::{Error, Result};
 use crate::executor::Plan;
+use crate::schedule::Schedule;
 use crate::wire::{Algorithm, Collective, Header};
 
 impl Inner {
@@ -30,6 +31,14 @@ impl Inner {
             Collective::SendRecv => {
                 let message = message::length(bytes, options.max_message, self.shares_memory());
                 (Algorithm::Direct, message, message::program(self.state.rank, call.root, call.peer))
+            }
+            collective if call.program != 0 => {
+                let schedule = engine.schedules.iter().find(|schedule| schedule.fingerprint() == call.program);
+                let programs = schedule.map_or(&[][..], Schedule::programs);
+                let program = programs.get(self.state.rank).cloned().ok_or_else(|| {
+                    Error::invalid(op(), format!("program {:08x} is not known: run it by run_program", call.program))
+                })?;
+                (Algorithm::Direct, self.longest(&self.shape(collective, call.root)), program)
             }
             collective => {
                 let choice = self.choice(engine, collective, call.root, bytes)?;

@@ -23,6 +23,7 @@ use crate::Call;
 use crate::algorithm::Shape;
 use crate::error::{Error, Result};
 use crate::executor::{Links, Workspace};
+use crate::schedule::Schedule;
 use crate::symmetric::Registry;
 use crate::trace::{Recorder, Tracer};
 use crate::transport::LinkOptions;
@@ -58,6 +59,8 @@ pub(in crate::comm) struct Engine {
     packed: Vec<u64>,
     /// Routes of recent calls.
     routes: Vec<(Call, Route)>,
+    /// Schedules of the caller's making that were used last.
+    pub(in crate::comm) schedules: Vec<Schedule>,
     pub(in crate::comm) board: BoardState,
     pub(in crate::comm) registry: Registry,
     /// Calls started; the header's sequence number.
@@ -79,6 +82,7 @@ impl Engine {
             workspace: Workspace::new(state.trace.as_ref().map(recorder)),
             packed: Vec::new(),
             routes: Vec::new(),
+            schedules: Vec::new(),
             board: BoardState::default(),
             registry: Registry::default(),
             seq: 0,

@@ -70,7 +70,10 @@ impl Inner {
     fn new_route(&self, engine: &mut Engine, call: &Call) -> usize {
         let elem = call.dtype.size();
         let shape = self.shape(call.collective, call.root);
-        let board = self.through_board(engine, &shape, call.count.saturating_mul(elem), elem);
+        // A program of the caller's runs over links, as it says.
+        let library = call.program == 0;
+        let board =
+            library.then(|| self.through_board(engine, &shape, call.count.saturating_mul(elem), elem)).flatten();
         let route = Route { board: board.map(|(algorithm, _)| self.board_plan(call, algorithm)), plan: None };
         engine.routes.truncate(ROUTES - 1);
         engine.routes.insert(0, (*call, route));
@@ -109,7 +112,8 @@ impl Inner {
         call: &Call,
     ) -> Option<symmetric::Plan> {
         // Ranks that use each other's buffers move no bytes that could be checked.
-        let may = matches!(forced, None | Some(Algorithm::TwoShot))
+        let may = call.program == 0
+            && matches!(forced, None | Some(Algorithm::TwoShot))
             && !self.state.config.checksum
             && registry.in_use()
             && algorithm::through_memory(call.collective)

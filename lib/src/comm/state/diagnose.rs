@@ -160,7 +160,7 @@ impl State {
         let theirs = peers.iter().find_map(|&rank| Some((rank, of(rank)?.progress?.call?.header(self.id))));
         let theirs =
             theirs.map_or_else(String::new, |(rank, call)| format!("; the last collective of rank {rank} is {call}"));
-        let ours = Header { algorithm: Header::NO_ALGORITHM, ..*header };
+        let ours = Header { algorithm: header.compared_algorithm(), ..*header };
         (
             peers.to_vec(),
             format!("alive, but nothing came from it: compare the calls of both ranks; we are in {ours}{theirs}"),

@@ -58,7 +58,7 @@ impl Topology {
     }
 
     /// Longest message for segments of `bytes` bytes.
-    pub(super) fn message(&self, algorithm: Algorithm, shape: &Shape, bytes: usize) -> usize {
+    pub(super) fn message(&self, algorithm: Option<Algorithm>, shape: &Shape, bytes: usize) -> usize {
         let one_way = matches!(shape.collective, Collective::Broadcast | Collective::Reduce);
         let whole = one_way || shape.collective == Collective::AllReduce;
         match self {
@@ -66,8 +66,8 @@ impl Topology {
             Topology::Host { over_tcp: false, .. } => 128 << 10,
             Topology::Host { .. } if shape.ranks > 2 && shape.collective.reduces() => 256 << 10,
             Topology::Dgx(_)
-                if (matches!(algorithm, Algorithm::Tree | Algorithm::DoubleTree) && whole)
-                    || (algorithm == Algorithm::Ring && one_way) =>
+                if (matches!(algorithm, Some(Algorithm::Tree | Algorithm::DoubleTree)) && whole)
+                    || (algorithm == Some(Algorithm::Ring) && one_way) =>
             {
                 let (windows, least, most) = GPU_PIPELINE;
                 (bytes / (windows * (shape.ranks - 1).max(1))).clamp(least, most)
@@ -138,8 +138,8 @@ mod tests {
     fn messages_over_tcp_are_shorter_where_more_than_two_ranks_reduce() {
         let tcp = Topology::Host { model: Box::new(CostModel::shm()), cores: 2, over_tcp: true };
         let shape = |collective, ranks| Shape { collective, ranks, root: 0, channels: 1 };
-        assert_eq!(tcp.message(Algorithm::Ring, &shape(Collective::AllReduce, 4), 1 << 20), 256 << 10);
-        assert_eq!(tcp.message(Algorithm::Ring, &shape(Collective::AllReduce, 2), 1 << 20), 1 << 20);
-        assert_eq!(tcp.message(Algorithm::Ring, &shape(Collective::AllGather, 4), 1 << 20), 1 << 20);
+        assert_eq!(tcp.message(Some(Algorithm::Ring), &shape(Collective::AllReduce, 4), 1 << 20), 256 << 10);
+        assert_eq!(tcp.message(Some(Algorithm::Ring), &shape(Collective::AllReduce, 2), 1 << 20), 1 << 20);
+        assert_eq!(tcp.message(Some(Algorithm::Ring), &shape(Collective::AllGather, 4), 1 << 20), 1 << 20);
     }
 }

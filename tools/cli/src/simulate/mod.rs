@@ -10,9 +10,10 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use program_kit::{Usage, size};
 use tinynccl_plan::algorithm::Shape;
-use tinynccl_plan::simulate::{Limits, Report, Scenario, simulate};
+use tinynccl_plan::simulate::{Cut, Limits, Report, Scenario, simulate, simulate_schedule};
 use tinynccl_plan::wire::{Algorithm, Collective};
 
+use crate::program::{self, By};
 use crate::values::{collective, ranks};
 use crate::{has_schedule, no_schedule};
 use machine::Topology;
@@ -24,8 +25,11 @@ const ELEMENT: usize = 4;
 pub(crate) struct Options {
     /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all,
     /// barrier.
-    #[arg(value_parser = collective)]
-    collective: Collective,
+    #[arg(value_parser = collective, required_unless_present = "program")]
+    collective: Option<Collective>,
+    /// A schedule of your own, as `tinynccl::schedule::Schedule` writes it, in place of a collective and its ranks.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algo", "ranks", "root", "channels"])]
+    program: Option<PathBuf>,
     /// Which algorithms, separated by commas; auto: the fastest of those that can be simulated; all: each of them.
     #[arg(long, default_value = "auto", value_parser = algorithms)]
     algo: Algorithms,
@@ -105,7 +109,7 @@ enum Algorithms {
 /// One simulation.
 #[derive(Debug)]
 struct Case {
-    algorithm: Algorithm,
+    by: By,
     shape: Shape,
     /// Bytes asked for.
     size: usize,
@@ -141,12 +145,29 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = Topology::new(options)?;
     let mut cases = vec![];
     let mut left_out = vec![];
-    for &ranks in &options.ranks {
-        if options.root >= ranks {
-            bail!(Usage(format!("root is {}, expected a rank below the number of ranks, {ranks}", options.root)));
+    match (&options.program, options.collective) {
+        (Some(path), _) => {
+            let schedule = program::read(path)?;
+            for &size in &options.size {
+                let by = By::Own(schedule.clone());
+                cases.push(fastest_protocol(options, &topology, &by, *schedule.shape(), size)?);
+            }
         }
-        for &size in &options.size {
-            cases.extend(simulated(options, &topology, ranks, size, &mut left_out)?);
+        (None, None) => bail!(Usage("expected a collective, or --program FILE".to_owned())),
+        (None, Some(collective)) => {
+            for &ranks in &options.ranks {
+                if options.root >= ranks {
+                    bail!(Usage(format!(
+                        "root is {}, expected a rank below the number of ranks, {ranks}",
+                        options.root
+                    )));
+                }
+                let root = if collective.has_root() { options.root } else { 0 };
+                let shape = Shape { collective, ranks, root, channels: options.channels };
+                for &size in &options.size {
+                    cases.extend(simulated(options, &topology, shape, size, &mut left_out)?);
+                }
+            }
         }
     }
     let text = match options.format {
@@ -160,16 +181,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     crate::print(&text)
 }
 
-/// The simulations of one size on one number of ranks.
+/// The simulations of one size and shape.
 fn simulated(
     options: &Options,
     topology: &Topology,
-    ranks: usize,
+    shape: Shape,
     size: usize,
     left_out: &mut Vec<String>,
 ) -> Result<Vec<Case>> {
-    let root = if options.collective.has_root() { options.root } else { 0 };
-    let shape = Shape { collective: options.collective, ranks, root, channels: options.channels };
+    let ranks = shape.ranks;
     let asked = match &options.algo {
         Algorithms::These(asked) => asked.clone(),
         _ => Algorithm::ALL.into_iter().filter(|&a| has_schedule(a, &shape)).collect(),
@@ -180,7 +200,7 @@ fn simulated(
     let chosen = matches!(options.algo, Algorithms::These(_));
     let mut cases = vec![];
     for algorithm in asked {
-        match fastest_protocol(options, topology, algorithm, shape, size) {
+        match fastest_protocol(options, topology, &By::Library(algorithm), shape, size) {
             Ok(case) => cases.push(case),
             Err(error) if chosen => return Err(error),
             Err(error) => left_out.push(format!("{algorithm}, {ranks} ranks, {size} bytes: {error:#}")),
@@ -196,24 +216,28 @@ fn simulated(
     }
 }
 
-fn fastest_protocol(
-    options: &Options,
-    topology: &Topology,
-    algorithm: Algorithm,
-    shape: Shape,
-    size: usize,
-) -> Result<Case> {
+fn fastest_protocol(options: &Options, topology: &Topology, by: &By, shape: Shape, size: usize) -> Result<Case> {
     let segments = |rank| shape.input_segments(rank).max(shape.output_segments(rank));
     let count = size / ELEMENT / segments(shape.root).max(segments((shape.root + 1) % shape.ranks)).max(1);
     let footprint = count * ELEMENT * (shape.input_segments(shape.root) + shape.output_segments(shape.root));
-    let message = options.message.unwrap_or_else(|| topology.message(algorithm, &shape, count * ELEMENT)).max(ELEMENT);
+    let message =
+        options.message.unwrap_or_else(|| topology.message(by.algorithm(), &shape, count * ELEMENT)).max(ELEMENT);
     let limits = Limits { messages: options.events, ..Limits::default() };
     let mut best: Option<Case> = None;
     for machine in topology.machines(shape.ranks, footprint)? {
-        let call = Scenario { algorithm, shape, count, elem_size: ELEMENT, max_message: message };
-        let report = simulate(&call, &*machine, &limits)?;
+        let report = match by {
+            By::Library(algorithm) => {
+                let algorithm = *algorithm;
+                let call = Scenario { algorithm, shape, count, elem_size: ELEMENT, max_message: message };
+                simulate(&call, &*machine, &limits)?
+            }
+            By::Own(schedule) => {
+                let cut = Cut { count, elem_size: ELEMENT, max_message: message };
+                simulate_schedule(schedule, cut, &*machine, &limits)?
+            }
+        };
         if best.as_ref().is_none_or(|b| report.time < b.report.time) {
-            best = Some(Case { algorithm, shape, size, message, machine: machine.name(), report });
+            best = Some(Case { by: by.clone(), shape, size, message, machine: machine.name(), report });
         }
     }
     best.context("the topology has no machine")

@@ -36,7 +36,7 @@ fn table(out: &mut String, cases: &[Case]) {
             "{:>8} {:>12} {:<18} {:>14} {:>9.2} {:>9.2}  {:>4.0}% {name:<22} {}; {}",
             case.shape.ranks,
             case.size,
-            case.algorithm.name(),
+            case.by.to_string(),
             us(case.report.time),
             algbw * 1e-9,
             busbw * 1e-9,
@@ -53,7 +53,7 @@ fn full(out: &mut String, case: &Case, links: usize) {
     let _ = writeln!(
         out,
         "{}, {}, {} ranks, {} bytes, messages of up to {}",
-        case.shape.collective, case.algorithm, case.shape.ranks, case.size, case.message
+        case.shape.collective, case.by, case.shape.ranks, case.size, case.message
     );
     let _ = writeln!(out, "on      {}", case.machine);
     let _ = writeln!(out, "how     {}; {} messages simulated", report.method, report.messages);
@@ -106,7 +106,7 @@ fn object(case: &Case, links: usize) -> Value {
     };
     json!({
         "collective": case.shape.collective.name(),
-        "algorithm": case.algorithm.name(),
+        "algorithm": case.by.to_string(),
         "ranks": case.shape.ranks,
         "bytes": case.size,
         "message": case.message,

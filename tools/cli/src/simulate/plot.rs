@@ -12,11 +12,7 @@ pub(super) fn svg(cases: &[Case]) -> Result<String> {
     let over_size = cases.iter().any(|c| c.size != cases[0].size);
     let mut curves: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for case in cases.iter().filter(|c| !over_size || c.size > 0) {
-        let name = if over_size {
-            format!("{}, {} ranks", case.algorithm, case.shape.ranks)
-        } else {
-            case.algorithm.to_string()
-        };
+        let name = if over_size { format!("{}, {} ranks", case.by, case.shape.ranks) } else { case.by.to_string() };
         let x = if over_size { case.size } else { case.shape.ranks };
         curves.entry(name).or_default().push((x as f64, case.report.time * 1e6));
     }

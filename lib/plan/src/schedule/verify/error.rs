@@ -147,6 +147,12 @@ pub enum VerifyError {
     },
 }
 
+impl From<VerifyError> for crate::Error {
+    fn from(error: VerifyError) -> crate::Error {
+        crate::Error::invalid("schedule", error.to_string())
+    }
+}
+
 fn lines(blocked: &[Blocked]) -> String {
     let texts: Vec<String> = blocked.iter().map(Blocked::to_string).collect();
     texts.join("; ")

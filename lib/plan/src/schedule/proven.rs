@@ -1,0 +1,218 @@
+//! A schedule of anybody's making: the programs of all ranks with the proof of their result.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::draw::draw_all;
+use super::verify::{VerifyError, verify};
+use super::{Program, Shape};
+
+/// Messages that every link holds: the least that a communicator can be set to.
+const DEPTH: usize = 2;
+/// Windows that the proof goes through: one alone, and one that others surround.
+const WINDOWS: [usize; 2] = [1, 3];
+
+/// The programs of all ranks of a collective, which [`verify`] has proved. `Comm::run_program` of the crate `tinynccl`
+/// runs it.
+///
+/// Its text has a line for the shape, and the lines of [`draw`](super::draw) below; it can be parsed:
+/// ```
+/// use tinynccl_plan::schedule::Schedule;
+///
+/// let text = "
+///     # Rank 0 tells rank 1.
+///     schedule: broadcast, 2 ranks, root 0, 1 parts
+///     rank 0 ch 0: send in[0.0] -> 1
+///     rank 0 ch 0: copy in[0.0] -> out[0.0]
+///     rank 1 ch 0: recv 0 -> out[0.0]
+/// ";
+/// let schedule: Schedule = text.parse()?;
+/// assert_eq!(schedule.to_string().parse::<Schedule>()?, schedule);
+/// # Ok::<(), tinynccl_plan::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Schedule {
+    shape: Shape,
+    programs: Arc<[Program]>,
+    fingerprint: u32,
+    /// Why it must not run in place, if so.
+    in_place: Result<(), VerifyError>,
+}
+
+impl Schedule {
+    /// Proves that `programs`, one per rank, carry out `shape`.
+    ///
+    /// # Errors
+    /// The first error, naming rank, lane and step, the peer, the expected and the found value.
+    pub fn new(shape: Shape, programs: Vec<Program>) -> Result<Schedule, VerifyError> {
+        if shape.root >= shape.ranks {
+            return Err(VerifyError::Programs(format!(
+                "root is {}, expected a rank below {}",
+                shape.root, shape.ranks
+            )));
+        }
+        let prove = |in_place| {
+            WINDOWS.iter().try_for_each(|&windows| verify(&programs, &shape, DEPTH, windows, in_place).map(|_| ()))
+        };
+        prove(false)?;
+        // A shape of no rank with both buffers is the same in place.
+        let in_place = match (0..shape.ranks).any(|rank| shape.in_place(rank).is_some()) {
+            true => prove(true),
+            false => Err(VerifyError::Programs(format!("{} has no form in place", shape.collective))),
+        };
+        let programs: Arc<[Program]> = programs.into();
+        let mut schedule = Schedule { shape, programs, fingerprint: 0, in_place };
+        schedule.fingerprint = fingerprint(&schedule.to_string());
+        Ok(schedule)
+    }
+
+    /// The collective, and the number of ranks.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Of all ranks, in their order.
+    pub fn programs(&self) -> &[Program] {
+        &self.programs
+    }
+
+    /// Equal on all ranks that have the same programs, and never 0; ranks compare it before data moves.
+    pub fn fingerprint(&self) -> u32 {
+        self.fingerprint
+    }
+
+    /// Whether input and output may be the same memory.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn in_place(&self) -> Result<(), &VerifyError> {
+        self.in_place.as_ref().copied()
+    }
+}
+
+impl PartialEq for Schedule {
+    fn eq(&self, other: &Schedule) -> bool {
+        Arc::ptr_eq(&self.programs, &other.programs) && self.shape == other.shape
+            || self.fingerprint == other.fingerprint && self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for Schedule {}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shape { collective, ranks, root, .. } = self.shape;
+        write!(f, "schedule: {}, {ranks} ranks", collective.name())?;
+        if collective.has_root() {
+            write!(f, ", root {root}")?;
+        }
+        let (parts, span) = self.programs.first().map_or((1, 1), |program| (program.parts, program.span));
+        write!(f, ", {parts} parts")?;
+        if span > 1 {
+            write!(f, ", span {span}")?;
+        }
+        match self.programs.iter().map(|program| program.scratch_segments).max().unwrap_or(0) {
+            0 => writeln!(f)?,
+            segments => writeln!(f, ", scratch {segments}")?,
+        }
+        f.write_str(&draw_all(&self.programs))
+    }
+}
+
+/// FNV-1a (Fowler, Noll, Vo) of the text, folded.
+fn fingerprint(text: &str) -> u32 {
+    let hash = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    ((hash >> 32) as u32 ^ hash as u32).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm;
+    use crate::schedule::{Lane, Loc, Step};
+    use crate::wire::{Algorithm, Collective};
+
+    fn shape(collective: Collective, ranks: usize) -> Shape {
+        Shape { collective, ranks, root: 0, channels: 1 }
+    }
+
+    fn built_in(algorithm: Algorithm, shape: &Shape) -> Vec<Program> {
+        (0..shape.ranks).map(|rank| algorithm::program(algorithm, shape, rank).unwrap()).collect()
+    }
+
+    #[test]
+    fn every_algorithm_is_accepted_and_its_text_is_itself() {
+        for algorithm in Algorithm::ALL {
+            for collective in Collective::ALL {
+                for ranks in 1..=9 {
+                    for (root, channels) in [(0, 1), (ranks - 1, 2)] {
+                        let shape = Shape { root, channels, ..shape(collective, ranks) };
+                        let shape = Shape { root: if collective.has_root() { root } else { 0 }, ..shape };
+                        if !algorithm::supports(algorithm, &shape) {
+                            continue;
+                        }
+                        let schedule = Schedule::new(shape, built_in(algorithm, &shape)).unwrap();
+                        assert_eq!(
+                            schedule.in_place().is_ok(),
+                            collective != Collective::AllToAll,
+                            "{algorithm} {shape:?}"
+                        );
+                        let text = schedule.to_string();
+                        let again: Schedule = text.parse().unwrap_or_else(|error| panic!("{error} in {text}"));
+                        assert_eq!(again, schedule);
+                        assert_eq!((again.to_string(), again.fingerprint()), (text, schedule.fingerprint()));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn another_step_is_another_fingerprint() {
+        let shape = shape(Collective::AllReduce, 4);
+        let of = |algorithm| Schedule::new(shape, built_in(algorithm, &shape)).unwrap();
+        let all: std::collections::BTreeSet<u32> =
+            [Algorithm::Ring, Algorithm::Tree, Algorithm::Direct].map(|a| of(a).fingerprint()).into();
+        assert_eq!(all.len(), 3);
+        assert_ne!(of(Algorithm::Ring), of(Algorithm::Tree));
+        assert_eq!(fingerprint(""), (0xcbf2_9ce4 ^ 0x8422_2325), "FNV's basis, folded: the same in every build");
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_with_the_verifiers_words() {
+        let shape = shape(Collective::AllReduce, 3);
+        let mut programs = built_in(Algorithm::Ring, &shape);
+        programs[1].lanes[0].steps.pop();
+        let error = Schedule::new(shape, programs).unwrap_err().to_string();
+        assert_eq!(error, "1 message(s) from rank 0 to rank 1 on channel 0 are left over");
+        let mut programs = built_in(Algorithm::Ring, &shape);
+        let steps = &mut programs[1].lanes[0].steps;
+        steps.pop();
+        steps.push(Step::recv(0, Loc::output(0, 1)));
+        let error = Schedule::new(shape, programs).unwrap_err().to_string();
+        assert!(error.starts_with("rank 1, lane 0, step 4 (recv 0 → out[0.1]), window 0: "), "{error}");
+        assert!(Schedule::new(Shape { root: 3, ..shape }, vec![]).unwrap_err().to_string().contains("below 3"));
+    }
+
+    /// It reads its input again after it has written the output.
+    #[test]
+    fn a_schedule_may_be_right_out_of_place_alone() {
+        let shape = shape(Collective::AllReduce, 2);
+        let program = |peer| {
+            let steps = vec![
+                Step::recv_reduce_copy(peer, Loc::input(0, 0), Loc::output(0, 0), true),
+                Step::send(peer, Loc::input(0, 0)),
+            ];
+            let mut program =
+                Program { parts: 1, span: 1, scratch_segments: 0, lanes: vec![Lane { channel: 0, steps }] };
+            if peer == 0 {
+                program.lanes[0].steps.reverse();
+            }
+            program
+        };
+        let schedule = Schedule::new(shape, vec![program(1), program(0)]).unwrap();
+        assert!(schedule.in_place().unwrap_err().to_string().contains("rank 1"), "{schedule}");
+    }
+}
