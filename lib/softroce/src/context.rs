@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::device::{Device, PortInfo};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::memory::{Access, Region};
+use crate::memory::{Access, Region, is_accessible};
 use crate::path::{Gid, Path};
 use crate::qp::{Capacity, MAX_RD_ATOMIC};
 use crate::qpair::{Qp, QpInit};
@@ -150,7 +150,8 @@ impl Pd {
     /// Registers memory: the card may use it as `access` says, under the address `iova` for its first byte.
     ///
     /// # Errors
-    /// `EINVAL` for remote writing or atomics without local writing, a null or overflowing range.
+    /// `EINVAL` for remote writing or atomics without local writing, a null or overflowing range; `EFAULT` for memory
+    /// that the processor cannot access, as a GPU's.
     ///
     /// # Safety
     /// The memory is readable, with `LOCAL_WRITE` also writable, until the region is dropped. What peers write
@@ -169,6 +170,11 @@ impl Pd {
         if at.is_null() && len > 0 || (at as usize).checked_add(len).is_none() || iova.checked_add(len as u64).is_none()
         {
             return Err(Error::invalid("no such range of memory"));
+        }
+        if !is_accessible(at as usize, len, access.contains(Access::LOCAL_WRITE)) {
+            let what =
+                "not all of it is memory that the processor can access; a GPU's memory has to be copied to the host's";
+            return Err(Error::new(libc::EFAULT, format!("registering {len} bytes at {at:p}: {what}")));
         }
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         Ok(Region { pd: self.id, at, len, iova, access })

@@ -108,7 +108,7 @@ fn what_cannot_be_trained_is_refused_before_ranks_start() {
         return;
     }
     let mut too_much = command(&["--ranks", "1", "--batch", "1000"]);
-    let errors = refused(&mut too_much, 1, &["larger than the data (384 points)"]);
+    let errors = refused(&mut too_much, 2, &["larger than the data (384 points)"]);
     assert_eq!(errors.lines().count(), 1, "{errors}");
 }
 

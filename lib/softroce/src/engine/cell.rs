@@ -85,7 +85,7 @@ impl Cell {
         let table = read(&shared.memory);
         let mut way = lock(&self.way);
         self.with(Machine::hurry);
-        self.send(shared, &table, &mut way);
+        self.send(shared, &table, &mut way, true);
     }
 
     /// Changes attributes: the way to the peer may be another then.
@@ -94,7 +94,7 @@ impl Cell {
         let mut way = lock(&self.way);
         // In another state it may acknowledge nothing.
         self.with(Machine::hurry);
-        self.send(shared, &table, &mut way);
+        self.send(shared, &table, &mut way, true);
         let result = {
             let mut machine = lock(&self.machine);
             let result = f(&mut machine);
@@ -128,6 +128,15 @@ impl Cell {
 
     /// Sends what there is to send. If another thread is at it, that one looks again, or this one `waits` for it.
     pub(super) fn serve(&self, shared: &Shared, table: &Table, waits: bool) {
+        self.serve_parts(shared, table, waits, true);
+    }
+
+    /// Sends answers, and lists the queue pair if it has requests: a program's thread sends them, see `polling`.
+    pub(super) fn answer(&self, shared: &Shared, table: &Table) {
+        self.serve_parts(shared, table, false, false);
+    }
+
+    fn serve_parts(&self, shared: &Shared, table: &Table, waits: bool, mut requests: bool) {
         loop {
             self.again.store(true, Ordering::Relaxed);
             // Who fails to get the lock has said so before; who gives it back looks afterwards. One of the two sees the
@@ -135,7 +144,7 @@ impl Cell {
             fence(Ordering::SeqCst);
             let Some(mut way) = (if waits { Some(lock(&self.way)) } else { self.try_way() }) else { return };
             self.again.store(false, Ordering::Relaxed);
-            let more = self.send(shared, table, &mut way);
+            let more = self.send(shared, table, &mut way, requests);
             drop(way);
             if more {
                 // The engine goes on, and must find the lock free.
@@ -145,6 +154,8 @@ impl Cell {
             if !self.again.load(Ordering::Relaxed) {
                 return;
             }
+            // It may have been requests that another thread found no way for.
+            requests = true;
         }
     }
 
@@ -172,22 +183,26 @@ impl Cell {
     }
 
     /// Sends for as long as others do not wait for their turn. `true` where there is more to send.
-    fn send(&self, shared: &Shared, table: &Table, way: &mut Option<Way>) -> bool {
+    fn send(&self, shared: &Shared, table: &Table, way: &mut Option<Way>, requests: bool) -> bool {
         SIDES.with_borrow_mut(|sides| {
             let out = &mut sides.out;
             for _ in 0..ROUNDS {
                 out.clear();
-                let (more, deadline) = {
+                let (more, left, deadline) = {
                     let mut machine = lock(&self.machine);
-                    let more = machine.service(&mut Turn { now: now(), memory: table, out });
-                    (more, machine.next_timer().unwrap_or(NEVER))
+                    if let Some(way) = way.as_mut().filter(|_| requests) {
+                        way.spread(shared, &machine);
+                    }
+                    let mut turn = Turn { now: now(), memory: table, out };
+                    let more = if requests { machine.service(&mut turn) } else { machine.service_answers(&mut turn) };
+                    (more, !requests && machine.has_requests(), machine.next_timer().unwrap_or(NEVER))
                 };
                 self.deadline.store(deadline, Ordering::Release);
                 shared.timer.at_latest(deadline);
                 // SAFETY: the reference to the table is the lock that its pieces need.
                 unsafe { sides.sending.flush(shared, out, way.as_mut()) };
                 if !more {
-                    return false;
+                    return left;
                 }
             }
             true

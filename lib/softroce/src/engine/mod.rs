@@ -1,7 +1,8 @@
 //! The engine: one for each card that a process has open. It moves packets between sockets and queue pairs.
 //!
 //! One thread waits for packets and timers, and sleeps while there are none. Whoever posts a request sends its packets
-//! at once in its own thread, as a card's doorbell starts it: the engine's thread is not woken for that.
+//! at once in its own thread, as a card's doorbell starts it: the engine's thread is not woken for that. A second thread
+//! helps to receive where much comes in.
 //!
 //! | file | idea |
 //! | --- | --- |
@@ -13,11 +14,13 @@
 //! | `cell` | a queue pair as threads share it |
 //! | `recv` | datagrams to queue pairs |
 //! | `run` | the thread |
+//! | `assistant` | the second thread |
 //! | `faults`, `trace` | packets lost, held back and written to a file, for learners |
 //! | `polling` | programs that poll do the thread's work |
 //! | `exit` | the end of the process |
 //! | `watch`, `growing` | addresses that come and go, the interface up and down |
 
+mod assistant;
 mod cell;
 mod control;
 mod exit;
@@ -39,12 +42,13 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError, Weak};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
+use assistant::Assistant;
 pub(crate) use cell::Cell;
 use faults::Faults;
 use growing::Growing;
@@ -76,17 +80,22 @@ pub(crate) struct Shared {
     pub(crate) interface: String,
     /// Number of the interface.
     pub(crate) scope: u32,
-    pub(crate) slot: Slot,
     pub(crate) memory: RwLock<Table>,
     /// Those of an address stay when it goes.
     listeners: Growing<Listener>,
     senders: Growing<Sender>,
+    /// Given back after the sockets at its addresses.
+    pub(crate) slot: Slot,
     watch: Watch,
     /// By the lower bits of their numbers.
     cells: RwLock<Vec<Option<Arc<Cell>>>>,
     /// Numbers that were given back, the oldest first: a number rests before it is used again.
     free: Mutex<VecDeque<u32>>,
-    receiving: Mutex<Receiving>,
+    /// By the lane of the sockets: one thread at a time takes what came by one lane.
+    receiving: [Mutex<Receiving>; slot::LANES],
+    assistant: Assistant,
+    /// Connections to cards of this host that have a lane.
+    spread: AtomicUsize,
     /// Queue pairs with more to send.
     listed: Mutex<Vec<u32>>,
     timer: Timer,
@@ -104,13 +113,20 @@ pub(crate) struct Shared {
 impl Shared {
     fn open(interface: &str, scope: u32, addresses: &[IpAddr]) -> Result<Shared> {
         let fail = |e: rustix::io::Errno| Error::system("waiting for packets", &e.into());
-        let slot = Slot::lease()?;
+        let mut slot = Slot::lease()?;
         // Without a loopback network there is no way between processes of the host but the shared sockets.
-        let own = match Listener::open(slot::address(slot.number).ip(), 0, false) {
-            Ok(own) => Some(own),
-            Err(e) if e.errno() == libc::EADDRNOTAVAIL => None,
-            Err(e) => return Err(e),
+        let own = |lane| match Listener::open(slot::address(slot.number, lane).ip(), 0, false) {
+            Ok(mut own) => {
+                own.lane = lane;
+                Ok(Some(own))
+            }
+            Err(e) if e.errno() == libc::EADDRNOTAVAIL => Ok(None),
+            Err(e) => Err(e),
         };
+        let own = (0..slot::LANES).map(own).collect::<Result<Vec<_>>>()?;
+        if own.iter().all(Option::is_some) {
+            slot.offer_lanes()?;
+        }
         let watch = Watch::new(interface);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail)?;
@@ -134,7 +150,9 @@ impl Shared {
             watch,
             cells: RwLock::default(),
             free: Mutex::default(),
-            receiving: Mutex::new(Receiving::new()),
+            receiving: std::array::from_fn(|_| Mutex::new(Receiving::new())),
+            assistant: Assistant::default(),
+            spread: AtomicUsize::new(0),
             listed: Mutex::default(),
             timer,
             bell,
@@ -146,7 +164,7 @@ impl Shared {
             polling: Polling::default(),
             faults: Faults::from_environment()?,
         };
-        if let Some(own) = own {
+        for own in own.into_iter().flatten() {
             shared.listen(own)?;
         }
         for &ip in addresses {
@@ -177,18 +195,41 @@ impl Shared {
         self.watch.add(events, gids);
     }
 
+    /// The lane of a connection to a card of this host that begins to send long messages.
+    fn next_lane(&self) -> usize {
+        1 + self.spread.fetch_add(1, Ordering::Relaxed) % (slot::LANES - 1)
+    }
+
+    fn lane(&self, socket: Option<usize>) -> usize {
+        socket.and_then(|socket| self.listeners.get(socket)).map_or(0, |listener| listener.lane)
+    }
+
     /// Takes what waits in a socket, the slot's own for `None`, and answers. `true` where there may be more.
     fn receive(&self, socket: Option<usize>) -> bool {
-        let mut receiving = lock(&self.receiving);
+        let lane = self.lane(socket);
+        if self.assistant.has(lane) {
+            return false;
+        }
+        let Some(receiving) = self.receiving.get(lane) else { return false };
+        let mut receiving = lock(receiving);
         receiving.waits = false;
         self.receive_locked(&mut receiving, socket)
+    }
+
+    /// The receiving side of a socket's lane, if nobody is at work with it.
+    fn try_receiving(&self, socket: Option<usize>) -> Option<MutexGuard<'_, Receiving>> {
+        match self.receiving.get(self.lane(socket))?.try_lock() {
+            Ok(receiving) => Some(receiving),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     fn receive_locked(&self, receiving: &mut Receiving, socket: Option<usize>) -> bool {
         let table = read(&self.memory);
         let more = match socket {
             Some(i) => match self.listeners.get(i) {
-                Some(listener) => receiving.drain_udp(self, listener.raw(), listener.local, &table),
+                Some(listener) => receiving.drain_udp(self, listener, &table),
                 None => false,
             },
             None => receiving.drain_unix(self, self.slot.socket.as_raw_fd(), &table),
@@ -197,7 +238,9 @@ impl Shared {
         if let Some(socket) = socket.filter(|_| bytes > 0) {
             self.polling.hot.store(socket, Ordering::Relaxed);
         }
-        self.polling.came(bytes);
+        if self.polling.came(bytes) {
+            self.assistant.expect(self.lane(socket));
+        }
         more
     }
 
@@ -250,6 +293,11 @@ impl Shared {
         }
     }
 
+    /// There are queue pairs with more to send.
+    fn has_listed(&self) -> bool {
+        !lock(&self.listed).is_empty()
+    }
+
     fn ring(&self) {
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
@@ -274,8 +322,8 @@ impl Shared {
 /// A running engine.
 pub(crate) struct Engine {
     pub(crate) shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-    /// The process that has the thread: a child of `fork` has none.
+    threads: Vec<JoinHandle<()>>,
+    /// The process that has the threads: a child of `fork` has none.
     process: u32,
 }
 
@@ -292,15 +340,25 @@ impl Engine {
             return Ok(engine);
         }
         let shared = Arc::new(Shared::open(interface, scope, addresses)?);
-        let theirs = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name(format!("roce-{interface}"))
-            .spawn(move || run::run(&theirs))
-            .map_err(|e| Error::system("starting an engine's thread", &e))?;
+        let mut engine = Engine { shared: shared.clone(), threads: Vec::new(), process: std::process::id() };
+        engine.start(format!("roce-{interface}"), run::run)?;
+        if shared.polling.to_spare() {
+            engine.start(format!("roce-{interface}-2"), assistant::assist)?;
+        }
         exit::register();
-        let engine = Arc::new(Engine { shared, thread: Some(thread), process: std::process::id() });
+        let engine = Arc::new(engine);
         engines.insert(interface.to_owned(), Arc::downgrade(&engine));
         Ok(engine)
+    }
+
+    fn start(&mut self, name: String, work: fn(&Shared)) -> Result<()> {
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || work(&shared))
+            .map_err(|e| Error::system("starting an engine's thread", &e))?;
+        self.threads.push(thread);
+        Ok(())
     }
 
     /// This process started it, and is no child of one that did.
@@ -316,10 +374,11 @@ impl Drop for Engine {
         }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.ring();
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
         }
     }
 }

@@ -6,10 +6,11 @@
 //! polled for a while.
 //!
 //! Long messages are another matter: there the work is in the bytes. While many come in, the thread takes them and does
-//! not sleep between them, the program's thread sends, and the two work at the same time. This needs processors to spare.
+//! not sleep between them, the program's thread sends, also what an acknowledgement makes room for, and the two work at
+//! the same time. This needs processors to spare.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, TryLockError};
 
 use rustix::event::epoll;
 
@@ -24,7 +25,7 @@ const LEFT_ALONE: u64 = 100_000;
 
 /// Bytes of one turn that are many, and nanoseconds for which more of them are expected.
 const MANY: usize = 16 << 10;
-const EXPECTED: u64 = 100_000;
+pub(super) const EXPECTED: u64 = 100_000;
 /// Processors from which on the thread works beside the program: for both, and for a peer's two on the same host.
 const TO_SPARE: usize = 4;
 
@@ -40,6 +41,8 @@ pub(super) struct Polling {
     to_spare: bool,
     /// Until when many bytes are expected; 0 for not at all.
     many: AtomicU64,
+    /// When a program polled last while they were.
+    polled: AtomicU64,
 }
 
 impl Default for Polling {
@@ -52,16 +55,24 @@ impl Default for Polling {
             hot: AtomicUsize::new(0),
             to_spare: std::thread::available_parallelism().is_ok_and(|n| n.get() >= TO_SPARE),
             many: AtomicU64::new(0),
+            polled: AtomicU64::new(0),
         }
     }
 }
 
 impl Polling {
-    /// So many bytes came in one turn.
-    pub(super) fn came(&self, bytes: usize) {
-        if bytes >= MANY && self.to_spare {
+    /// There are processors for a second thread.
+    pub(super) fn to_spare(&self) -> bool {
+        self.to_spare
+    }
+
+    /// So many bytes came in one turn. `true` where more are expected, for [`EXPECTED`].
+    pub(super) fn came(&self, bytes: usize) -> bool {
+        let many = bytes >= MANY && self.to_spare;
+        if many {
             self.many.store(now() + EXPECTED, Ordering::Relaxed);
         }
+        many
     }
 
     /// Many bytes are coming in: they are left to the thread.
@@ -86,24 +97,20 @@ impl Drive for Shared {
             polling.last.store(now(), Ordering::Relaxed);
         }
         if polling.many_come() {
-            return self.come_back();
+            polling.polled.store(now(), Ordering::Relaxed);
+            self.come_back();
+            run::continue_listed(self);
+            return;
         }
-        let mut receiving = match self.receiving.try_lock() {
-            Ok(receiving) => receiving,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        receiving.waits = self.programs_wait();
         // Packets may wait in any socket while the thread is away.
         let all = streak.is_multiple_of(16);
         let hot = polling.hot.load(Ordering::Relaxed);
-        for (socket, _) in self.listeners.iter().enumerate() {
-            if socket == hot || all {
-                self.receive_locked(&mut receiving, Some(socket));
+        let sockets = self.listeners.iter().enumerate().map(|(socket, _)| Some(socket));
+        for socket in sockets.filter(|socket| all || *socket == Some(hot)).chain(all.then_some(None)) {
+            if let Some(mut receiving) = self.try_receiving(socket) {
+                receiving.waits = self.programs_wait();
+                self.receive_locked(&mut receiving, socket);
             }
-        }
-        if all {
-            self.receive_locked(&mut receiving, None);
         }
     }
 
@@ -120,6 +127,11 @@ impl Shared {
     /// of them that keeps it from running: a program that polls takes no pause.
     pub(super) fn programs_wait(&self) -> bool {
         !self.polling.to_spare
+    }
+
+    /// Many bytes come in, and a program polls meanwhile: it sends requests, while the thread that receives them answers.
+    pub(super) fn program_sends(&self) -> bool {
+        self.polling.many_come() && now().saturating_sub(self.polling.polled.load(Ordering::Relaxed)) < LEFT_ALONE
     }
 
     /// For the thread, before it waits: leaves the sockets alone while a program polls, and says for how long.

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use super::cell::Cell;
 use super::sockaddr::{self, Raw};
+use super::sockets::Listener;
 use super::{Shared, forward, send, slot};
 use crate::memory::Table;
 use crate::wire::icrc::{Icrc, Route};
@@ -16,6 +16,8 @@ use crate::wire::{Bth, Packet};
 /// Datagrams of one system call, and the room for each: several segments join to one (UDP receive offload).
 const BATCH: usize = 8;
 const ROOM: usize = 1 << 16;
+/// Datagrams of one system call where they are mostly long.
+const LONG_BATCH: usize = 2;
 /// System calls in a row before answers are sent and others get their turn.
 const ROUNDS: usize = 2;
 /// Bytes after which answers are sent, also in the middle of a batch: a sender waits for them with a full window.
@@ -67,8 +69,13 @@ impl Receiving {
     /// Sends what the packets call for that came since this was called last.
     fn answer(&mut self, shared: &Shared, table: &Table) {
         self.answered = self.bytes;
+        let leaves_requests = shared.program_sends();
         for cell in self.touched.drain(..) {
-            cell.serve(shared, table, self.waits);
+            if leaves_requests {
+                cell.answer(shared, table);
+            } else {
+                cell.serve(shared, table, self.waits);
+            }
         }
     }
 
@@ -79,9 +86,12 @@ impl Receiving {
         std::mem::take(&mut self.bytes)
     }
 
-    /// Takes what waits in a UDP socket that is bound to `local`. `true` where there may be more.
-    pub(super) fn drain_udp(&mut self, shared: &Shared, fd: RawFd, local: SocketAddr, table: &Table) -> bool {
-        for _ in 0..ROUNDS {
+    /// Takes what waits in a UDP socket. `true` where there may be more.
+    pub(super) fn drain_udp(&mut self, shared: &Shared, listener: &Listener, table: &Table) -> bool {
+        let (fd, local) = (listener.raw(), listener.local);
+        // Long messages are taken in small parts: what comes by the other lanes does not wait long.
+        let (rounds, batch) = if listener.lane > 0 { (1, LONG_BATCH) } else { (ROUNDS, BATCH) };
+        for _ in 0..rounds {
             let mut iovecs: [libc::iovec; BATCH] = std::array::from_fn(|i| libc::iovec {
                 iov_base: self.buffers.as_mut_ptr().wrapping_add(i * ROOM).cast(),
                 iov_len: ROOM,
@@ -99,7 +109,7 @@ impl Receiving {
             }
             // SAFETY: names, vectors and control rooms belong to `self` and the frame, each of the length that is said.
             let n = unsafe {
-                libc::recvmmsg(fd, headers.as_mut_ptr(), BATCH as u32, libc::MSG_DONTWAIT, std::ptr::null_mut())
+                libc::recvmmsg(fd, headers.as_mut_ptr(), batch as u32, libc::MSG_DONTWAIT, std::ptr::null_mut())
             };
             if n <= 0 {
                 if n < 0 {
@@ -122,7 +132,7 @@ impl Receiving {
                 }
             }
             self.buffers = buffers;
-            if (n as usize) < BATCH {
+            if (n as usize) < batch {
                 return false;
             }
         }

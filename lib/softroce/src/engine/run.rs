@@ -77,7 +77,7 @@ pub(super) fn run(shared: &Shared) {
                 }
             }
         }
-        more |= continue_listed(shared);
+        more |= if shared.program_sends() { shared.has_listed() } else { continue_listed(shared) };
         if let Some(trace) = shared.faults.trace.as_ref().filter(|_| !more) {
             trace.flush();
         }
@@ -102,7 +102,7 @@ fn expire(shared: &Shared) {
 }
 
 /// Serves those that had more to send than their turn allowed. `true` where there are such again.
-fn continue_listed(shared: &Shared) -> bool {
+pub(super) fn continue_listed(shared: &Shared) -> bool {
     let listed = std::mem::take(&mut *lock(&shared.listed));
     if listed.is_empty() {
         return false;
@@ -114,5 +114,5 @@ fn continue_listed(shared: &Shared) -> bool {
             cell.serve(shared, &table, false);
         }
     }
-    !lock(&shared.listed).is_empty()
+    shared.has_listed()
 }

@@ -17,7 +17,7 @@ use super::trace::Trace;
 use super::{Shared, forward, slot};
 use crate::counters::COUNTING;
 use crate::path::Path;
-use crate::qp::{Body, OutPacket, Outbox};
+use crate::qp::{Body, Machine, OutPacket, Outbox};
 use crate::wire::Bth;
 use crate::wire::icrc::{Icrc, Route};
 use crate::wire::packet::ICRC_LEN;
@@ -28,6 +28,8 @@ const MAX_SEGMENTS: usize = 64;
 const MAX_DATAGRAM: usize = 65_535 - 48;
 /// Payload up to here is copied to its headers: less work than another element.
 const COPY_UP_TO: usize = 256;
+/// Bytes of a message that is long enough for its connection to get a lane.
+const LONG: u32 = 64 << 10;
 
 /// How packets get to a queue pair's peer.
 #[derive(Debug, Clone)]
@@ -35,6 +37,8 @@ pub(super) struct Way {
     how: How,
     marks: Marks,
     icrc: Icrc,
+    /// The peer's slot on this host, until the connection has its lane.
+    unspread: Option<u32>,
 }
 
 #[derive(Debug, Clone)]
@@ -51,15 +55,29 @@ impl Way {
         let sender = shared.senders.iter().find(|s| s.local.ip() == path.src)?;
         let scope = shared.scope;
         let dst = super::sockets::with_scope(path.dst, crate::wire::UDP_PORT, scope);
-        let (how, dst) = match (path.local, path.dst.is_ipv4()) {
+        let (how, dst, unspread) = match (path.local, path.dst.is_ipv4()) {
             (true, true) => {
-                let dst = slot::address(slot::of(qpn));
-                (How::Udp(sender.raw(), dst), dst)
+                let dst = slot::address(slot::of(qpn), 0);
+                (How::Udp(sender.raw(), dst), dst, Some(slot::of(qpn)))
             }
-            (true, false) => (How::Slot(slot::of(qpn)), dst),
-            (false, _) => (How::Udp(sender.raw(), dst), dst),
+            (true, false) => (How::Slot(slot::of(qpn)), dst, None),
+            (false, _) => (How::Udp(sender.raw(), dst), dst, None),
         };
-        Some(Way { how, marks: Marks::of(path), icrc: Icrc::new(Route { src: sender.local, dst }) })
+        Some(Way { how, marks: Marks::of(path), icrc: Icrc::new(Route { src: sender.local, dst }), unspread })
+    }
+
+    /// Takes the next lane at the peer, once, where the connection is about to send its first long message: none of its
+    /// packets is under way then, so none is overtaken.
+    pub(super) fn spread(&mut self, shared: &Shared, machine: &Machine) {
+        let (Some(slot), How::Udp(_, dst)) = (self.unspread, &mut self.how) else { return };
+        if !machine.begins(LONG) {
+            return;
+        }
+        self.unspread = None;
+        if slot::has_lanes(slot) {
+            *dst = slot::address(slot, shared.next_lane());
+            self.icrc = Icrc::new(Route { dst: *dst, ..*self.icrc.route() });
+        }
     }
 }
 

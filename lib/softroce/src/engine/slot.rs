@@ -9,7 +9,9 @@
 //!
 //! * From the same host, IPv4: the sender reads the slot out of the destination queue pair and sends to `127.77.x.y`,
 //!   an address of the loopback network that the slot's socket alone is bound to. This is the fast path: no socket is
-//!   shared.
+//!   shared. A slot has two more such addresses, `127.78.x.y` and `127.79.x.y`: its *lanes*, over which senders spread
+//!   connections with long messages. Acknowledgements do not queue behind those then, and two threads can receive (see
+//!   `assistant`). A second Unix socket, which nobody reads, says that they are there.
 //! * From elsewhere: all cards of an interface bind its address with `SO_REUSEPORT`, the kernel picks one of them by
 //!   the packet's addresses and ports, and who gets a packet for another slot hands it on through that slot's Unix
 //!   socket.
@@ -24,7 +26,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
 
 use crate::error::{Error, Result};
 use crate::wire::UDP_PORT;
@@ -38,13 +40,34 @@ const SLOTS: u32 = 1 << (24 - INDEX_BITS);
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) number: u32,
+    /// Says that the lanes are there. Goes before the lease does.
+    lanes: Option<OwnedFd>,
     pub(crate) socket: OwnedFd,
 }
 
 /// Name of a slot's socket.
 pub(crate) fn name(slot: u32) -> Result<SocketAddrUnix> {
-    SocketAddrUnix::new_abstract_name(format!("tinyroce.{slot}").as_bytes())
-        .map_err(|e| Error::system("naming a socket", &e.into()))
+    abstract_name(&format!("tinyroce.{slot}"))
+}
+
+fn lanes_name(slot: u32) -> Result<SocketAddrUnix> {
+    abstract_name(&format!("tinyroce.{slot}.lanes"))
+}
+
+fn abstract_name(name: &str) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|e| Error::system("naming a socket", &e.into()))
+}
+
+fn unix_socket() -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+        .map_err(|e| Error::system("opening a Unix socket", &e.into()))
+}
+
+/// Whether a slot's card takes packets by its lanes; the box of a lab, for one, has only the first address.
+pub(crate) fn has_lanes(slot: u32) -> bool {
+    let connected = || Ok::<_, Error>(connect(unix_socket()?, &lanes_name(slot)?).is_ok());
+    connected().unwrap_or(false)
 }
 
 /// The slot that has queue pair `qpn`.
@@ -52,9 +75,13 @@ pub(crate) fn of(qpn: u32) -> u32 {
     qpn >> INDEX_BITS
 }
 
-/// Where a slot takes packets of the same host.
-pub(crate) fn address(slot: u32) -> SocketAddr {
-    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(127, 77, (slot >> 8) as u8, slot as u8), UDP_PORT))
+/// Addresses at which a slot takes packets of the same host. A connection's packets all take the same one; those but
+/// the first are for long messages.
+pub(crate) const LANES: usize = 3;
+
+/// Where a slot takes packets of the same host, by the lane.
+pub(crate) fn address(slot: u32, lane: usize) -> SocketAddr {
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(127, 77 + lane as u8, (slot >> 8) as u8, slot as u8), UDP_PORT))
 }
 
 impl Slot {
@@ -67,16 +94,26 @@ impl Slot {
         let start = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
         for i in 0..SLOTS - 1 {
             let number = 1 + (start.wrapping_add(i)) % (SLOTS - 1);
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
-                .map_err(|e| Error::system("opening a Unix socket", &e.into()))?;
+            let socket = unix_socket()?;
             match bind(&socket, &name(number)?) {
-                Ok(()) => return Ok(Slot { number, socket }),
+                Ok(()) => return Ok(Slot { number, socket, lanes: None }),
                 Err(Errno::ADDRINUSE) => {}
                 Err(e) => return Err(Error::system("binding a slot's Unix socket", &e.into())),
             }
         }
         Err(Error::new(libc::ENOSPC, format!("all {} cards of this host are taken", SLOTS - 1)))
+    }
+
+    /// Lets senders use the lanes, which are listened to.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub(crate) fn offer_lanes(&mut self) -> Result<()> {
+        let socket = unix_socket()?;
+        bind(&socket, &lanes_name(self.number)?)
+            .map_err(|e| Error::system("binding a slot's Unix socket", &e.into()))?;
+        self.lanes = Some(socket);
+        Ok(())
     }
 }
 
@@ -95,8 +132,20 @@ mod tests {
     }
 
     #[test]
+    fn lanes_are_there_while_they_are_offered() {
+        let mut slot = Slot::lease().expect("a free slot");
+        let number = slot.number;
+        assert!(!has_lanes(number));
+        slot.offer_lanes().expect("a name of our own");
+        assert!(has_lanes(number));
+        drop(slot);
+        assert!(!has_lanes(number));
+    }
+
+    #[test]
     fn numbers_and_addresses_name_their_slot() {
         assert_eq!(of(5 << INDEX_BITS | 17), 5);
-        assert_eq!(address(0x203).to_string(), "127.77.2.3:4791");
+        assert_eq!(address(0x203, 0).to_string(), "127.77.2.3:4791");
+        assert_eq!(address(0x203, LANES - 1).to_string(), "127.79.2.3:4791");
     }
 }

@@ -17,6 +17,8 @@ const BUFFER: usize = 8 << 20;
 pub(super) struct Listener {
     socket: Socket,
     pub(super) local: SocketAddr,
+    /// Which of the receiving sides takes its packets.
+    pub(super) lane: usize,
 }
 
 impl Listener {
@@ -32,7 +34,7 @@ impl Listener {
             Ok(socket)
         });
         match socket {
-            Ok(socket) => Ok(Listener { socket, local }),
+            Ok(socket) => Ok(Listener { socket, local, lane: 0 }),
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => Err(Error::new(
                 libc::EADDRINUSE,
                 format!(

@@ -7,10 +7,12 @@
 
 mod access;
 mod copy;
+mod mapped;
 mod table;
 
 pub use access::Access;
 pub(crate) use copy::{Piece, atomic, copy_in, copy_out};
+pub(crate) use mapped::is_accessible;
 pub(crate) use table::{Region, Table};
 
 /// Why an access is refused.

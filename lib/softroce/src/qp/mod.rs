@@ -212,6 +212,25 @@ impl Machine {
         answers || requests
     }
 
+    /// The same for answers alone: requests are left to a later turn.
+    pub(crate) fn service_answers(&mut self, turn: &mut Turn<'_>) -> bool {
+        self.expire(turn.now);
+        let may_wait = self.resp.owes_only_an_ack() && !self.resp.long;
+        let wait = self.ack_wait();
+        (!may_wait || self.resp.lazy.may_send(false, wait, turn.now)) && self.respond(turn)
+    }
+
+    /// Nothing is under way on this reliable connection, and a message of at least `bytes` comes next.
+    pub(crate) fn begins(&self, bytes: u32) -> bool {
+        let next = self.req.queue.get(self.req.cursor);
+        self.parts.service == Service::Rc && self.req.una == self.req.sent && next.is_some_and(|wqe| wqe.len >= bytes)
+    }
+
+    /// There are requests that were not sent yet, though it may not be their turn.
+    pub(crate) fn has_requests(&self) -> bool {
+        self.req.cursor < self.req.queue.len()
+    }
+
     /// Acknowledges what it received at its next turn.
     pub(crate) fn hurry(&mut self) {
         self.resp.lazy.hurry();
