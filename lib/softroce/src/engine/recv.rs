@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -44,10 +45,11 @@ impl Shared {
     /// The address that a peer means by one that a packet came to: for the slot's, which no peer knows of, the card's
     /// own. A datagram's receiver finds it in the GRH (UCX drops datagrams that it does not).
     fn public(&self, local: SocketAddr) -> SocketAddr {
-        if local != slot::address(self.slot.number) {
+        let of_slot = |at: SocketAddr| (0..slot::LANES).any(|lane| at == slot::address(self.slot.number, lane));
+        if !of_slot(local) {
             return local;
         }
-        let mut own = self.listeners.iter().map(|listener| listener.local).filter(|own| *own != local);
+        let mut own = self.listeners.iter().map(|listener| listener.local).filter(|own| !of_slot(*own));
         own.find(SocketAddr::is_ipv4).unwrap_or(local)
     }
 }
