@@ -2,11 +2,13 @@
 
     nccl_tests_rows.py LOG OUT LIBRARY PROGRAM CASE MODE STATUS SECONDS    one run: a line, rows, exit status 1 if it failed
     nccl_tests_rows.py table OUT                                          tables of all runs
+    nccl_tests_rows.py medians OUT FIRST SECOND                           times of two libraries, medians over the cases
 """
 
 import collections
 import csv
 import re
+import statistics
 import sys
 
 
@@ -87,10 +89,25 @@ def table(out):
             print(f"| {program} | {case}, {mode} | {size} | " + " | ".join(f"{found[l]:.2f}" if l in found else "" for l in libraries) + f" | {ratio} |")
 
 
+def medians(out, first, second):
+    """Medians of the out-of-place times over all cases of a size, and their ratio."""
+    times = collections.defaultdict(lambda: collections.defaultdict(list))
+    with open(f"{out}/times.csv") as file:
+        for row in csv.DictReader(file):
+            times[row["program"], int(row["bytes"])][row["library"]].append(float(row["out_us"]))
+    print(f"| Program | Bytes | {first}, us | {second}, us | {first} / {second} |\n|---|--:|--:|--:|--:|")
+    for (program, size), found in times.items():
+        if size and found[first] and found[second]:
+            a, b = statistics.median(found[first]), statistics.median(found[second])
+            print(f"| {program} | {size} | {a:.1f} | {b:.1f} | {a / b:.2f} |")
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 9:
         sys.exit(one(*sys.argv[1:]))
     elif len(sys.argv) == 3 and sys.argv[1] == "table":
         table(sys.argv[2])
+    elif len(sys.argv) == 5 and sys.argv[1] == "medians":
+        medians(*sys.argv[2:])
     else:
         sys.exit(__doc__)

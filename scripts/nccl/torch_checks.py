@@ -409,6 +409,9 @@ def time_estimate(n):
 def abort(n):
     """A group whose last rank never comes is aborted from another thread while its kernel waits; others work on."""
     group = dist.new_group()
+    # All make a call of this length first: the first larger call of a group waits for the others before its kernel
+    # (docs/nccl.md, "Limits").
+    dist.all_reduce(torch.ones(1 << 20, device=device()), group=group)
     sums_of(group, range(n))
     torch.cuda.synchronize()
     dist.barrier()
