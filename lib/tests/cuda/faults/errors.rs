@@ -174,7 +174,10 @@ fn a_window_that_does_not_fit_says_how_much_is_free_and_what_makes_it_smaller() 
             taken.push(at);
         }
     }
-    let made = DeviceComm::local(&[contexts[0].clone(), contexts[0].clone()], &config());
+    // Windows as they are by default would fit into what is left.
+    let mut large = config();
+    large.cuda_slot = 1 << 20;
+    let made = DeviceComm::local(&[contexts[0].clone(), contexts[0].clone()], &large);
     for at in taken {
         // SAFETY: of malloc_sync, freed once.
         unsafe { result::free_sync(at) }.unwrap();
