@@ -7,6 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::unavailable::{EXIT_UNAVAILABLE, Unavailable};
+
 /// `--listen` value of a server that gets its listening socket as standard input, as under inetd.
 pub const STDIN: &str = "-";
 
@@ -51,6 +53,9 @@ fn start(side: &str, stdin: Stdio, arguments: &[&str]) -> Result<Child> {
 }
 
 fn check(side: &str, status: ExitStatus) -> Result<()> {
+    if status.code() == Some(EXIT_UNAVAILABLE.into()) {
+        return Err(Unavailable::of_side(side).into());
+    }
     ensure!(status.success(), "the {side} ended with {status}; it says why above");
     Ok(())
 }

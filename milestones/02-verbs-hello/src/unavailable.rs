@@ -21,6 +21,11 @@ impl Unavailable {
         ))
     }
 
+    /// A process that this one started said so, in a line of its own.
+    pub fn of_side(side: &str) -> Unavailable {
+        Unavailable(format!("the {side} cannot run here; it says why above"))
+    }
+
     /// There is no RDMA device; `cause` is the error from libibverbs.
     pub fn no_device(cause: &str) -> Unavailable {
         Unavailable(format!("no RDMA device here ({cause}). {REMEDY}"))

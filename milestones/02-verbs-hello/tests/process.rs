@@ -35,11 +35,13 @@ fn wrong_options_are_usage_errors() {
 #[cfg(not(feature = "verbs"))]
 #[test]
 fn built_without_verbs_it_says_what_the_crate_needs() {
-    // The program that starts both sides ends with 1; the sides say why.
     let server = Server::start(&[]);
     let text = stderr(&verbs_hello(&["client", &server.2, "--api", "safe"]).code(77));
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.contains("cargo run -p verbs-hello --features verbs") && text.contains("libibverbs-dev"), "{text}");
+    // The program that starts both sides passes it on.
+    let text = stderr(&verbs_hello(&["--api", "safe", "--brief"]).code(77));
+    assert!(text.contains("error: the client cannot run here; it says why above"), "{text}");
 }
 
 #[cfg(not(feature = "verbs"))]
