@@ -19,7 +19,7 @@ fn part(index: usize, ranks: usize, count: usize) -> Range<usize> {
 }
 
 /// The part that `rank` sends in `hop` (from 0) of the first round: its own, then the one before it, …
-fn sent(rank: usize, hop: usize, ranks: usize) -> usize {
+pub(crate) fn sent(rank: usize, hop: usize, ranks: usize) -> usize {
     (rank + ranks - hop % ranks) % ranks
 }
 

@@ -6,6 +6,7 @@ mod cards;
 mod measure;
 mod naive;
 mod paper;
+mod program;
 
 pub use measure::{Count, loopback_bytes};
 
@@ -141,8 +142,17 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
     if let Some(&count) = counts.first() {
         warm_up(&comm, count, args.iters)?;
     }
+    // The proof takes time in proportion to the cube of the ranks.
+    let own = (ranks <= DRAWN).then(|| program::ring(ranks)).transpose().context("the ring as a program is wrong")?;
     for &count in &counts {
         row(over, &comm, &shape, &programs[comm.rank()], count, args.iters, one_network)?;
+        if let Some(own) = &own {
+            let input = measure::input(&comm, count)?;
+            let mut output = measure::buffer(count, |_| 0.0)?;
+            measure::verify(&comm, "ring as a program", &mut output, |output| {
+                comm.run_program(own, &input, output, ReduceOp::Sum)
+            })?;
+        }
     }
     if comm.rank() == 0 {
         println!(

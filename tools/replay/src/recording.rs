@@ -1,6 +1,6 @@
 //! What a trace says of the part to show: ranks, tracks, slices, messages and calls.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
 use anyhow::{Result, ensure};
@@ -274,6 +274,8 @@ struct Reading {
     sent: HashMap<String, (usize, i64)>,
     received: HashMap<String, (usize, i64)>,
     failures: Vec<(u64, i64, String)>,
+    /// Ranks that others sent to, received from or waited for.
+    met: BTreeSet<u64>,
     uncertain: u64,
 }
 
@@ -321,6 +323,8 @@ impl Reading {
         }
         let kind = Kind::of(&event.cat, &event.name);
         let args = event.args;
+        let awaited = event.name.rsplit_once(" rank ").and_then(|(_, rank)| rank.parse().ok());
+        self.met.extend([args.from, args.to, awaited.filter(|_| matches!(kind, Kind::Wait(_)))].into_iter().flatten());
         let name = match (kind, &args) {
             (Kind::Step, args) => {
                 let mut name = event.name;
@@ -366,7 +370,8 @@ impl Reading {
     }
 
     fn end(self) -> Recording {
-        let Reading { ranks, threads, list: names, slices: raw, sent, mut received, failures, uncertain, .. } = self;
+        let Reading { ranks, threads, list: names, slices: raw, sent, mut received, failures, met, uncertain, .. } =
+            self;
         let mut processes: Vec<(u64, Rank)> =
             ranks.into_iter().map(|(pid, (rank, name))| (pid, Rank { rank: rank.unwrap_or(pid), name })).collect();
         processes.sort_by_key(|(_, rank)| rank.rank);
@@ -405,6 +410,11 @@ impl Reading {
             .collect();
         messages.sort_by_key(|m| (m.left, m.there, m.from, m.to));
         let mut notes = Vec::new();
+        let silent = met.iter().filter(|rank| processes.iter().all(|(_, known)| known.rank != **rank));
+        let silent: Vec<String> = silent.map(u64::to_string).collect();
+        if !silent.is_empty() {
+            notes.push(format!("Nothing is recorded of rank {}: killed, or not traced.", silent.join(", ")));
+        }
         match arrows - 2 * messages.len() {
             0 => {}
             lost => notes.push(format!(

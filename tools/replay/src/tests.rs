@@ -214,6 +214,12 @@ fn a_long_trace_is_cut_and_says_so() {
 }
 
 #[test]
+fn a_rank_that_recorded_nothing_is_named() {
+    let text = trace(&[(1.0, 1.0, "wait", "wait for room at rank 7"), (3.0, 1.0, "call", "barrier of rank 9")], &[]);
+    assert_eq!(read(&text, EVENTS).unwrap().notes, ["Nothing is recorded of rank 7: killed, or not traced."]);
+}
+
+#[test]
 fn waits_are_told_apart_by_the_trace_s_words() {
     let of = |cat, name| read(&trace(&[(1.0, 1.0, cat, name)], &[]), EVENTS).unwrap().slices[0].kind;
     for (cat, name, cause) in [

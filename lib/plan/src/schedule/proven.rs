@@ -20,7 +20,7 @@ const WINDOWS: [usize; 2] = [1, 3];
 /// use tinynccl_plan::schedule::Schedule;
 ///
 /// let text = "
-///     # Rank 0 tells rank 1.
+///     ## Rank 0 tells rank 1.
 ///     schedule: broadcast, 2 ranks, root 0, 1 parts
 ///     rank 0 ch 0: send in[0.0] -> 1
 ///     rank 0 ch 0: copy in[0.0] -> out[0.0]

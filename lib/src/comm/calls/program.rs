@@ -34,19 +34,16 @@ impl Comm {
     ///     let steps = vec![Step::send(peer, input), Step::recv_reduce_copy(peer, input, output, true)];
     ///     Program { parts: 1, span: 1, scratch_segments: 0, lanes: vec![Lane { channel: 0, steps }] }
     /// };
-    /// // The verifier: both ranks would add in another order, and floats could differ in the last bit.
-    /// let error = Schedule::new(shape, vec![program(1), program(0)]).unwrap_err();
-    /// assert!(error.to_string().contains("computes"));
-    ///
-    /// let schedule: Schedule = "
-    ///     schedule: all_reduce, 2 ranks, 1 parts
-    ///     rank 0 ch 0: recv 1, reduce in[0.0] -> out[0.0] (last), send -> 1
-    ///     rank 1 ch 0: send in[0.0] -> 0
-    ///     rank 1 ch 0: recv 0 -> out[0.0]
-    /// ".parse()?;
+    /// let schedule = Schedule::new(shape, vec![program(1), program(0)])?;
     /// let mut sum = [0.0];
     /// comm.run_program(&schedule, &[comm.rank() as f64 + 1.0], &mut sum, ReduceOp::Sum)?;
     /// assert_eq!(sum, [3.0]);
+    ///
+    /// // The verifier refuses a rank that sends and does not receive.
+    /// let mut wrong = vec![program(1), program(0)];
+    /// wrong[0].lanes[0].steps.pop();
+    /// let error = Schedule::new(shape, wrong).unwrap_err();
+    /// assert_eq!(error.to_string(), "1 message(s) from rank 1 to rank 0 on channel 0 are left over");
     /// # Ok(())
     /// # }).unwrap();
     /// ```

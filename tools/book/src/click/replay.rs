@@ -42,6 +42,7 @@ pub(super) fn check(browser: &mut Browser, page: &Path, picture: &Path) -> Resul
         }
         expect(browser, &format!("after {} steps, calls begun", at - 1), MADE, json!(at))?;
     }
+    browser.evaluate("go(begin)")?;
     for at in 1..=messages.min(STEPS) {
         browser.click("#message")?;
         ensure!(number(browser, FLYING)? > 0, "after {at} clicks on Next message, none is in flight");
