@@ -51,7 +51,7 @@ verbs() {
     missing=
     for package in libibverbs-dev librdmacm-dev libnl-3-dev libnl-route-3-dev libclang-dev cmake pkg-config \
         qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 ibverbs-providers \
-        ibverbs-utils rdmacm-utils perftest iputils-ping jq; do
+        ibverbs-utils rdmacm-utils perftest ucx-utils libfabric-bin python3-pyverbs iputils-ping jq; do
         case $(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) in
             *' ok installed') ;;
             *) missing="$missing $package" ;;
