@@ -1,5 +1,5 @@
-//! An algorithm of your own: a ring all-reduce built step by step, proved, drawn, simulated, run on four ranks, checked,
-//! and timed beside the library's ring: `cargo run --release -p tinynccl --example own_algorithm`.
+//! An algorithm of your own: a ring all-reduce built step by step, proved, drawn, simulated, run on four ranks,
+//! checked, and timed beside the library's ring: `cargo run --release -p tinynccl --example own_algorithm`.
 //!
 //! Change `program` and run it again: what is wrong is refused with the rank, the step and what was expected.
 
@@ -16,8 +16,8 @@ const RANKS: usize = 4;
 const COUNT: usize = 1 << 18;
 const ROUNDS: usize = 30;
 
-/// Rank `rank` of a ring. The buffer is cut into a part for each rank. Each part goes round twice: as a sum that grows, and
-/// then as the finished one.
+/// Rank `rank` of a ring. The buffer is cut into a part for each rank. Each part goes round twice: as a sum that grows,
+/// and then as the finished one.
 fn program(rank: usize, ranks: usize) -> Program {
     let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     // The part that is `k` ranks behind.

@@ -20,14 +20,15 @@
 //! | [`Config`] | the settings, also from variables `TINYNCCL_…` |
 //! | [`Error`] | names the call, the ranks, the expected and the received value, and the next step |
 //!
-//! `lib/examples` has programs: `cargo run -p tinynccl --example all_reduce`; `own_algorithm` makes a collective of its own.
+//! `lib/examples` has programs: `cargo run -p tinynccl --example all_reduce`; `own_algorithm` makes a collective of its
+//! own.
 //!
 //! # Below the calls
 //!
 //! A collective is data: an [`algorithm`] compiles a call into a [`schedule`], the executor runs it over
 //! [`transport`] links. The same value is verified, costed ([`topology`]), drawn and simulated ([`simulate`]). See
-//! SPEC.md for the architecture. What only computes is a crate below this one, `tinynccl-plan` (`lib/plan`), and has the
-//! same names here.
+//! SPEC.md for the architecture. What only computes is a crate below this one, `tinynccl-plan` (`lib/plan`), and has
+//! the same names here.
 
 pub mod bootstrap;
 pub mod comm;

@@ -71,7 +71,8 @@ pub(crate) unsafe fn create(
     if vector != 0 {
         return null(&softroce::Error::new(libc::EINVAL, "there is completion vector 0 alone"));
     }
-    // At least: a program with one request under way may leave the last one's completion in the queue (`ib_send_lat -e`).
+    // At least: a program with one request under way may leave the last one's completion in the queue, as
+    // `ib_send_lat -e` does.
     let cqe = if cqe > 0 { cqe.max(FEWEST) } else { cqe };
     let mut base = ibv_cq_ex { context, channel, cq_context, cqe, ..ibv_cq_ex::default() };
     cq_ex::table(&mut base);

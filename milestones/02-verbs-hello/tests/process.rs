@@ -1,5 +1,6 @@
-//! The program as a user runs it, over its own device in user space. Built with the feature `verbs`, the tests that need
-//! a device report that they are skipped where there is none; README.md shows how to run them in a virtual machine.
+//! The program as a user runs it, over its own device in user space. Built with the feature `verbs`, the tests that
+//! need a device report that they are skipped where there is none; README.md shows how to run them in a virtual
+//! machine.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

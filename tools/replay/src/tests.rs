@@ -239,7 +239,8 @@ fn waits_are_told_apart_by_the_trace_s_words() {
 }
 
 proptest! {
-    /// Whatever was recorded and wherever it is cut, the indices of what is shown are right, and nothing is shown twice.
+    /// Whatever was recorded and wherever it is cut, the indices of what is shown are right, and nothing is shown
+    /// twice.
     #[test]
     fn what_is_shown_is_whole(
         steps in proptest::collection::vec((0_u32..50, 0_u32..20, 0_u64..3, 0_u8..8), 1..60),

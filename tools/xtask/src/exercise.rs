@@ -5,7 +5,8 @@
 //! // over as many lines as it takes.
 //! ```
 //! says that a learner writes its body: exercise 2 of the milestone, explained in that section of its README. In Python
-//! the comment begins with `#`. `(How it works; needs GPU)` or `torch` says what the exercise cannot be checked without.
+//! the comment begins with `#`. `(How it works; needs GPU)` or `torch` says what the exercise cannot be checked
+//! without.
 
 use std::fmt;
 use std::ops::Range;

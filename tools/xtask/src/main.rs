@@ -39,7 +39,8 @@ enum Task {
         step: Step,
         /// This question only.
         question: Option<usize>,
-        /// The prediction; several times for several open questions. Without it they are read from the input, a line each.
+        /// The prediction; several times for several open questions. Without it they are read from the input, a line
+        /// each.
         #[arg(long, value_name = "TEXT")]
         answer: Vec<String>,
         /// Predict again what is locked; the first prediction is kept, and shown.

@@ -61,8 +61,8 @@ pub struct Locked {
     pub later: Vec<String>,
 }
 
-/// All predictions of a learner: `{"07": {"question's text": ["first", "later"]}}`. By the text, so that a question that
-/// was changed since is asked anew.
+/// All predictions of a learner: `{"07": {"question's text": ["first", "later"]}}`. By the text, so that a question
+/// that was changed since is asked anew.
 #[derive(Debug)]
 pub struct Predictions {
     file: PathBuf,

@@ -37,8 +37,8 @@ thread_local! {
 
 /// A queue pair as threads share it.
 ///
-/// Its machine is locked while packets are made of requests and while one is taken in, not while they are sent: a thread
-/// that sends a long message holds up nobody who has an acknowledgement for it.
+/// Its machine is locked while packets are made of requests and while one is taken in, not while they are sent: a
+/// thread that sends a long message holds up nobody who has an acknowledgement for it.
 ///
 /// Locks are taken in this order: who receives, the table of regions (for reading), who sends, a machine, a completion
 /// queue.

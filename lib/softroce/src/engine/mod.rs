@@ -1,8 +1,8 @@
 //! The engine: one for each card that a process has open. It moves packets between sockets and queue pairs.
 //!
 //! One thread waits for packets and timers, and sleeps while there are none. Whoever posts a request sends its packets
-//! at once in its own thread, as a card's doorbell starts it: the engine's thread is not woken for that. A second thread
-//! helps to receive where much comes in.
+//! at once in its own thread, as a card's doorbell starts it: the engine's thread is not woken for that. A second
+//! thread helps to receive where much comes in.
 //!
 //! | file | idea |
 //! | --- | --- |

@@ -123,13 +123,14 @@ impl Drive for Shared {
 }
 
 impl Shared {
-    /// Programs' threads wait for the engine's where it sends for the same queue pair. With few processors it may be one
-    /// of them that keeps it from running: a program that polls takes no pause.
+    /// Programs' threads wait for the engine's where it sends for the same queue pair. With few processors it may be
+    /// one of them that keeps it from running: a program that polls takes no pause.
     pub(super) fn programs_wait(&self) -> bool {
         !self.polling.to_spare
     }
 
-    /// Many bytes come in, and a program polls meanwhile: it sends requests, while the thread that receives them answers.
+    /// Many bytes come in, and a program polls meanwhile: it sends requests, while the thread that receives them
+    /// answers.
     pub(super) fn program_sends(&self) -> bool {
         self.polling.many_come() && now().saturating_sub(self.polling.polled.load(Ordering::Relaxed)) < LEFT_ALONE
     }

@@ -1,5 +1,5 @@
-//! Whether the processor can access memory that is about to be registered. A kernel's card pins its pages and fails with
-//! `EFAULT` otherwise; this one would find out when it copies, and take the program down.
+//! Whether the processor can access memory that is about to be registered. A kernel's card pins its pages and fails
+//! with `EFAULT` otherwise; this one would find out when it copies, and take the program down.
 //!
 //! A GPU's memory is the common case: it has addresses in the process, and the processor may not use them.
 
