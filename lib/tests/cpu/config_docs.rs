@@ -32,6 +32,11 @@ fn the_page_matches_the_code() {
         ),
         (softroce::LOSS_VARIABLE, "0 to 100", "Packets that get lost, in percent."),
         (softroce::DELAY_VARIABLE, "0 to 1e9", "Microseconds that each packet is held back before it is sent."),
+        (
+            "TINYROCE_SYSTEM_LIBRARY",
+            "path",
+            "The system's libibverbs, whose devices `libibverbs.so.1` lists before the card's; unset: that of the usual folders; empty: none.",
+        ),
         (softroce::TRACE_VARIABLE, "path", "Records all packets, sent and received, in a pcap file, for Wireshark."),
     ] {
         writeln!(page, "| `{name}` | {values} | (unset) | {meaning} |").expect("a String");

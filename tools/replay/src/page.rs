@@ -162,7 +162,7 @@ fn calls(out: &mut String, runs: &[Recording]) {
         let _ = write!(out, "<tr><th>{}</th>", look::escaped(name));
         let medians: Vec<Option<f64>> = times.iter().map(|times| median(&times.us)).collect();
         for (Times { us, by }, median) in times.iter().zip(&medians) {
-            let by = look::escaped(&by.iter().copied().collect::<Vec<_>>().join(", "));
+            let by = look::escaped(&by.iter().copied().filter(|by| !by.is_empty()).collect::<Vec<_>>().join(", "));
             let median = median.map_or(String::new(), |us| format!("{us:.1}"));
             let _ = write!(out, "<td>{}</td><td>{by}</td><td>{median}</td>", us.len());
         }
