@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
@@ -23,6 +24,10 @@ use crate::sync::lock;
 const ROOM: usize = 1 << 15;
 /// Datagrams in a row before others get their turn.
 const ROUNDS: usize = 64;
+/// The kernel tells of a new IPv4 address just before its routing table has it (`__inet_insert_ifa`), and until then
+/// no socket can be bound to it. That takes microseconds.
+const TRIES: usize = 50;
+const PAUSE: Duration = Duration::from_millis(1);
 /// The one port of a card.
 const PORT: Affected = Affected::Port(1);
 
@@ -148,6 +153,15 @@ impl Shared {
         if self.senders.iter().any(|sender| sender.local.ip() == ip) {
             return Ok(());
         }
-        self.open_sockets(ip)
+        let mut tries = TRIES;
+        loop {
+            match self.open_sockets(ip) {
+                Err(e) if e.errno() == libc::EADDRNOTAVAIL && ip.is_ipv4() && tries > 0 => {
+                    tries -= 1;
+                    std::thread::sleep(PAUSE);
+                }
+                result => return result,
+            }
+        }
     }
 }
