@@ -258,28 +258,17 @@ refused! {
 
 /// Acknowledges an event, by the object that it names. Events of ports and devices name none, and none waits for them.
 pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: the program's event; its type says which object it names.
-    let ours = unsafe {
-        let element = (*event).element;
-        match (*event).event_type {
-            IBV_EVENT_CQ_ERR => is_ours(element.cq),
-            IBV_EVENT_QP_FATAL
-            | IBV_EVENT_QP_REQ_ERR
-            | IBV_EVENT_QP_ACCESS_ERR
-            | IBV_EVENT_COMM_EST
-            | IBV_EVENT_SQ_DRAINED
-            | IBV_EVENT_PATH_MIG
-            | IBV_EVENT_PATH_MIG_ERR
-            | IBV_EVENT_QP_LAST_WQE_REACHED => is_ours(element.qp),
-            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => is_ours(element.srq),
-            // Ours have no work queues.
-            IBV_EVENT_WQ_FATAL => false,
-            _ => true,
+    // SAFETY: the program's event, whose object is live until this call.
+    unsafe {
+        let context = context_of_event(event);
+        if context.is_null() {
+            return;
         }
-    };
-    if !ours {
-        system!("IBVERBS_1.1" ibv_ack_async_event(event: *mut ibv_async_event));
+        if is_ours(context) {
+            return softroce_verbs::ibv_ack_async_event(event);
+        }
     }
+    system!("IBVERBS_1.1" ibv_ack_async_event(event: *mut ibv_async_event));
 }
 
 /// The list that is before each one that a program gets: that of the system's library, to be given back with it.

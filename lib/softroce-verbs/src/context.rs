@@ -1,15 +1,15 @@
 //! Contexts: opening, queries, asynchronous events.
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use softroce::{Affected, LIMITS, PortState};
 
 use crate::constants::*;
 use crate::device::Device;
 use crate::extended::*;
+use crate::named::Named;
 use crate::tables::{ibv_context_ops, verbs_context};
 use crate::types::*;
 use crate::{cq, cq_ex, give, null, qp, srq, take};
@@ -19,8 +19,7 @@ use crate::{cq, cq_ex, give, null, qp, srq, take};
 pub(crate) struct Context {
     base: verbs_context,
     pub(crate) inner: Arc<softroce::Context>,
-    /// Queue pairs by number: events name them.
-    pub(crate) qps: Mutex<HashMap<u32, usize>>,
+    pub(crate) named: Named,
 }
 
 impl Context {
@@ -83,7 +82,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
             abi_compat: EXTENDED,
         },
     };
-    let made = give(Context { base, inner, qps: Mutex::default() });
+    let made = give(Context { base, inner, named: Named::default() });
     // SAFETY: just made.
     unsafe { &raw mut (*made).base.context }
 }
@@ -353,17 +352,12 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, to: *mut
                 return -1;
             }
         };
-        let object = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
-        let element = match event.affected {
-            Affected::Qp(qpn) => {
-                let qps = context.qps.lock().unwrap_or_else(PoisonError::into_inner);
-                // One of a queue pair that is gone is nobody's.
-                let Some(&qp) = qps.get(&qpn) else { continue };
-                ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(qp) }
-            }
-            Affected::Cq(cookie) => ibv_async_event__bindgen_ty_1 { cq: object(cookie) },
-            Affected::Srq(cookie) => ibv_async_event__bindgen_ty_1 { srq: object(cookie).cast() },
-            Affected::Port(number) => ibv_async_event__bindgen_ty_1 { port_num: c_int::from(number) },
+        let element = match (event.affected, context.named.deliver(event.affected)) {
+            (Affected::Port(number), _) => ibv_async_event__bindgen_ty_1 { port_num: c_int::from(number) },
+            // Pointers to objects have one place in the union.
+            (_, Some(address)) => ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(address) },
+            // One of an object that is gone is nobody's.
+            (_, None) => continue,
         };
         // SAFETY: the program's place.
         unsafe { to.write(ibv_async_event { element, event_type: event.kind as ibv_event_type }) };
@@ -371,7 +365,36 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, to: *mut
     }
 }
 
-pub unsafe extern "C" fn ibv_ack_async_event(_event: *mut ibv_async_event) {}
+/// The context of the object that an event names; null for one of a port or a device.
+///
+/// # Safety
+/// An event that was not acknowledged.
+pub unsafe fn context_of_event(event: *const ibv_async_event) -> *mut ibv_context {
+    // SAFETY: by the caller; all objects that events name begin with their context.
+    unsafe {
+        match (*event).event_type {
+            IBV_EVENT_DEVICE_FATAL
+            | IBV_EVENT_PORT_ACTIVE
+            | IBV_EVENT_PORT_ERR
+            | IBV_EVENT_LID_CHANGE
+            | IBV_EVENT_PKEY_CHANGE
+            | IBV_EVENT_SM_CHANGE
+            | IBV_EVENT_CLIENT_REREGISTER
+            | IBV_EVENT_GID_CHANGE => std::ptr::null_mut(),
+            _ => (*(*event).element.qp).context,
+        }
+    }
+}
+
+pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: an event of ours that was not acknowledged, so its object is live.
+    unsafe {
+        let context = context_of_event(event);
+        if !context.is_null() {
+            Context::of(context).named.acknowledge((*event).element.qp as usize);
+        }
+    }
+}
 
 pub unsafe extern "C" fn ibv_fork_init() -> c_int {
     0

@@ -11,6 +11,7 @@ use crate::constants::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 use crate::context::Context;
 use crate::cq_ex;
 use crate::extended::ibv_cq_ex;
+use crate::named::PATIENCE;
 use crate::types::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc};
 use crate::{code, give, null, set_errno, take};
 
@@ -85,7 +86,12 @@ pub(crate) unsafe fn create(
         Context::of(context).inner.create_cq(cqe.max(0) as usize, cookie, channel)
     };
     match made {
-        Ok(inner) => Box::into_raw(Box::write(place, Cq { base, inner, current: UnsafeCell::default() })).cast(),
+        Ok(inner) => {
+            let made = Box::into_raw(Box::write(place, Cq { base, inner, current: UnsafeCell::default() }));
+            // SAFETY: an open context.
+            unsafe { Context::of(context) }.named.add(made as usize);
+            made.cast()
+        }
         Err(e) => null(&e),
     }
 }
@@ -104,7 +110,12 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: `create_cq` made it; the program does not use it any more.
-    let ours = unsafe { take::<Cq, _>(cq) };
+    let ours = unsafe {
+        if !Context::of((*cq).context).named.remove(cq as usize, PATIENCE) {
+            return libc::EBUSY;
+        }
+        take::<Cq, _>(cq)
+    };
     if let Some(channel) = ours.inner.channel() {
         channel.forget(ours.inner.cookie());
     }

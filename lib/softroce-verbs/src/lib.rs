@@ -15,6 +15,7 @@
 //! | `tables` | the tables of functions behind the inline calls of verbs.h |
 //! | `device`, `context`, `memory`, `cq` (and `cq_ex`), `ah`, `srq`, `qp` | one kind of object each |
 //! | `wr` | requests that are built call by call |
+//! | `named` | objects that events name stay until those are acknowledged |
 //! | `names` | numbers in words, and calls that this card has not |
 //!
 //! # Safety
@@ -45,6 +46,7 @@ mod cq_ex;
 mod device;
 mod extended;
 mod memory;
+mod named;
 mod names;
 mod qp;
 mod srq;

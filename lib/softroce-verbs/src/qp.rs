@@ -1,7 +1,7 @@
 //! Queue pairs: made, changed, asked, posted to.
 
 use std::ffi::{c_int, c_uint};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use softroce::{
     Access, AttrMask, Capacity, Datagram, QpAttr, QpInit, RecvRequest, Remote, SendFlags, SendOp, SendRequest, Service,
@@ -14,6 +14,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::extended::ibv_qp_init_attr_ex;
 use crate::memory::Pd;
+use crate::named::PATIENCE;
 use crate::srq::Srq;
 use crate::tables::ibv_qp_ex;
 use crate::types::*;
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     let made: *mut ibv_qp = crate::give(Qp { base: wr::table(base), inner, batch: Mutex::default() }).cast();
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
-    context.qps.lock().unwrap_or_else(PoisonError::into_inner).insert(qpn, made as usize);
+    context.named.add_qp(qpn, made as usize);
     made
 }
 
@@ -144,8 +145,9 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: `create` made it; the program does not use it any more.
     unsafe {
-        let context = Context::of((*qp).context);
-        context.qps.lock().unwrap_or_else(PoisonError::into_inner).remove(&(*qp).qp_num);
+        if !Context::of((*qp).context).named.remove(qp as usize, PATIENCE) {
+            return libc::EBUSY;
+        }
         drop(take::<Qp, _>(qp));
     }
     0

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use softroce::RecvRequest;
 
 use crate::constants::{IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQT_BASIC};
+use crate::context::Context;
 use crate::extended::ibv_srq_init_attr_ex;
 use crate::memory::Pd;
+use crate::named::PATIENCE;
 use crate::types::{ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::{code, null, qp, take};
 
@@ -34,7 +36,10 @@ unsafe fn create_from(pd: *mut ibv_pd, srq_context: *mut std::ffi::c_void, attr:
                 cond: libc::PTHREAD_COND_INITIALIZER,
                 events_completed: 0,
             };
-            Box::into_raw(Box::write(place, Srq { base, inner })).cast()
+            let made = Box::into_raw(Box::write(place, Srq { base, inner }));
+            // SAFETY: an open context.
+            unsafe { Context::of(context) }.named.add(made as usize);
+            made.cast()
         }
         Err(e) => null(&e),
     }
@@ -78,7 +83,12 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
 
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: `create` made it; the program does not use it any more.
-    drop(unsafe { take::<Srq, _>(srq) });
+    unsafe {
+        if !Context::of((*srq).context).named.remove(srq as usize, PATIENCE) {
+            return libc::EBUSY;
+        }
+        drop(take::<Srq, _>(srq));
+    }
     0
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use program_kit::testing::{self, output, refused, skipped};
+use program_kit::testing::{self, output, skipped};
 
 fn program() -> Command {
     testing::program(env!("CARGO_BIN_EXE_allreduce-verbs"))
@@ -37,6 +37,7 @@ fn three_ranks_reduce_over_rdma() {
 #[cfg(not(feature = "verbs"))]
 #[test]
 fn without_rdma_one_line_says_what_to_do() {
-    let errors = refused(program().env("TINYROCE_DEVICES", ","), 77, &["TINYROCE_DEVICES", "TINYNCCL_TRANSPORT=auto"]);
+    let errors =
+        testing::refused(program().env("TINYROCE_DEVICES", ","), 77, &["TINYROCE_DEVICES", "TINYNCCL_TRANSPORT=auto"]);
     assert_eq!(errors.lines().count(), 1, "{errors}");
 }

@@ -1,0 +1,96 @@
+//! The objects that asynchronous events name. A program's thread may look at one until it has acknowledged the event,
+//! so destroying the object waits for that, as in rdma-core (`ibv_get_async_event(3)`).
+
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use softroce::Affected;
+
+/// How long a program has to acknowledge an event whose object it destroys.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Those of one device.
+#[derive(Default)]
+pub(crate) struct Named {
+    objects: Mutex<Objects>,
+    acknowledged: Condvar,
+}
+
+#[derive(Default)]
+struct Objects {
+    /// By address: events that the program has, and has not acknowledged.
+    live: HashMap<usize, u32>,
+    /// Addresses of queue pairs, by number.
+    qps: HashMap<u32, usize>,
+}
+
+impl Named {
+    fn lock(&self) -> MutexGuard<'_, Objects> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A completion queue or a shared receive queue, whose events have its address as their cookie.
+    pub(crate) fn add(&self, address: usize) {
+        self.lock().live.insert(address, 0);
+    }
+
+    pub(crate) fn add_qp(&self, number: u32, address: usize) {
+        let mut objects = self.lock();
+        objects.qps.insert(number, address);
+        objects.live.insert(address, 0);
+    }
+
+    /// The address of the object that an event befell, for the program; `None` where it is destroyed.
+    pub(crate) fn deliver(&self, affected: Affected) -> Option<usize> {
+        let mut objects = self.lock();
+        let address = match affected {
+            Affected::Qp(number) => *objects.qps.get(&number)?,
+            Affected::Cq(cookie) | Affected::Srq(cookie) => cookie as usize,
+            Affected::Port(_) => return None,
+        };
+        *objects.live.get_mut(&address)? += 1;
+        Some(address)
+    }
+
+    pub(crate) fn acknowledge(&self, address: usize) {
+        if let Some(events) = self.lock().live.get_mut(&address) {
+            *events = events.saturating_sub(1);
+            self.acknowledged.notify_all();
+        }
+    }
+
+    /// Lets no more events name the object, once all that do are acknowledged. `false` after `patience`.
+    pub(crate) fn remove(&self, address: usize, patience: Duration) -> bool {
+        let busy = |objects: &mut Objects| objects.live.get(&address).is_some_and(|events| *events > 0);
+        let waited = self.acknowledged.wait_timeout_while(self.lock(), patience, busy);
+        let (mut objects, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
+        if outcome.timed_out() {
+            return false;
+        }
+        objects.live.remove(&address);
+        objects.qps.retain(|_, qp| *qp != address);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_stays_until_its_events_are_acknowledged() {
+        let named = Named::default();
+        named.add_qp(7, 0x1000);
+        named.add(0x2000);
+        assert_eq!([named.deliver(Affected::Qp(7)), named.deliver(Affected::Qp(7))], [Some(0x1000); 2]);
+        assert!(named.remove(0x2000, Duration::ZERO), "no event names it");
+        assert_eq!(named.deliver(Affected::Cq(0x2000)), None, "it is gone");
+        named.acknowledge(0x1000);
+        assert!(!named.remove(0x1000, Duration::ZERO), "one of two is acknowledged");
+        named.acknowledge(0x1000);
+        assert!(named.remove(0x1000, Duration::ZERO));
+        assert_eq!(named.deliver(Affected::Qp(7)), None);
+        named.acknowledge(0x1000);
+    }
+}
