@@ -17,10 +17,10 @@
 //! | the rest | `frame` (bytes to messages), `intake` (reads the streams) | `memory`, `words` (the ring), `single_copy`, `socket` | – | `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs) |
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
-//! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] wrap a pair of any transport. [`relay`] joins links
-//! where two ranks do not reach each other. All transports share the rest: `handshake` and `stream` (dialing and its proofs),
-//! `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors over Unix sockets),
-//! `linger`, and `wait` (deadlines).
+//! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] wrap a pair of any transport. [`relay`] joins
+//! links where two ranks do not reach each other. All transports share the rest: `handshake` and `stream` (dialing and
+//! its proofs), `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors over Unix
+//! sockets), `linger`, and `wait` (deadlines).
 //!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
