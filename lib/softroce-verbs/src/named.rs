@@ -19,10 +19,18 @@ pub(crate) struct Named {
 
 #[derive(Default)]
 struct Objects {
-    /// By address: events that the program has, and has not acknowledged.
-    live: HashMap<usize, u32>,
+    /// By address.
+    live: HashMap<usize, Object>,
     /// Addresses of queue pairs, by number.
     qps: HashMap<u32, usize>,
+}
+
+#[derive(Default)]
+struct Object {
+    /// Events that the program has, and has not acknowledged.
+    events: u32,
+    /// A queue pair's number.
+    number: Option<u32>,
 }
 
 impl Named {
@@ -32,13 +40,13 @@ impl Named {
 
     /// A completion queue or a shared receive queue, whose events have its address as their cookie.
     pub(crate) fn add(&self, address: usize) {
-        self.lock().live.insert(address, 0);
+        self.lock().live.insert(address, Object::default());
     }
 
     pub(crate) fn add_qp(&self, number: u32, address: usize) {
         let mut objects = self.lock();
         objects.qps.insert(number, address);
-        objects.live.insert(address, 0);
+        objects.live.insert(address, Object { events: 0, number: Some(number) });
     }
 
     /// The address of the object that an event befell, for the program; `None` where it is destroyed.
@@ -49,27 +57,28 @@ impl Named {
             Affected::Cq(cookie) | Affected::Srq(cookie) => cookie as usize,
             Affected::Port(_) => return None,
         };
-        *objects.live.get_mut(&address)? += 1;
+        objects.live.get_mut(&address)?.events += 1;
         Some(address)
     }
 
     pub(crate) fn acknowledge(&self, address: usize) {
-        if let Some(events) = self.lock().live.get_mut(&address) {
-            *events = events.saturating_sub(1);
+        if let Some(object) = self.lock().live.get_mut(&address) {
+            object.events = object.events.saturating_sub(1);
             self.acknowledged.notify_all();
         }
     }
 
     /// Lets no more events name the object, once all that do are acknowledged. `false` after `patience`.
     pub(crate) fn remove(&self, address: usize, patience: Duration) -> bool {
-        let busy = |objects: &mut Objects| objects.live.get(&address).is_some_and(|events| *events > 0);
+        let busy = |objects: &mut Objects| objects.live.get(&address).is_some_and(|object| object.events > 0);
         let waited = self.acknowledged.wait_timeout_while(self.lock(), patience, busy);
         let (mut objects, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
         if outcome.timed_out() {
             return false;
         }
-        objects.live.remove(&address);
-        objects.qps.retain(|_, qp| *qp != address);
+        if let Some(number) = objects.live.remove(&address).and_then(|object| object.number) {
+            objects.qps.remove(&number);
+        }
         true
     }
 }
