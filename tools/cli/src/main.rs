@@ -4,6 +4,8 @@
 #[cfg(feature = "doctor")]
 mod doctor;
 mod html;
+#[cfg(feature = "doctor")]
+mod mesh;
 mod picture;
 mod played;
 mod program;
@@ -39,6 +41,8 @@ enum Command {
     #[cfg(feature = "doctor")]
     Doctor(doctor::Options),
     #[cfg(feature = "doctor")]
+    Mesh(mesh::Options),
+    #[cfg(feature = "doctor")]
     Run(run::Options),
     /// Writes a page that plays a run from its trace, or two runs side by side.
     Replay(replay::Options),
@@ -47,19 +51,23 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    program_kit::exit_code(run().map(|()| 0), |_| false)
+    program_kit::exit_code(run(), |_| false)
 }
 
-fn run() -> Result<()> {
-    match Options::parse().command {
+/// The exit status.
+fn run() -> Result<i32> {
+    let done = match Options::parse().command {
         Command::Schedule(options) => schedule::run(&options),
         #[cfg(feature = "doctor")]
         Command::Doctor(options) => doctor::run(&options),
         #[cfg(feature = "doctor")]
+        Command::Mesh(options) => return mesh::run(&options),
+        #[cfg(feature = "doctor")]
         Command::Run(options) => run::run(&options),
         Command::Replay(options) => replay::run(&options),
         Command::Simulate(options) => simulate::run(&options),
-    }
+    };
+    done.map(|()| 0)
 }
 
 /// Writes to the standard output. A reader that has gone, as `head`, is no error.

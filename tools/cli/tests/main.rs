@@ -2,6 +2,8 @@
 
 #[cfg(feature = "doctor")]
 mod doctor;
+#[cfg(feature = "doctor")]
+mod mesh;
 mod replay;
 #[cfg(feature = "doctor")]
 mod run;

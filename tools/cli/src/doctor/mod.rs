@@ -5,7 +5,7 @@ mod host;
 mod milestones;
 pub(crate) mod nccl;
 mod nccl_symbols;
-mod network;
+pub(crate) mod network;
 mod rdma;
 mod report;
 mod software;
