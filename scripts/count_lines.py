@@ -4,7 +4,7 @@
     scripts/count_lines.py [REVISION]      default: HEAD
 
 Production code is Rust without blank lines, comments and tests: no files of tests, benches and fuzz targets, and no items
-under #[cfg(test)]. The last line has all lines of all text files.
+under #[cfg(test)], nor modules that such an item names. The last line has all lines of all text files.
 """
 import collections
 import re
@@ -40,6 +40,16 @@ def end_of_item(lines, i):
     return i
 
 
+def test_modules(path, text):
+    """The files and folders of the modules that only tests build."""
+    folder = path.rsplit("/", 1)[0]
+    if path.rsplit("/", 1)[-1] not in ("mod.rs", "lib.rs", "main.rs"):
+        folder = path.removesuffix(".rs")
+    for name in re.findall(r"^#\[cfg\((?:test|a(?:ll|ny)\(test)[^\n]*\n(?:#\[[^\n]*\n)*(?:pub(?:\(crate\))? )?mod (\w+);", text, re.M):
+        yield f"{folder}/{name}.rs"
+        yield f"{folder}/{name}/"
+
+
 def code_lines(text):
     if re.search(r"^#!\[cfg\(test\)\]", text, re.M):
         return 0
@@ -57,10 +67,11 @@ def code_lines(text):
 def main():
     revision = sys.argv[1] if len(sys.argv) > 1 else "HEAD"
     rooms, every = collections.Counter(), 0
-    for path in git("ls-tree", "-r", "--name-only", revision).splitlines():
-        text = git("show", f"{revision}:{path}")
+    texts = {path: git("show", f"{revision}:{path}") for path in git("ls-tree", "-r", "--name-only", revision).splitlines()}
+    tests = tuple(module for path, text in texts.items() if path.endswith(".rs") for module in test_modules(path, text))
+    for path, text in texts.items():
         every += text.count("\n")
-        if path.endswith(".rs") and not is_test(path):
+        if path.endswith(".rs") and not is_test(path) and not path.startswith(tests):
             rooms["/".join(path.split("/")[:2])] += code_lines(text)
     for room, lines in rooms.most_common():
         print(f"{lines:7} {room}")
