@@ -116,6 +116,17 @@ pub enum Error {
         detail: String,
     },
 
+    /// A connection between processes that have no ranks (`tinynccl::net`) failed.
+    #[error("{op}: {connection}: {detail}")]
+    Connection {
+        /// Operation that detected it.
+        op: String,
+        /// Both ends, with their addresses.
+        connection: String,
+        /// Expected, got, next step.
+        detail: String,
+    },
+
     /// The operating system refused something.
     #[error("{op}: {detail}: {}", os_error(*errno))]
     Os {

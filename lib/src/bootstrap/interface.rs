@@ -154,17 +154,38 @@ fn judge(local: &[LocalAddress], address: SocketAddr, same_host: bool) -> Option
 }
 
 fn same_subnet(local: &LocalAddress, ip: IpAddr) -> bool {
-    match (local.ip, ip) {
+    in_subnet(local.ip, local.prefix, ip)
+}
+
+/// Whether `ip` is in the subnet of `own`.
+pub(crate) fn in_subnet(own: IpAddr, prefix: u8, ip: IpAddr) -> bool {
+    match (own, ip) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(local.prefix.min(32))).unwrap_or(0);
-            local.prefix > 0 && (a.to_bits() ^ b.to_bits()) & mask == 0
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
+            prefix > 0 && (a.to_bits() ^ b.to_bits()) & mask == 0
         }
         (IpAddr::V6(a), IpAddr::V6(b)) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(local.prefix.min(128))).unwrap_or(0);
-            local.prefix > 0 && (a.to_bits() ^ b.to_bits()) & mask == 0
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
+            prefix > 0 && (a.to_bits() ^ b.to_bits()) & mask == 0
         }
         _ => false,
     }
+}
+
+/// Pairs of one of `ours` and one of `theirs` ports that reach each other, each port in one pair at most. Both ends
+/// compute the same pairs if they agree on whose are ours: those of the same place in both lists first, so that several
+/// connections spread over several ports.
+pub(crate) fn pair_up(ours: usize, theirs: usize, reach: impl Fn(usize, usize) -> bool) -> Vec<(usize, usize)> {
+    let mut pairs: Vec<(usize, usize)> =
+        (0..ours).flat_map(|o| (0..theirs).map(move |t| (o, t))).filter(|&(o, t)| reach(o, t)).collect();
+    pairs.sort_by_key(|&(o, t)| (o.abs_diff(t), o, t));
+    let mut best: Vec<(usize, usize)> = Vec::new();
+    for &(o, t) in &pairs {
+        if !best.iter().any(|&(bo, bt)| bo == o || bt == t) {
+            best.push((o, t));
+        }
+    }
+    best
 }
 
 /// The address from which the kernel would talk to `peer`: connecting a UDP socket looks the route up and sends

@@ -164,6 +164,18 @@ config! {
         "Workers of such a collective: threads that carry chunks between the hosts, each over links of its own. The ranks take the smallest number that one of them has.";
     nccl_library: Option<String> = None, "TINYNCCL_NCCL_LIB", "a file",
         "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
+    net_streams: usize = 4, "TINYNCCL_NET_STREAMS", "1 to 16",
+        "Under NVIDIA's NCCL (docs/nccl-net.md): TCP streams of a connection, on all its pairs of ports in turn. Messages over 32 KiB are cut into pieces, and each stream takes the next piece when it has sent one.";
+    net_threads: usize = 0, "TINYNCCL_NET_THREADS", "0 to 16; 0: a quarter of the cores, 1 to 4",
+        "Under NVIDIA's NCCL: threads of a process that read and write its connections.";
+    net_chunk: usize = 256 << 10, "TINYNCCL_NET_CHUNK", "bytes, 32K to 4M",
+        "Under NVIDIA's NCCL: largest piece of a message.";
+    net_inline: usize = 16 << 10, "TINYNCCL_NET_INLINE", "bytes, 0 to 32K",
+        "Under NVIDIA's NCCL: largest message that the thread which sends it writes itself (it never waits); longer ones, and those that find the streams busy, are left to the threads of TINYNCCL_NET_THREADS.";
+    net_window: usize = 16 << 20, "TINYNCCL_NET_WINDOW", "bytes, 1M to 1G, 4 * TINYNCCL_NET_CHUNK at least",
+        "Under NVIDIA's NCCL: bytes of one tag of a connection that may be under way to receives which are not posted yet, and so the memory that they take at most. All processes must set the same.";
+    net_speed: usize = 0, "TINYNCCL_NET_SPEED", "Mbit/s; 0: the sum of the interfaces' speeds",
+        "Under NVIDIA's NCCL: the speed that NCCL is told, from which it chooses algorithms and the number of channels.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -215,6 +227,12 @@ impl Config {
             range("TINYNCCL_STAGE", self.stage, 4 << 10, 16 << 20)?;
         }
         range("TINYNCCL_TCP_STREAMS", self.tcp_streams, 1, MAX_STREAMS)?;
+        range("TINYNCCL_NET_STREAMS", self.net_streams, 1, MAX_STREAMS)?;
+        range("TINYNCCL_NET_THREADS", self.net_threads, 0, 16)?;
+        range("TINYNCCL_NET_CHUNK", self.net_chunk, 32 << 10, 4 << 20)?;
+        range("TINYNCCL_NET_INLINE", self.net_inline, 0, 32 << 10)?;
+        range("TINYNCCL_NET_WINDOW", self.net_window, (1 << 20).max(4 * self.net_chunk), 1 << 30)?;
+        range("TINYNCCL_NET_SPEED", self.net_speed, 0, i32::MAX as usize)?;
         range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)?;
         range("TINYNCCL_TRACE_EVENTS", self.trace_events, 1, 256 << 20)
     }

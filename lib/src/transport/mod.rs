@@ -58,7 +58,7 @@ pub mod inproc;
 pub mod paced;
 pub mod relay;
 
-mod conn;
+pub(crate) mod conn;
 mod endpoint;
 #[cfg(all(test, loom))]
 pub(crate) mod explore;
@@ -66,7 +66,7 @@ mod fabric;
 pub(crate) mod fence;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod handshake;
+pub(crate) mod handshake;
 pub(crate) mod huge;
 mod info;
 mod linger;
@@ -74,10 +74,10 @@ pub(crate) mod mapping;
 pub(crate) mod packet;
 mod pagemap;
 pub(crate) mod shm;
-mod stream;
-mod tcp;
+pub(crate) mod stream;
+pub(crate) mod tcp;
 mod verbs;
-mod wait;
+pub(crate) mod wait;
 
 pub use crate::doorbell::Doorbell;
 pub use conn::Conn;

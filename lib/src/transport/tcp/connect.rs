@@ -1,7 +1,7 @@
 //! The dialing side: tries the peer's addresses until one of them answers as the peer.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,13 +109,18 @@ fn attempt(
     wait: &Wait<'_>,
     who: &Peer,
 ) -> Result<TcpStream, Failure> {
-    let mut socket = open(addr, sockets, wait)?;
+    let mut socket = open(None, addr, sockets, wait)?;
     greet(&mut socket, caller, wait, who)?;
     Ok(socket)
 }
 
-/// A connection to `addr`.
-fn open(addr: SocketAddr, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
+/// A connection to `addr`, from the address `from` if one is given.
+pub(crate) fn open(
+    from: Option<IpAddr>,
+    addr: SocketAddr,
+    sockets: &SocketOptions,
+    wait: &Wait<'_>,
+) -> Result<TcpStream, Failure> {
     let os = |e: std::io::Error| match e.kind() {
         ErrorKind::ConnectionRefused => Failure::Wrong(e.to_string()),
         ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Failure::Slow(format!("{e}{OTHER_NETWORK}")),
@@ -124,6 +129,9 @@ fn open(addr: SocketAddr, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<Tc
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).map_err(os)?;
     socket.set_nonblocking(true).map_err(os)?;
     sockets.dialing(&SockRef::from(&socket), addr);
+    if let Some(from) = from {
+        socket.bind(&SocketAddr::new(from, 0).into()).map_err(os)?;
+    }
     match socket.connect(&addr.into()) {
         Ok(()) => {}
         Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {

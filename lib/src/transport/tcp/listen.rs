@@ -19,9 +19,9 @@ use crate::transport::stream::StreamConn;
 
 /// A listening socket on one address.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(crate) struct Port {
     listener: Kept<TcpListener>,
-    pub(super) addr: SocketAddr,
+    pub(crate) addr: SocketAddr,
     sockets: SocketOptions,
 }
 
@@ -30,7 +30,7 @@ impl Port {
     ///
     /// # Errors
     /// [`Error::Config`] when all ports of the range are taken, [`Error::Os`] for anything else.
-    pub(super) fn bind(ip: IpAddr, range: Option<PortRange>, sockets: &SocketOptions) -> Result<Port> {
+    pub(crate) fn bind(ip: IpAddr, range: Option<PortRange>, sockets: &SocketOptions) -> Result<Port> {
         let bind = |port: u16| {
             let addr = SocketAddr::new(ip, port);
             let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
@@ -71,7 +71,7 @@ impl AsFd for Port {
 }
 
 /// The next connection, if there is one.
-pub(super) fn incoming(port: &Port) -> std::io::Result<Option<StreamConn<TcpStream>>> {
+pub(crate) fn incoming(port: &Port) -> std::io::Result<Option<StreamConn<TcpStream>>> {
     match port.listener.accept() {
         Ok((socket, from)) => {
             socket.set_nonblocking(true)?;

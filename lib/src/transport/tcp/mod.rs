@@ -38,8 +38,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
+pub(crate) use connect::open;
 pub(crate) use fabric::bind;
-use options::SocketOptions;
+pub(crate) use listen::{Port, incoming};
+pub(crate) use options::SocketOptions;
 
 use super::linger::Linger;
 use super::stream::CLOSED;
@@ -97,7 +99,7 @@ fn pair(sockets: Vec<TcpStream>, peer: Peer, options: &LinkOptions, linger: &Arc
     })
 }
 
-fn describe(addr: SocketAddr) -> String {
+pub(crate) fn describe(addr: SocketAddr) -> String {
     // An IPv4 peer seen through an IPv6 socket is still an IPv4 peer.
     SocketAddr::new(addr.ip().to_canonical(), addr.port()).to_string()
 }

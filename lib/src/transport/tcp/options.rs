@@ -28,7 +28,7 @@ impl SocketOptions {
     }
 
     /// For a socket that will dial `to`.
-    pub(super) fn dialing(&self, socket: &SockRef<'_>, to: SocketAddr) {
+    pub(crate) fn dialing(&self, socket: &SockRef<'_>, to: SocketAddr) {
         self.common(socket);
         let local = || source_for(to).is_ok_and(|source| source == to.ip());
         if let Some(name) = &self.congestion {

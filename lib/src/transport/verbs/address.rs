@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::bootstrap::interface::pair_up;
+
 /// A port of an RDMA device: how others reach it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbsAddress {
@@ -47,19 +49,7 @@ impl fmt::Display for VerbsAddress {
 /// Pairs of indices into `ours` and `theirs` that share a subnet. Both ends compute the same pairs, the lower rank with
 /// itself as `ours`: pairs of the same place in both lists first, so that several links spread over several devices.
 pub(crate) fn pairs(ours: &[VerbsAddress], theirs: &[VerbsAddress]) -> Vec<(usize, usize)> {
-    let mut pairs: Vec<(usize, usize)> = (0..ours.len())
-        .flat_map(|o| (0..theirs.len()).map(move |t| (o, t)))
-        .filter(|&(o, t)| ours.get(o).zip(theirs.get(t)).is_some_and(|(o, t)| o.same_subnet(t)))
-        .collect();
-    // One pair per device of ours before any device is used twice.
-    pairs.sort_by_key(|&(o, t)| (o.abs_diff(t), o, t));
-    let mut best: Vec<(usize, usize)> = Vec::new();
-    for &(o, t) in &pairs {
-        if !best.iter().any(|&(bo, bt)| bo == o || bt == t) {
-            best.push((o, t));
-        }
-    }
-    best
+    pair_up(ours.len(), theirs.len(), |o, t| ours.get(o).zip(theirs.get(t)).is_some_and(|(o, t)| o.same_subnet(t)))
 }
 
 /// A list of addresses in words.

@@ -1,0 +1,20 @@
+//! A network plugin of NVIDIA's NCCL: `NCCL_NET_PLUGIN=tinynccl` loads `libnccl-net-tinynccl.so`, and NCCL's data between
+//! hosts goes over tinynccl's connections ([`tinynccl::net`]). `docs/nccl-net.md` says how to use it.
+//!
+//! | module | idea |
+//! |---|---|
+//! | `abi` | what all versions of NCCL's interface have in common |
+//! | `v8` to `v12` | the tables, each with what is different in its version |
+//! | `plugin` | the functions behind all tables |
+//! | `device` | the one device that NCCL is shown |
+//! | `logger` | our log through NCCL's |
+
+pub mod abi;
+mod device;
+mod logger;
+mod plugin;
+pub mod v10;
+pub mod v11;
+pub mod v12;
+pub mod v8;
+pub mod v9;

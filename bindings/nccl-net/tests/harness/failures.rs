@@ -1,0 +1,144 @@
+//! Strangers, peers that die, closing in flight.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+
+use nccl_net_tinynccl::abi::Status;
+
+use super::again::{self, hear, hex, say, unhex};
+use super::api::*;
+
+/// The port for IPv4, as a handle says it.
+fn port(handle: &Handle) -> u16 {
+    u16::from_le_bytes([handle[36], handle[37]])
+}
+
+#[test]
+fn closing_with_requests_in_flight_touches_no_memory_afterwards() {
+    for version in VERSIONS {
+        let api = Api::init(version);
+        for receiver_first in [true, false] {
+            let pair = api.pair();
+            let data = pattern(4 << 20, 1);
+            let mut got = vec![vec![0u8; 4 << 20]; 3];
+            for got in &mut got {
+                api.irecv(pair.recv, &mut [(got, 0)]).unwrap();
+                api.isend(pair.send, &data, 0).unwrap();
+            }
+            if receiver_first {
+                api.close_recv(pair.recv);
+                got.iter_mut().for_each(|g| g.fill(0x55));
+                api.close_send(pair.send);
+            } else {
+                api.close_send(pair.send);
+                api.close_recv(pair.recv);
+                got.iter_mut().for_each(|g| g.fill(0x55));
+            }
+            // What is on its way would land while the next connection works.
+            let next = api.pair();
+            let mut small = vec![0; 100];
+            let recv = api.irecv(next.recv, &mut [(&mut small, 0)]).unwrap();
+            let send = api.isend(next.send, &data[..100], 0).unwrap();
+            assert_eq!((api.wait(send, 1), api.wait(recv, 1)), (vec![100], vec![100]));
+            next.close();
+            assert!(got.iter().flatten().all(|b| *b == 0x55), "version {version}");
+        }
+        api.finalize();
+    }
+}
+
+#[test]
+fn what_was_sent_arrives_after_the_sender_has_closed() {
+    let api = Api::init(12);
+    let pair = api.pair();
+    let data = pattern(200_000, 3);
+    let send = api.isend(pair.send, &data, 0).unwrap();
+    api.wait(send, 1);
+    api.close_send(pair.send);
+    let mut got = vec![0; 200_000];
+    let recv = api.irecv(pair.recv, &mut [(&mut got, 0)]).unwrap();
+    assert_eq!(api.wait(recv, 1), [200_000]);
+    assert!(got == data);
+    // Nothing more will come.
+    let mut more = [0u8; 1];
+    until("the end", || match api.irecv(pair.recv, &mut [(&mut more, 0)]) {
+        Ok(request) => Some(api.fails(request)),
+        Err(status) => Some(status),
+    });
+    api.close_recv(pair.recv);
+    api.finalize();
+}
+
+#[test]
+fn a_stranger_at_the_port_is_turned_away() {
+    let api = Api::init(12);
+    let (handle, listen) = api.listen();
+    // One that speaks something else, one that says nothing, one that goes at once.
+    let mut web = TcpStream::connect((Ipv4Addr::LOCALHOST, port(&handle))).unwrap();
+    web.write_all(
+        b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything, for as long as it takes to be long\r\n\r\n",
+    )
+    .unwrap();
+    let silent = TcpStream::connect((Ipv4Addr::LOCALHOST, port(&handle))).unwrap();
+    drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port(&handle))).unwrap());
+    let mut answer = Vec::new();
+    web.set_read_timeout(Some(LIMIT)).unwrap();
+    // Closed, or reset because it had said more than was read.
+    let _ = web.read_to_end(&mut answer);
+    assert!(answer.is_empty(), "nothing is told to strangers");
+    // One with another secret.
+    let mut wrong = handle;
+    wrong[8] ^= 1;
+    let refused = until("a refusal", || api.try_connect(&mut wrong).err());
+    assert_eq!(refused, Status::RemoteError);
+    assert!(LOG.lock().unwrap().contains("does not know this job's secret"), "{}", LOG.lock().unwrap());
+    // The right one still gets in.
+    let (send, recv) = api.meet(handle, listen);
+    drop(silent);
+    Pair { api, send, recv }.close();
+    api.close_listen(listen);
+    api.finalize();
+}
+
+#[test]
+fn a_text_that_is_no_handle_is_refused() {
+    let api = Api::init(12);
+    assert_eq!(api.try_connect(&mut [7; 128]), Err(Status::InvalidUsage));
+    assert!(LOG.lock().unwrap().contains("expected a handle of this plugin"));
+    api.finalize();
+}
+
+#[test]
+fn a_killed_peer_is_an_error_with_its_address() {
+    if again::role().is_some() {
+        let api = Api::init(12);
+        let (handle, listen) = api.listen();
+        say(&hex(&handle));
+        api.meet(unhex(&hear()), listen);
+        say("connected");
+        // Until it is killed.
+        hear();
+        return;
+    }
+    let api = Api::init(12);
+    let mut peer = again::start(&[], "failures::a_killed_peer_is_an_error_with_its_address", "peer", &[]);
+    let (handle, listen) = api.listen();
+    let theirs = unhex(&peer.line());
+    peer.tell(&hex(&handle));
+    let (send, recv) = api.meet(theirs, listen);
+    assert_eq!(peer.line(), "connected");
+    // The peer does not receive: more than its window and the kernel take stays open.
+    let data = pattern(64 << 20, 0);
+    let mut got = [0u8; 8];
+    let (sending, receiving) = (api.isend(send, &data, 0).unwrap(), api.irecv(recv, &mut [(&mut got, 0)]).unwrap());
+    assert_eq!((api.test(sending, 1), api.test(receiving, 1)), (Ok(None), Ok(None)));
+    peer.kill();
+    assert_eq!((api.fails(sending), api.fails(receiving)), (Status::RemoteError, Status::RemoteError));
+    let log = LOG.lock().unwrap().clone();
+    assert!(log.contains("look at that rank's output") && log.contains("connection between"), "{log}");
+    assert_eq!(api.isend(send, &data[..1], 0), Err(Status::RemoteError), "and so does what comes later");
+    api.close_send(send);
+    api.close_recv(recv);
+    api.close_listen(listen);
+    api.finalize();
+}

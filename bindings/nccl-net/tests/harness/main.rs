@@ -1,0 +1,20 @@
+//! Drives the plugin's tables as NCCL does: the library is loaded, the tables are found by name, calls are polled, and
+//! every byte is checked; for every version.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `api` | one interface over the tables of all versions |
+//! | `layout` | the structures, against NCCL's headers |
+//! | `transfers` | connections and messages within a process |
+//! | `ring` | ranks as threads and as processes |
+//! | `failures` | strangers, peers that die, closing in flight |
+//! | `nodes` | network namespaces as nodes, with a cable per pair |
+//! | `again` | this program again, as another process |
+
+mod again;
+mod api;
+mod failures;
+mod layout;
+mod nodes;
+mod ring;
+mod transfers;

@@ -1,0 +1,231 @@
+//! Network namespaces as nodes: a cable per pair, each with a subnet of its own, which NCCL's own sockets cannot use.
+//! Needs `unshare` and `ip`, and user namespaces where it is not run by root.
+
+use std::process::{Command, Stdio};
+
+use nccl_net_tinynccl::abi::Status;
+
+use super::again::{self, Process, hear, hex, say, unhex};
+use super::api::*;
+
+/// This process's place in a test of `nodes`: the test again within namespaces of its own, or a node, or none yet.
+enum Place {
+    Inside,
+    Node(String),
+}
+
+fn place(test: &str) -> Option<Place> {
+    match again::role() {
+        Some(role) if role == "inside" => Some(Place::Inside),
+        Some(role) => Some(Place::Node(role)),
+        None => {
+            if let Err(why) = possible() {
+                eprintln!("SKIPPED: {test}: {why}");
+                return None;
+            }
+            // The user namespace makes us root over network namespaces.
+            again::start(&["unshare", "-Urn"], test, "inside", &[]).finish();
+            None
+        }
+    }
+}
+
+fn possible() -> Result<(), String> {
+    for (program, arguments) in [("ip", &["-V"][..]), ("unshare", &["-Urn", "true"])] {
+        let run = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        match run {
+            Ok(status) if status.success() => {}
+            Ok(_) => return Err(format!("{program} {} fails: no user namespaces here?", arguments.join(" "))),
+            Err(e) => return Err(format!("{program}: {e}")),
+        }
+    }
+    // veth pairs need a module that some kernels lack.
+    let veth = ["-Urn", "ip", "link", "add", "name", "x", "type", "veth", "peer", "name", "y"];
+    let made = Command::new("unshare").args(veth).stderr(Stdio::null()).status();
+    if made.is_ok_and(|s| s.success()) { Ok(()) } else { Err("no veth devices here".to_owned()) }
+}
+
+fn ip(words: &str) {
+    let status = Command::new("ip").args(words.split(' ')).status().expect("ip");
+    assert!(status.success(), "ip {words}");
+}
+
+/// A node in a network namespace of its own, in which it waits.
+fn node(test: &str, name: &str, settings: &[(&str, &str)]) -> Process {
+    let mut node = again::start(&["unshare", "-n"], test, name, settings);
+    assert_eq!(node.line(), "here");
+    node
+}
+
+/// A cable between two nodes, with 10.0.`subnet`.0/30.
+fn cable(a: (&str, &Process), b: (&str, &Process), subnet: u8) {
+    ip(&format!("link add name {} netns {} type veth peer name {} netns {}", a.0, a.1.id(), b.0, b.1.id()));
+    let inside = |node: &Process, words: &str| {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &node.id().to_string(), "-n", "ip"]).args(words.split(' ')).output().expect("nsenter")
+    };
+    for (end, (name, node)) in [(1, a), (2, b)] {
+        for words in [format!("addr add 10.0.{subnet}.{end}/30 dev {name}"), format!("link set {name} up")] {
+            let run = inside(node, &words);
+            assert!(run.status.success(), "{words} in node {name}: {}", String::from_utf8_lossy(&run.stderr));
+        }
+    }
+    // The kernel takes a moment to see that both ends are plugged in.
+    for (name, node) in [a, b] {
+        until("a cable that is up", || {
+            let shown = inside(node, &format!("-o link show dev {name}")).stdout;
+            String::from_utf8_lossy(&shown).contains("state UP").then_some(())
+        });
+    }
+}
+
+/// Bytes that an interface of this node has sent.
+fn sent_over(interface: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/net/dev").unwrap();
+    let line = text.lines().find_map(|l| l.trim().strip_prefix(interface)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {interface} in {text}")).split_whitespace().nth(8).unwrap().parse().unwrap()
+}
+
+/// What a node does: it listens, connects to those that it is told of, sends to each and receives from each.
+fn talk(name: &str) {
+    const LEN: usize = 4 << 20;
+    say("here");
+    assert_eq!(hear(), "cabled");
+    let api = Api::init(12);
+    let (handle, listen) = api.listen();
+    say(&hex(&handle));
+    // NAME HANDLE INTERFACE, each of them a peer.
+    let peers: Vec<(String, Handle, String)> = hear()
+        .split(';')
+        .map(|peer| {
+            let words: Vec<&str> = peer.split(' ').collect();
+            (words[0].to_owned(), unhex(words[1]), words[2].to_owned())
+        })
+        .collect();
+    let mut handles: Vec<Handle> = peers.iter().map(|p| p.1).collect();
+    let mut sends: Vec<Comm> = vec![std::ptr::null_mut(); peers.len()];
+    let mut recvs: Vec<Comm> = Vec::new();
+    until("all peers", || {
+        for (send, handle) in sends.iter_mut().zip(&mut handles).filter(|(s, _)| s.is_null()) {
+            *send = api.try_connect(handle).unwrap_or_else(failed);
+        }
+        if recvs.len() < peers.len() {
+            recvs.extend(Some(api.try_accept(listen).unwrap_or_else(failed)).filter(|r| !r.is_null()));
+        }
+        (recvs.len() == peers.len() && sends.iter().all(|s| !s.is_null())).then_some(())
+    });
+    let seed = name.as_bytes()[0] as usize;
+    let data = pattern(LEN, seed);
+    let mut got = vec![vec![0u8; LEN]; peers.len()];
+    let requests: Vec<Comm> =
+        recvs.iter().zip(&mut got).map(|(recv, got)| api.irecv(*recv, &mut [(got, 0)]).unwrap()).collect();
+    let sending: Vec<Comm> = sends.iter().map(|send| api.isend(*send, &data, 0).unwrap()).collect();
+    requests.into_iter().chain(sending).for_each(|r| drop(api.wait(r, 1)));
+    for (peer, ..) in &peers {
+        let seed = peer.as_bytes()[0] as usize;
+        assert!(got.iter().any(|g| is_pattern(g, seed)), "node {name} got nothing right from {peer}");
+    }
+    // The cables of a node go with it.
+    say("received");
+    assert_eq!(hear(), "count");
+    for (peer, _, interface) in &peers {
+        let sent = sent_over(interface);
+        assert!((LEN as u64..2 * LEN as u64).contains(&sent), "{name} to {peer}: {sent} bytes over {interface}");
+    }
+    say("counted");
+    assert_eq!(hear(), "end");
+    sends.into_iter().for_each(|s| api.close_send(s));
+    recvs.into_iter().for_each(|r| api.close_recv(r));
+    api.close_listen(listen);
+    api.finalize();
+    say("done");
+}
+
+#[test]
+fn a_triangle_with_a_subnet_per_cable() {
+    const TEST: &str = "nodes::a_triangle_with_a_subnet_per_cable";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(name)) => return talk(&name),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes: Vec<Process> = ["a", "b", "c"].iter().map(|name| node(TEST, name, &[])).collect();
+    cable(("ab", &nodes[0]), ("ba", &nodes[1]), 1);
+    cable(("bc", &nodes[1]), ("cb", &nodes[2]), 2);
+    cable(("ca", &nodes[2]), ("ac", &nodes[0]), 3);
+    nodes.iter_mut().for_each(|node| node.tell("cabled"));
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    for (node, peers) in nodes.iter_mut().zip([
+        [("b", 1, "ab"), ("c", 2, "ac")],
+        [("a", 0, "ba"), ("c", 2, "bc")],
+        [("a", 0, "ca"), ("b", 1, "cb")],
+    ]) {
+        let told =
+            peers.map(|(name, index, interface): (&str, usize, &str)| format!("{name} {} {interface}", handles[index]));
+        node.tell(&told.join(";"));
+    }
+    for (said, next) in [("received", "count"), ("counted", "end")] {
+        nodes.iter_mut().for_each(|node| assert_eq!(node.line(), said));
+        nodes.iter_mut().for_each(|node| node.tell(next));
+    }
+    nodes.into_iter().for_each(Process::finish);
+    say("done");
+}
+
+/// The ends of a line reach each other over no cable for data. One end hears it from the other over a network that is
+/// not for data; where there is none, at its deadline.
+#[test]
+fn without_a_way_both_ends_name_all_ports() {
+    const TEST: &str = "nodes::without_a_way_both_ends_name_all_ports";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(name)) => return apart(&name),
+        Some(Place::Inside) => {}
+    }
+    for management in [true, false] {
+        let settings =
+            [("TINYNCCL_IFNAME", "^management,lo"), ("TINYNCCL_CONNECT_TIMEOUT", if management { "60" } else { "2" })];
+        let mut nodes: Vec<Process> = ["a", "b", "c"].iter().map(|name| node(TEST, name, &settings)).collect();
+        cable(("ab", &nodes[0]), ("ba", &nodes[1]), 1);
+        cable(("bc", &nodes[1]), ("cb", &nodes[2]), 2);
+        if management {
+            cable(("management", &nodes[0]), ("management", &nodes[2]), 3);
+        }
+        nodes.iter_mut().for_each(|node| node.tell("cabled"));
+        let handle = nodes[2].line();
+        nodes[0].tell(&handle);
+        let dialed = nodes[0].line();
+        assert!(dialed.contains("ab 10.0.1.1/30") && dialed.contains("10.0.2.2/30"), "{dialed}");
+        let accepted = nodes[2].line();
+        assert!(accepted.contains("cb 10.0.2.2/30"), "{accepted}");
+        assert_eq!(accepted.contains("ab 10.0.1.1/30"), management, "{accepted}");
+        nodes.into_iter().for_each(Process::finish);
+    }
+    say("done");
+}
+
+fn apart(name: &str) {
+    say("here");
+    assert_eq!(hear(), "cabled");
+    let errors = || LOG.lock().unwrap().lines().filter(|l| l.starts_with("2 ")).collect::<Vec<_>>().join(" ");
+    match name {
+        "a" => {
+            let api = Api::init(12);
+            let mut handle = unhex(&hear());
+            assert_eq!(until("an error", || api.try_connect(&mut handle).err()), Status::RemoteError);
+            say(&errors());
+            api.finalize();
+        }
+        "c" => {
+            let api = Api::init(12);
+            let (handle, listen) = api.listen();
+            say(&hex(&handle));
+            assert_eq!(until("an error", || api.try_accept(listen).err()), Status::RemoteError);
+            say(&errors());
+            api.close_listen(listen);
+            api.finalize();
+        }
+        _ => {}
+    }
+    say("done");
+}

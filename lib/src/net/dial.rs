@@ -1,0 +1,177 @@
+//! Connecting to a handle: a thread finds the ways, opens the streams and shakes hands.
+
+use std::io::Write;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::Inner;
+use super::door::{ACCEPTOR, DIALER};
+use super::handle::Handle;
+use super::link::{self, Sender};
+use super::ports::{self, Way};
+use crate::error::{Error, Result};
+use crate::secret;
+use crate::threads::{Thread, lock};
+use crate::transport::handshake::{Caller, Hello};
+use crate::transport::stream::{Failure, greet};
+use crate::transport::tcp::{describe, open};
+use crate::transport::wait::Wait;
+use crate::transport::{LinkOptions, Peer};
+
+/// How long telling a peer that there is no way to it may take.
+const NEWS: Duration = Duration::from_secs(5);
+
+/// A connection that is being made.
+#[derive(Debug)]
+pub struct Connecting {
+    state: Arc<State>,
+    // Joined when this goes, and told to end before.
+    _thread: Thread,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    made: Mutex<Option<Result<Sender>>>,
+    stop: AtomicBool,
+}
+
+impl Connecting {
+    /// The connection, once it stands.
+    ///
+    /// # Errors
+    /// [`Error::Connection`] with the ports of both ends when no way leads to the peer, or with what each way did.
+    pub fn poll(&self) -> Result<Option<Sender>> {
+        lock(&self.state.made).take().transpose()
+    }
+}
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        self.state.stop.store(true, Ordering::Release);
+    }
+}
+
+pub(super) fn start(inner: &Arc<Inner>, handle: Handle) -> Result<Connecting> {
+    let state = Arc::new(State::default());
+    let (ours, inner) = (state.clone(), inner.clone());
+    let what = "a thread that connects".to_owned();
+    let thread = Thread::start("connect", "tinynccl-dial".to_owned(), what, move || {
+        let stopped = || ours.stop.load(Ordering::Acquire).then(|| Error::invalid("connect", "closed meanwhile"));
+        let made = dial(&inner, &handle, &stopped);
+        // The owner may have the last reference to what this holds, and joins this thread.
+        drop(inner);
+        *lock(&ours.made) = Some(made);
+    })?;
+    Ok(Connecting { state, _thread: thread })
+}
+
+/// A connection's ends in words.
+pub(super) fn name(sockets: &[TcpStream]) -> String {
+    let ends = |s: &TcpStream| match (s.local_addr(), s.peer_addr()) {
+        (Ok(ours), Ok(theirs)) => format!("{} and {}", describe(ours), describe(theirs)),
+        _ => "closed".to_owned(),
+    };
+    let first = sockets.first().map_or(String::new(), ends);
+    format!("connection between {first}, {} streams", sockets.len())
+}
+
+fn failed(ours: &Inner, theirs: &Handle, detail: String) -> Error {
+    let connection =
+        format!("from ports {} to ports {}", ports::list(&ours.ports), ports::list_remote(&theirs.addresses));
+    Error::Connection { op: "connect".to_owned(), connection, detail }
+}
+
+fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>) -> Result<Sender> {
+    let wait = Wait::new(DIALER, ACCEPTOR, inner.config.connect_timeout, stopped);
+    let ways = ports::ways(&inner.ports, &handle.addresses, handle.host == inner.host);
+    if ways.is_empty() {
+        let error = failed(
+            inner,
+            handle,
+            "no two of them are in one subnet, and the kernel has no route from one of ours: give each pair of nodes a cable \
+             with a subnet of its own, or set TINYNCCL_IFNAME to the interfaces that lead to all"
+                .to_owned(),
+        );
+        tell(inner, handle, &error, stopped);
+        return Err(error);
+    }
+    let mut opened: Vec<(TcpStream, Way)> = Vec::new();
+    for round in 0u32.. {
+        let mut did = Vec::new();
+        for way in &ways {
+            match attempt(inner, handle, way, &wait) {
+                Ok(socket) => opened.push((socket, way.clone())),
+                Err(Failure::Final(e)) => return Err(failed(inner, handle, e.to_string())),
+                Err(Failure::Wrong(text) | Failure::Slow(text)) => did.push(format!("{way}: {text}")),
+            }
+        }
+        let did = did.join("; ");
+        match (opened.is_empty(), did.is_empty()) {
+            (false, true) => break,
+            (false, false) => {
+                log::warn!("net: {} of {} ways to a peer do not work: {did}", ways.len() - opened.len(), ways.len());
+                break;
+            }
+            (true, _) if wait.left().is_zero() => {
+                let error = failed(inner, handle, did);
+                tell(inner, handle, &error, stopped);
+                return Err(error);
+            }
+            // The end of the time is seen above, with what each way did.
+            (true, _) => match wait.pause(Duration::from_millis(25 << round.min(5)), String::new) {
+                Err(e) if stopped().is_some() => return Err(e),
+                Ok(()) | Err(_) => {}
+            },
+        }
+    }
+    let working: Vec<Way> = opened.iter().map(|(_, way)| way.clone()).collect();
+    let mut sockets: Vec<TcpStream> = opened.into_iter().map(|(socket, _)| socket).collect();
+    let reason = |f: Failure| match f {
+        Failure::Wrong(text) | Failure::Slow(text) => failed(inner, handle, text),
+        Failure::Final(e) => failed(inner, handle, e.to_string()),
+    };
+    for way in working.iter().cycle().take(inner.config.net_streams.saturating_sub(sockets.len())) {
+        sockets.push(attempt(inner, handle, way, &wait).map_err(reason)?);
+    }
+    sockets.truncate(crate::config::MAX_STREAMS);
+    let link = u32::from_le_bytes(secret::random()?);
+    let streams = sockets.len();
+    for (stream, socket) in sockets.iter_mut().enumerate() {
+        let hello = hello(inner, handle, link, streams).of_stream(stream);
+        let address = socket.peer_addr().map_or(String::new(), describe);
+        let who = Peer { rank: DIALER, peer: ACCEPTOR, address };
+        greet(socket, &Caller { hello, secret: handle.key() }, &wait, &who).map_err(reason)?;
+    }
+    let name = name(&sockets);
+    let words: Vec<String> = working.iter().map(ToString::to_string).collect();
+    log::info!("made {name}, over {}", words.join(" and "));
+    link::sender(name, sockets, &inner.config, &inner.workers)
+}
+
+fn hello(inner: &Inner, handle: &Handle, link: u32, streams: usize) -> Hello {
+    // What both ends must have alike stands where links have the length of a message.
+    let options = LinkOptions { max_message: inner.config.net_window, depth: 1 };
+    Hello::new((DIALER, ACCEPTOR), (handle.listener, link), &options, false, streams)
+}
+
+fn attempt(inner: &Inner, handle: &Handle, way: &Way, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
+    let port = if way.to.is_ipv4() { handle.ports.0 } else { handle.ports.1 };
+    open(way.from, SocketAddr::new(way.to, port), &inner.sockets, wait)
+}
+
+/// Tells the listener why there will be no connection, by any way, also one that is not for data.
+fn tell(inner: &Inner, handle: &Handle, error: &Error, stopped: &dyn Fn() -> Option<Error>) {
+    let wait = Wait::new(DIALER, ACCEPTOR, NEWS, stopped);
+    for way in ports::for_news(&handle.addresses).into_iter().chain(ports::for_news(&handle.others)) {
+        let Ok(mut socket) = attempt(inner, handle, &way, &wait) else { continue };
+        let who = Peer { rank: DIALER, peer: ACCEPTOR, address: way.to.to_string() };
+        let caller = Caller { hello: hello(inner, handle, 0, 0), secret: handle.key() };
+        if greet(&mut socket, &caller, &wait, &who).is_ok() && socket.write_all(error.to_string().as_bytes()).is_ok() {
+            let _ = socket.shutdown(Shutdown::Write);
+            return;
+        }
+    }
+    log::debug!("net: the peer could not be told: {error}");
+}

@@ -1,0 +1,407 @@
+//! Where a process listens: one port for all listeners, and the thread that shakes hands there.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{ErrorKind, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::handle::Handle;
+use super::link::{self, Receiver};
+use super::{Inner, ports};
+use crate::doorbell::Doorbell;
+use crate::error::{Error, Result};
+use crate::secret::{self, Proof, Secret};
+use crate::strangers::Strangers;
+use crate::threads::{Thread, lock, poll};
+use crate::transport::conn::Conn;
+use crate::transport::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
+use crate::transport::stream::StreamConn;
+use crate::transport::tcp::{Port, incoming};
+
+/// The acceptor in a hello, which has no ranks.
+pub(super) const ACCEPTOR: usize = 0;
+/// The dialer.
+pub(super) const DIALER: usize = 1;
+/// Longest bad news.
+const NEWS: usize = 16 << 10;
+/// How long a connection may take to prove who it is.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Connections that have not proven who they are, at once; the oldest goes when there are more.
+const HALF_OPEN: usize = 256;
+/// Pause after `accept` failed, for want of descriptors for example.
+const BREATHER: Duration = Duration::from_millis(100);
+
+/// A listener as the thread sees it.
+#[derive(Debug)]
+struct Waiting {
+    secret: Secret,
+    ready: VecDeque<Result<Receiver>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    listeners: Mutex<HashMap<u32, Waiting>>,
+    next: AtomicU32,
+    stop: AtomicBool,
+    bell: Arc<Doorbell>,
+    ports: (u16, u16),
+}
+
+/// The thread, and where it listens.
+#[derive(Debug)]
+pub(super) struct Door {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+impl Door {
+    pub(super) fn open(inner: &Arc<Inner>) -> Result<Door> {
+        let bind = |any: IpAddr| Port::bind(any, inner.config.port_range, &inner.sockets);
+        let is_there = |v6: bool| inner.ports.iter().any(|p| p.ip.is_ipv6() == v6);
+        let v4 = is_there(false).then(|| bind(Ipv4Addr::UNSPECIFIED.into())).transpose()?;
+        let v6 = match is_there(true).then(|| bind(Ipv6Addr::UNSPECIFIED.into())) {
+            Some(Err(e)) if v4.is_some() => {
+                log::warn!("net: without IPv6: {e}");
+                None
+            }
+            other => other.transpose()?,
+        };
+        let port = |port: &Option<Port>| port.as_ref().map_or(0, |p| p.addr.port());
+        let shared = Arc::new(Shared {
+            listeners: Mutex::default(),
+            next: AtomicU32::new(1),
+            stop: AtomicBool::new(false),
+            bell: Doorbell::new()?,
+            ports: (port(&v4), port(&v6)),
+        });
+        let acceptor = Acceptor {
+            inner: inner.clone(),
+            shared: shared.clone(),
+            ports: v4.into_iter().chain(v6).collect(),
+            half_open: VecDeque::new(),
+            partial: HashMap::new(),
+            strangers: Strangers::new("net: connections turned away:".to_owned()),
+        };
+        let what = "the acceptor thread of the network".to_owned();
+        let thread = Thread::start("net", "tinynccl-door".to_owned(), what, move || acceptor.run())?;
+        Ok(Door { shared, thread })
+    }
+
+    pub(super) fn listen(&self, inner: &Inner) -> Result<(Handle, Listener)> {
+        let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let handle = Handle::new(secret::random()?, inner.host, id, self.shared.ports, (&inner.ports, &inner.others));
+        let waiting = Waiting { secret: handle.key(), ready: VecDeque::new() };
+        lock(&self.shared.listeners).insert(id, waiting);
+        let (ports, limit) = (ports::list(&inner.ports), inner.config.connect_timeout);
+        Ok((handle, Listener { shared: self.shared.clone(), id, ports, limit, asked: OnceLock::new() }))
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.bell.ring();
+        self.thread.join();
+    }
+}
+
+/// Takes the connections to a handle.
+#[derive(Debug)]
+pub struct Listener {
+    shared: Arc<Shared>,
+    id: u32,
+    ports: String,
+    limit: Duration,
+    /// When a connection was first asked for.
+    asked: OnceLock<Instant>,
+}
+
+impl Listener {
+    /// The next connection, if it is here.
+    ///
+    /// # Errors
+    /// [`Error::Connection`] when the peer says that it has no way here, or none has come for
+    /// [`Config::connect_timeout`](crate::Config::connect_timeout) since this was first asked.
+    pub fn accept(&self) -> Result<Option<Receiver>> {
+        let asked = *self.asked.get_or_init(Instant::now);
+        let mut listeners = lock(&self.shared.listeners);
+        let ready = listeners.get_mut(&self.id).and_then(|w| w.ready.pop_front());
+        if let Some(ready) = ready {
+            return ready.map(Some);
+        }
+        if asked.elapsed() < self.limit {
+            return Ok(None);
+        }
+        Err(Error::Connection {
+            op: "accept".to_owned(),
+            connection: format!("ports here: {}", self.ports),
+            detail: format!(
+                "no peer connected within {:?} (TINYNCCL_CONNECT_TIMEOUT): look at the output of the rank that should have, and \
+                 whether its networks lead to one of these ports",
+                self.limit
+            ),
+        })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let gone = lock(&self.shared.listeners).remove(&self.id);
+        // Connections that nobody asked for are closed without the lock.
+        drop(gone);
+    }
+}
+
+/// A connection that is no link yet.
+struct HalfOpen {
+    stage: Stage,
+    deadline: Instant,
+}
+
+enum Stage {
+    Hello(StreamConn<TcpStream>),
+    Proof(StreamConn<TcpStream>, Hello, Secret, Challenge),
+    /// The peer tells the listener why there will be no link.
+    News(TcpStream, u32, Vec<u8>),
+}
+
+impl Stage {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stage::Hello(conn) | Stage::Proof(conn, ..) => conn.fd(),
+            Stage::News(socket, ..) => socket.as_fd(),
+        }
+    }
+
+    fn address(&self) -> String {
+        match self {
+            Stage::Hello(conn) | Stage::Proof(conn, ..) => conn.address(),
+            Stage::News(socket, ..) => socket.peer_addr().map_or("?".to_owned(), |a| a.to_string()),
+        }
+    }
+}
+
+/// Streams of a link of which some are still to come.
+struct Partial {
+    sockets: Vec<Option<TcpStream>>,
+    deadline: Instant,
+}
+
+/// What becomes of a half-open connection.
+enum Next {
+    Stay(Stage),
+    Done,
+    /// Turned away: why, and the connection if it should hear it.
+    Stranger(String, Option<StreamConn<TcpStream>>),
+}
+
+struct Acceptor {
+    inner: Arc<Inner>,
+    shared: Arc<Shared>,
+    ports: Vec<Port>,
+    half_open: VecDeque<HalfOpen>,
+    partial: HashMap<(u32, u32), Partial>,
+    strangers: Strangers,
+}
+
+impl Acceptor {
+    fn run(mut self) {
+        let mut breather = false;
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let mut fds = vec![PollFd::new(&self.shared.bell, PollFlags::IN)];
+            if !breather {
+                fds.extend(self.ports.iter().map(|port| PollFd::new(port, PollFlags::IN)));
+            }
+            fds.extend(self.half_open.iter().map(|h| PollFd::from_borrowed_fd(h.stage.fd(), PollFlags::IN)));
+            let idle = self.half_open.is_empty() && self.partial.is_empty();
+            let time = match (breather, idle) {
+                (true, _) => BREATHER,
+                (false, true) => Duration::from_secs(3600),
+                (false, false) => Duration::from_millis(500),
+            };
+            let due = self.strangers.due().map(|due| due.saturating_duration_since(Instant::now()));
+            if let Err(e) = poll(&mut fds, due.map_or(time, |due| due.min(time))) {
+                log::error!("net: the acceptor cannot poll: {}", std::io::Error::from(e));
+                std::thread::sleep(BREATHER);
+            }
+            drop(fds);
+            self.shared.bell.drain();
+            breather = !self.accept_all();
+            self.read_all();
+            self.strangers.tick();
+            let now = Instant::now();
+            self.partial.retain(|_, partial| now < partial.deadline);
+        }
+    }
+
+    /// Takes all connections that wait; false when that failed.
+    fn accept_all(&mut self) -> bool {
+        let deadline = Instant::now() + HANDSHAKE;
+        for port in &self.ports {
+            for _ in 0..HALF_OPEN {
+                match incoming(port) {
+                    Ok(Some(conn)) => self.half_open.push_back(HalfOpen { stage: Stage::Hello(conn), deadline }),
+                    Ok(None) => break,
+                    Err(e) => {
+                        log::error!("net: cannot accept a connection: {e}");
+                        return false;
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn read_all(&mut self) {
+        let now = Instant::now();
+        let excess = self.half_open.len().saturating_sub(HALF_OPEN);
+        for (i, HalfOpen { stage, deadline }) in std::mem::take(&mut self.half_open).into_iter().enumerate() {
+            let address = stage.address();
+            let next = match self.advance(stage) {
+                Next::Stay(_) if i < excess => {
+                    Next::Stranger("too many connections at once that prove nothing".to_owned(), None)
+                }
+                Next::Stay(_) if now >= deadline => {
+                    Next::Stranger("it has not proven who it is in time".to_owned(), None)
+                }
+                other => other,
+            };
+            match next {
+                Next::Stay(stage) => self.half_open.push_back(HalfOpen { stage, deadline }),
+                Next::Done => {}
+                Next::Stranger(why, conn) => {
+                    self.strangers.note(format!("{address}: {why}"));
+                    if let Some(mut conn) = conn {
+                        // It has gone, or hears it.
+                        let _ = conn.write(&Reply::Stranger(why).to_bytes());
+                    }
+                }
+            }
+        }
+    }
+
+    fn advance(&mut self, stage: Stage) -> Next {
+        match stage {
+            Stage::Hello(conn) => self.hello(conn),
+            Stage::Proof(mut conn, hello, secret, challenge) => {
+                let mut proof = [0; size_of::<Proof>()];
+                match conn.read(&mut proof) {
+                    Ok(true) if challenge.is_met(&hello, &secret, &proof) => self.admit(conn, &hello),
+                    Ok(true) => Next::Stranger(WRONG_SECRET.to_owned(), Some(conn)),
+                    Ok(false) => Next::Stay(Stage::Proof(conn, hello, secret, challenge)),
+                    Err(e) => Next::Stranger(format!("{e}, where its proof was expected"), None),
+                }
+            }
+            Stage::News(socket, listener, text) => self.news(socket, listener, text),
+        }
+    }
+
+    fn hello(&self, mut conn: StreamConn<TcpStream>) -> Next {
+        let mut bytes = [0; Hello::BYTES];
+        match conn.read(&mut bytes) {
+            Ok(true) => {}
+            Ok(false) => return Next::Stay(Stage::Hello(conn)),
+            Err(e) => return Next::Stranger(e, None),
+        }
+        let hello = match Hello::parse(&bytes, ACCEPTOR) {
+            Ok(hello) => hello,
+            Err(Some(reason)) => return Next::Stranger(reason, Some(conn)),
+            Err(None) => return Next::Stranger("it does not speak our protocol".to_owned(), None),
+        };
+        let Some(secret) = lock(&self.shared.listeners).get(&hello.comm).map(|w| w.secret) else {
+            return Next::Stranger("nobody listens for it any more".to_owned(), Some(conn));
+        };
+        let asked = Challenge::to(&hello, &secret).map_err(|e| e.to_string());
+        match asked.and_then(|challenge| conn.write(&Reply::Prove(challenge).to_bytes()).map(|()| challenge)) {
+            Ok(challenge) => Next::Stay(Stage::Proof(conn, hello, secret, challenge)),
+            Err(e) => Next::Stranger(e, None),
+        }
+    }
+
+    /// A connection of a peer that has the handle.
+    fn admit(&mut self, mut conn: StreamConn<TcpStream>, hello: &Hello) -> Next {
+        let (streams, stream) = (hello.streams(), hello.stream());
+        let (ours, theirs) = (self.inner.config.net_window, hello.options().max_message);
+        let wrong = if ours != theirs {
+            Some(format!("TINYNCCL_NET_WINDOW is {ours} at one end and {theirs} at the other: set it alike everywhere"))
+        } else if streams > 0 && stream >= streams || streams > crate::config::MAX_STREAMS {
+            Some(format!("expected at most {} streams, got stream {stream} of {streams}", crate::config::MAX_STREAMS))
+        } else {
+            None
+        };
+        if let Some(wrong) = wrong {
+            self.deliver(hello.comm, Err(self.failed(&conn.address(), &wrong)));
+            // It has gone, or hears it.
+            let _ = conn.write(&Reply::Refused(wrong).to_bytes());
+            return Next::Done;
+        }
+        if let Err(e) = conn.write(&Reply::Welcome.to_bytes()) {
+            return Next::Stranger(e, None);
+        }
+        let socket = conn.into_inner();
+        if streams == 0 {
+            return Next::Stay(Stage::News(socket, hello.comm, Vec::new()));
+        }
+        let key = (hello.comm, hello.channel);
+        let deadline = Instant::now() + self.inner.config.connect_timeout;
+        let partial = self.partial.entry(key).or_insert_with(|| Partial { sockets: Vec::new(), deadline });
+        partial.sockets.resize_with(streams.max(partial.sockets.len()), || None);
+        if let Some(place) = partial.sockets.get_mut(stream) {
+            *place = Some(socket);
+        }
+        if partial.sockets.iter().all(Option::is_some)
+            && let Some(whole) = self.partial.remove(&key)
+        {
+            let sockets: Vec<TcpStream> = whole.sockets.into_iter().flatten().collect();
+            let made = self.receiver(sockets);
+            self.deliver(hello.comm, made);
+        }
+        Next::Done
+    }
+
+    fn receiver(&self, sockets: Vec<TcpStream>) -> Result<Receiver> {
+        let name = super::dial::name(&sockets);
+        log::info!("accepted {name}");
+        link::receiver(name, sockets, &self.inner.config, &self.inner.workers)
+    }
+
+    /// Why a peer has no way here.
+    fn news(&self, mut socket: TcpStream, listener: u32, mut text: Vec<u8>) -> Next {
+        let mut bytes = [0; 1024];
+        loop {
+            match socket.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(n) if text.len() + n <= NEWS => text.extend(bytes.iter().take(n)),
+                Ok(_) => break,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Next::Stay(Stage::News(socket, listener, text)),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        let from = socket.peer_addr().map_or("?".to_owned(), |a| a.to_string());
+        self.deliver(listener, Err(self.failed(&from, &String::from_utf8_lossy(&text))));
+        Next::Done
+    }
+
+    fn failed(&self, from: &str, detail: &str) -> Error {
+        let connection = format!("from {from} to ports {}", ports::list(&self.inner.ports));
+        Error::Connection { op: "accept".to_owned(), connection, detail: detail.to_owned() }
+    }
+
+    fn deliver(&self, listener: u32, made: Result<Receiver>) {
+        // Closed meanwhile: the connection goes, without the lock.
+        let late = match lock(&self.shared.listeners).get_mut(&listener) {
+            Some(waiting) => {
+                waiting.ready.push_back(made);
+                None
+            }
+            None => Some(made),
+        };
+        drop(late);
+    }
+}

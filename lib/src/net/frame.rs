@@ -1,0 +1,86 @@
+//! The bytes before a piece, and those that report what was placed.
+
+/// 40 bytes, little endian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Frame {
+    kind: u32,
+    pub(super) tag: i32,
+    /// The message among those of its tag; in a report the bytes placed so far.
+    pub(super) number: u64,
+    /// Length of the message.
+    pub(super) total: u64,
+    /// Where in the message the piece belongs.
+    pub(super) offset: u64,
+    /// Length of the piece.
+    pub(super) len: u64,
+}
+
+const PIECE: u32 = 0x7069_6563;
+const PLACED: u32 = 0x706c_6163;
+
+/// What a piece counts for besides its bytes: empty messages are bounded, too.
+const OVERHEAD: u64 = 64;
+
+/// What a piece of `len` bytes counts for in the window of its tag.
+pub(super) fn charge(len: usize) -> u64 {
+    len as u64 + OVERHEAD
+}
+
+impl Frame {
+    pub(super) const BYTES: usize = size_of::<Frame>();
+
+    pub(super) fn piece(tag: i32, number: u64, total: usize, offset: usize, len: usize) -> Frame {
+        Frame { kind: PIECE, tag, number, total: total as u64, offset: offset as u64, len: len as u64 }
+    }
+
+    pub(super) fn placed(tag: i32, bytes: u64) -> Frame {
+        Frame { kind: PLACED, tag, number: bytes, total: 0, offset: 0, len: 0 }
+    }
+
+    pub(super) fn is_piece(&self) -> bool {
+        self.kind == PIECE
+    }
+
+    /// The frame in `bytes`; an error says what makes no sense.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Frame, String> {
+        let frame: Frame = bytemuck::try_pod_read_unaligned(bytes).map_err(|e| e.to_string())?;
+        let whole = frame.offset.checked_add(frame.len).is_some_and(|end| end <= frame.total);
+        let fits = usize::try_from(frame.total).is_ok_and(|total| isize::try_from(total).is_ok());
+        match frame.kind {
+            PIECE if whole && fits && (frame.len > 0 || frame.total == 0) => Ok(frame),
+            PLACED if frame.len == 0 => Ok(frame),
+            _ => Err(format!("expected a piece of a message or a report, got {frame:x?}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn frames_survive_their_bytes() {
+        for frame in [Frame::piece(-3, 7, 100, 60, 40), Frame::piece(0, 0, 0, 0, 0), Frame::placed(1, 1 << 40)] {
+            assert_eq!(Frame::parse(bytemuck::bytes_of(&frame)), Ok(frame));
+        }
+        for wrong in [Frame::piece(0, 0, 10, 8, 4), Frame::piece(0, 0, 10, 0, 0), Frame::piece(0, 0, usize::MAX, 0, 1)]
+        {
+            assert!(Frame::parse(bytemuck::bytes_of(&wrong)).is_err(), "{wrong:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_parsed_piece_lies_within_its_message(mut bytes in proptest::array::uniform(any::<u8>()), piece: bool) {
+            let _: &[u8; Frame::BYTES] = &bytes;
+            if piece {
+                bytes[..4].copy_from_slice(&PIECE.to_le_bytes());
+            }
+            if let Ok(frame) = Frame::parse(&bytes) {
+                prop_assert!(frame.offset + frame.len <= frame.total || !frame.is_piece());
+            }
+        }
+    }
+}

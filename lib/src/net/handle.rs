@@ -1,0 +1,204 @@
+//! What a listener's handle says: where it is, and what a dialer must know.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use sha2::{Digest, Sha256};
+
+use super::ports::Remote;
+use crate::bootstrap::Host;
+use crate::bootstrap::interface::LocalAddress;
+use crate::error::{Error, Result};
+use crate::secret::Secret;
+
+const MAGIC: [u8; 8] = *b"tnet\0\0\0\x01";
+/// Addresses begin here; before are magic, secret, host, listener, two ports, two counts, and the owner's word.
+const ADDRESSES: usize = 56;
+const OWNERS: std::ops::Range<usize> = 48..56;
+const V4: usize = 5;
+const V6: usize = 17;
+
+/// Where a listener is, in 128 bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handle {
+    /// Drawn for this listener: a dialer has it from the handle alone.
+    pub(super) secret: [u8; 16],
+    pub(super) host: u64,
+    pub(super) listener: u32,
+    /// Ports for IPv4 and IPv6; 0 where it does not listen.
+    pub(super) ports: (u16, u16),
+    pub(super) addresses: Vec<Remote>,
+    /// Where data is not wanted, but news are.
+    pub(super) others: Vec<Remote>,
+}
+
+/// The network that a process sees: equal for two that reach each other over loopback.
+pub(super) fn host(host: &Host) -> u64 {
+    let text = format!(
+        "{} {} {}",
+        host.boot_id,
+        if host.boot_id.is_empty() { &host.hostname } else { "" },
+        host.net_namespace
+    );
+    let digest: [u8; 32] = Sha256::digest(text).into();
+    digest.iter().take(8).fold(0, |all, byte| all << 8 | u64::from(*byte))
+}
+
+impl Handle {
+    /// Its length.
+    pub const BYTES: usize = 128;
+    /// 8 bytes of the text that nothing here reads: whoever has the handle keeps something of its own there.
+    pub const OWN: std::ops::Range<usize> = OWNERS;
+
+    /// As many of `local`, then of `others`, as fit: 14 of IPv4, or 4 of IPv6.
+    pub(super) fn new(
+        secret: [u8; 16],
+        host: u64,
+        listener: u32,
+        ports: (u16, u16),
+        (local, others): (&[LocalAddress], &[LocalAddress]),
+    ) -> Handle {
+        let mut room = Self::BYTES - ADDRESSES;
+        let mut fit = |all: &[LocalAddress], needed: bool| {
+            let mut fitting = Vec::new();
+            for address in all {
+                let (port, bytes) = if address.ip.is_ipv4() { (ports.0, V4) } else { (ports.1, V6) };
+                if port == 0 {
+                    continue;
+                }
+                if let Some(left) = room.checked_sub(bytes) {
+                    room = left;
+                    fitting.push(Remote { ip: address.ip, prefix: address.prefix });
+                } else if needed {
+                    let LocalAddress { ip, interface, .. } = address;
+                    log::warn!("peers are not told of {ip} of {interface}, for want of room: TINYNCCL_IFNAME chooses");
+                }
+            }
+            // Those of IPv4 first, as they stand in the text.
+            fitting.sort_by_key(|a| a.ip.is_ipv6());
+            fitting
+        };
+        let (addresses, others) = (fit(local, true), fit(others, false));
+        Handle { secret, host, listener, ports, addresses, others }
+    }
+
+    /// The secret of its connections.
+    pub(super) fn key(&self) -> Secret {
+        let mut bytes = [0; 32];
+        bytes.iter_mut().zip(self.secret).for_each(|(to, from)| *to = from);
+        Secret::new(bytes).derive("net", &self.listener.to_le_bytes())
+    }
+
+    /// Its text.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let count = |all: &[Remote]| {
+            let v4 = all.iter().filter(|a| a.ip.is_ipv4()).count();
+            [v4 as u8, (all.len() - v4) as u8]
+        };
+        let mut text = Vec::with_capacity(Self::BYTES);
+        text.extend(MAGIC);
+        text.extend(self.secret);
+        text.extend(self.host.to_le_bytes());
+        text.extend(self.listener.to_le_bytes());
+        text.extend(self.ports.0.to_le_bytes());
+        text.extend(self.ports.1.to_le_bytes());
+        text.extend(count(&self.addresses));
+        text.extend(count(&self.others));
+        text.resize(ADDRESSES, 0);
+        for address in self.addresses.iter().chain(&self.others) {
+            match address.ip {
+                IpAddr::V4(ip) => text.extend(ip.octets()),
+                IpAddr::V6(ip) => text.extend(ip.octets()),
+            }
+            text.push(address.prefix);
+        }
+        let mut bytes = [0; Self::BYTES];
+        bytes.iter_mut().zip(text).for_each(|(to, from)| *to = from);
+        bytes
+    }
+
+    /// What a text says.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when it is no handle.
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Handle> {
+        let wrong = || Error::invalid("connect", "expected a handle of this plugin; all ranks must load the same one");
+        let mut rest = &bytes[..];
+        let mut take = |n: usize| {
+            let (head, tail) = rest.split_at_checked(n)?;
+            rest = tail;
+            Some(head)
+        };
+        fn array<const N: usize>(bytes: Option<&[u8]>) -> Option<[u8; N]> {
+            bytes?.try_into().ok()
+        }
+        let mut parse = || {
+            (array(take(8))? == MAGIC).then_some(())?;
+            let secret = array(take(16))?;
+            let host = u64::from_le_bytes(array(take(8))?);
+            let listener = u32::from_le_bytes(array(take(4))?);
+            let ports = (u16::from_le_bytes(array(take(2))?), u16::from_le_bytes(array(take(2))?));
+            let counts: [u8; 4] = array(take(4))?;
+            take(ADDRESSES - 44)?;
+            let mut list = |v4: u8, v6: u8| {
+                let mut addresses = Vec::new();
+                for _ in 0..v4 {
+                    let [a, b, c, d, prefix] = array(take(V4))?;
+                    addresses.push(Remote { ip: Ipv4Addr::new(a, b, c, d).into(), prefix });
+                }
+                for _ in 0..v6 {
+                    let ip: [u8; 16] = array(take(16))?;
+                    let [prefix] = array(take(1))?;
+                    addresses.push(Remote { ip: Ipv6Addr::from(ip).into(), prefix });
+                }
+                Some(addresses)
+            };
+            let (addresses, others) = (list(counts[0], counts[1])?, list(counts[2], counts[3])?);
+            Some(Handle { secret, host, listener, ports, addresses, others })
+        };
+        parse().ok_or_else(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn port(ip: &str, prefix: u8) -> LocalAddress {
+        LocalAddress { interface: "x".to_owned(), ip: ip.parse().unwrap(), prefix, loopback: false }
+    }
+
+    #[test]
+    fn a_handle_survives_its_text() {
+        let local = [port("fd00::1", 64), port("10.0.0.1", 24), port("127.0.0.1", 8)];
+        let handle = Handle::new([7; 16], 5, 3, (4711, 4712), (&local, &[port("192.0.2.1", 24)]));
+        assert_eq!(handle.addresses[0].to_string(), "10.0.0.1/24");
+        assert_eq!(handle.others.len(), 1);
+        let mut bytes = handle.to_bytes();
+        bytes[Handle::OWN].fill(9);
+        assert_eq!(Handle::parse(&bytes).unwrap(), handle);
+        assert_ne!(handle.key(), Handle { listener: 4, ..handle.clone() }.key());
+    }
+
+    #[test]
+    fn more_addresses_than_fit_are_left_out() {
+        let v4: Vec<LocalAddress> = (0..20).map(|i| port(&format!("10.0.{i}.1"), 24)).collect();
+        let handle = Handle::new([0; 16], 0, 0, (1, 1), (&v4, &v4));
+        assert_eq!((handle.addresses.len(), handle.others.len()), (14, 0));
+        assert_eq!(Handle::parse(&handle.to_bytes()).unwrap(), handle);
+        assert_eq!(Handle::new([0; 16], 0, 0, (1, 0), (&[port("fd00::1", 64)], &[])).addresses, [], "no IPv6 there");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_parsed_or_refused(text in proptest::collection::vec(any::<u8>(), Handle::BYTES), ours: bool) {
+            let mut bytes: [u8; Handle::BYTES] = text.try_into().unwrap();
+            if ours {
+                bytes[..8].copy_from_slice(&MAGIC);
+            }
+            if let Ok(handle) = Handle::parse(&bytes) {
+                prop_assert_eq!(Handle::parse(&handle.to_bytes()).unwrap(), handle);
+            }
+        }
+    }
+}

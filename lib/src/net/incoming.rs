@@ -1,0 +1,408 @@
+//! Pieces as they arrive, and the posted memory that they go to.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSliceMut;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use super::frame::{Frame, charge};
+use super::link::{Left, Link, Side, Stream};
+use crate::config::Config;
+use crate::threads::lock;
+
+/// What a stream reads before others of its thread have their turn.
+const TURN: usize = 2 << 20;
+/// Bytes that a stream reads ahead of what it knows a place for.
+const AHEAD: usize = 16 << 10;
+/// Tags of a connection.
+const MAX_TAGS: usize = 1 << 16;
+
+/// A posted receive.
+#[derive(Debug)]
+struct Entry {
+    data: *mut u8,
+    room: usize,
+    slot: usize,
+    /// Its place in the group.
+    place: usize,
+    got: AtomicUsize,
+}
+
+// SAFETY: pieces go to disjoint parts of the memory, which nobody else uses by the contract of `Receiver::receive`.
+unsafe impl Send for Entry {}
+// SAFETY: as above.
+unsafe impl Sync for Entry {}
+
+/// A message that came before its receive.
+#[derive(Debug, Default)]
+struct Early {
+    pieces: Vec<(Frame, Vec<u8>)>,
+}
+
+#[derive(Debug, Default)]
+struct Tag {
+    /// The number of the first of `posted`.
+    first: u64,
+    /// Receives from `first` on; `None` for those whose message is here.
+    posted: VecDeque<Option<Arc<Entry>>>,
+    early: HashMap<u64, Early>,
+    /// What the early pieces count for.
+    held: u64,
+    placed: u64,
+    reported: u64,
+}
+
+/// What is posted, and what came too early.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    tags: Mutex<HashMap<i32, Tag>>,
+    reports: Mutex<Vec<Frame>>,
+    any_report: AtomicBool,
+    window: u64,
+}
+
+impl Incoming {
+    pub(super) fn new(config: &Config) -> Incoming {
+        let window = config.net_window as u64;
+        Incoming { tags: Mutex::default(), reports: Mutex::default(), any_report: AtomicBool::new(false), window }
+    }
+
+    /// Posts the receives of a group.
+    pub(super) fn post(&self, link: &Arc<Link>, slot: usize, group: &[(*mut u8, usize, i32)]) {
+        for (place, &(data, room, tag)) in group.iter().enumerate() {
+            let entry = Arc::new(Entry { data, room, slot, place, got: AtomicUsize::new(0) });
+            let early = {
+                let mut tags = lock(&self.tags);
+                let known = tags.entry(tag).or_default();
+                let number = known.first + known.posted.len() as u64;
+                known.posted.push_back(Some(entry.clone()));
+                let early = known.early.remove(&number);
+                let pieces = early.map_or(Vec::new(), |e| e.pieces);
+                known.held -= pieces.iter().map(|(_, data)| charge(data.len())).sum::<u64>();
+                pieces
+            };
+            for (frame, data) in early {
+                if let Err(detail) = self.copy(link, &entry, &frame, &data) {
+                    link.fail(detail);
+                }
+            }
+        }
+        if self.any_report.load(Ordering::Acquire) {
+            link.wake(0);
+        }
+    }
+
+    /// A piece that came early goes to its place.
+    fn copy(&self, link: &Link, entry: &Entry, frame: &Frame, data: &[u8]) -> Result<(), String> {
+        entry.check(frame)?;
+        // SAFETY: `check` has compared the piece's end with the length of the memory, which is valid by the contract of
+        // `Receiver::receive`; the copy is of our own.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), entry.data.add(frame.offset as usize), data.len()) };
+        self.placed(link, entry, frame);
+        Ok(())
+    }
+
+    /// Where a piece goes.
+    fn target(&self, frame: &Frame) -> Result<Target, String> {
+        let len = frame.len as usize;
+        let mut tags = lock(&self.tags);
+        if tags.len() >= MAX_TAGS && !tags.contains_key(&frame.tag) {
+            return Err(format!("expected at most {MAX_TAGS} tags"));
+        }
+        let known = tags.entry(frame.tag).or_default();
+        if let Some(entry) = known.find(frame.number)? {
+            entry.check(frame)?;
+            return Ok(Target::Posted(entry));
+        }
+        known.held += charge(len);
+        if known.held > self.window {
+            let (tag, window) = (frame.tag, self.window);
+            return Err(format!(
+                "expected at most {window} bytes of tag {tag} before their receives; set TINYNCCL_NET_WINDOW alike everywhere"
+            ));
+        }
+        Ok(Target::Early(Vec::with_capacity(len)))
+    }
+
+    /// A piece is read.
+    fn arrived(&self, link: &Link, frame: Frame, target: Target) -> Result<(), String> {
+        let data = match target {
+            Target::Posted(entry) => {
+                self.placed(link, &entry, &frame);
+                return Ok(());
+            }
+            Target::Early(data) => data,
+        };
+        let entry = {
+            let mut tags = lock(&self.tags);
+            let known = tags.entry(frame.tag).or_default();
+            match known.find(frame.number)? {
+                Some(entry) => {
+                    known.held -= charge(data.len());
+                    entry
+                }
+                None => {
+                    known.early.entry(frame.number).or_default().pieces.push((frame, data));
+                    return Ok(());
+                }
+            }
+        };
+        self.copy(link, &entry, &frame, &data)
+    }
+
+    /// A piece is in its place.
+    fn placed(&self, link: &Link, entry: &Entry, frame: &Frame) {
+        let (len, total) = (frame.len as usize, frame.total as usize);
+        let whole = entry.got.fetch_add(len, Ordering::AcqRel) + len == total;
+        {
+            let mut tags = lock(&self.tags);
+            let known = tags.entry(frame.tag).or_default();
+            known.placed += charge(len);
+            if known.placed - known.reported >= self.window / 4 {
+                known.reported = known.placed;
+                lock(&self.reports).push(Frame::placed(frame.tag, known.placed));
+                self.any_report.store(true, Ordering::Release);
+            }
+            if whole {
+                known.received(frame.number);
+            }
+        }
+        if whole && let Some(request) = link.requests.get(entry.slot) {
+            request.received(entry.place, total);
+        }
+    }
+
+    /// The next report to send, if there is one.
+    pub(super) fn report(&self) -> Option<Frame> {
+        if !self.any_report.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut reports = lock(&self.reports);
+        let report = reports.pop();
+        self.any_report.store(!reports.is_empty(), Ordering::Release);
+        report
+    }
+}
+
+impl Entry {
+    fn check(&self, frame: &Frame) -> Result<(), String> {
+        if frame.total <= self.room as u64 {
+            return Ok(());
+        }
+        Err(format!(
+            "the message of tag {} has {} bytes and its receive has room for {}: do all ranks make the same calls, with the same \
+             NCCL_PROTO and NCCL_ALGO?",
+            frame.tag, frame.total, self.room
+        ))
+    }
+}
+
+impl Tag {
+    /// The receive of a message, if it is posted.
+    fn find(&self, number: u64) -> Result<Option<Arc<Entry>>, String> {
+        let again = || format!("message {number} was received before");
+        let place = number.checked_sub(self.first).ok_or_else(again)?;
+        match usize::try_from(place).ok().and_then(|place| self.posted.get(place)) {
+            Some(Some(entry)) => Ok(Some(entry.clone())),
+            Some(None) => Err(again()),
+            None => Ok(None),
+        }
+    }
+
+    /// A message is here whole.
+    fn received(&mut self, number: u64) {
+        if let Some(posted) = self.posted.get_mut((number - self.first) as usize) {
+            *posted = None;
+        }
+        while matches!(self.posted.front(), Some(None)) {
+            self.posted.pop_front();
+            self.first += 1;
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Target {
+    Posted(Arc<Entry>),
+    Early(Vec<u8>),
+}
+
+/// What a stream is reading.
+#[derive(Debug, Default)]
+pub(super) struct Input {
+    /// Read ahead: the bytes from `from` to `to`.
+    ahead: Vec<u8>,
+    from: usize,
+    to: usize,
+    /// The piece that is being read, and how much of it is here.
+    piece: Option<(Frame, Target, usize)>,
+    ended: bool,
+}
+
+impl Input {
+    /// Forgets everything: memory of the owner's is not touched any more.
+    pub(super) fn clear(&mut self) {
+        *self = Input { ended: self.ended, ..Input::default() };
+    }
+
+    /// Reads until nothing is there or the turn is over. `hung_up`: the peer is known to have closed.
+    pub(super) fn pump(&mut self, link: &Arc<Link>, stream: usize, hung_up: bool) -> Left {
+        let Some(socket) = link.streams.get(stream) else { return Left::Nothing };
+        let mut read = 0;
+        while !self.ended {
+            if link.is_closed() {
+                self.discard(socket);
+                return Left::Nothing;
+            }
+            if let Err(detail) = self.digest(link) {
+                link.fail(format!("stream {stream}: {detail}"));
+                self.ended = true;
+                return Left::Nothing;
+            }
+            if read >= TURN {
+                return Left::More;
+            }
+            match self.read(socket) {
+                Ok((0, _)) => self.end(link, stream, None),
+                Ok((n, room)) => {
+                    read += n;
+                    // The kernel had no more: the next event says when it has.
+                    if n < room && !hung_up {
+                        let digested = self.digest(link);
+                        if let Err(detail) = digested {
+                            link.fail(format!("stream {stream}: {detail}"));
+                            self.ended = true;
+                        }
+                        return Left::Nothing;
+                    }
+                }
+                Err(Errno::AGAIN) => return Left::Nothing,
+                Err(Errno::INTR) => {}
+                Err(e) => self.end(link, stream, Some(std::io::Error::from(e))),
+            }
+        }
+        Left::Nothing
+    }
+
+    #[cold]
+    fn end(&mut self, link: &Link, stream: usize, error: Option<std::io::Error>) {
+        self.ended = true;
+        let within = match &self.piece {
+            Some((frame, _, at)) => format!(" after {at} of {} bytes of a piece", frame.len),
+            None if self.to > self.from => " within a frame".to_owned(),
+            None => String::new(),
+        };
+        match error {
+            None if within.is_empty() => link.end_of_stream(),
+            None => link.fail(format!(
+                "the peer closed stream {stream}{within}; look at that rank's output for the first error"
+            )),
+            Some(e) => link
+                .fail(format!("reading stream {stream}{within}: {e}; look at that rank's output for the first error")),
+        }
+    }
+
+    /// After the owner has gone: reads what comes, so that the kernel does not reset the connection.
+    fn discard(&mut self, socket: &Stream) {
+        let mut bytes = [0u8; 4096];
+        loop {
+            match rustix::net::recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
+                Ok((1.., _)) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Ok((0, _)) | Err(_) => {
+                    self.ended = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// True at the end of the stream.
+    pub(super) fn is_over(&self) -> bool {
+        self.ended
+    }
+
+    /// One read: what came, and what there was room for.
+    fn read(&mut self, socket: &Stream) -> Result<(usize, usize), Errno> {
+        if self.ahead.is_empty() {
+            self.ahead.resize(AHEAD, 0);
+        }
+        if self.from > 0 {
+            self.ahead.copy_within(self.from..self.to, 0);
+            (self.from, self.to) = (0, self.to - self.from);
+        }
+        let ahead = self.ahead.get_mut(self.to..).unwrap_or_default();
+        let Some((frame, target, at)) = &mut self.piece else {
+            let room = ahead.len();
+            let (n, _) = rustix::net::recv(socket, ahead, RecvFlags::DONTWAIT)?;
+            self.to += n;
+            return Ok((n, room));
+        };
+        // The piece takes all that was read ahead before more is read.
+        let rest = frame.len as usize - *at;
+        let n = match target {
+            Target::Posted(entry) => {
+                // SAFETY: within the posted memory, by `Entry::check`; no other piece has this part of it, and the
+                // owner does not use it before the request is done or the link is closed, which takes this lock.
+                let place =
+                    unsafe { std::slice::from_raw_parts_mut(entry.data.add(frame.offset as usize + *at), rest) };
+                rustix::io::readv(socket, &mut [IoSliceMut::new(place), IoSliceMut::new(ahead)])
+            }
+            Target::Early(data) => {
+                data.resize(frame.len as usize, 0);
+                let place = data.get_mut(*at..).unwrap_or_default();
+                rustix::io::readv(socket, &mut [IoSliceMut::new(place), IoSliceMut::new(ahead)])
+            }
+        }?;
+        let room = rest + ahead.len();
+        let own = n.min(rest);
+        *at += own;
+        self.to += n - own;
+        Ok((n, room))
+    }
+
+    /// Takes frames and short pieces out of what was read ahead, until more is needed.
+    fn digest(&mut self, link: &Arc<Link>) -> Result<(), String> {
+        loop {
+            if let Some((frame, target, at)) = &mut self.piece {
+                let rest = frame.len as usize - *at;
+                let here = rest.min(self.to - self.from);
+                let bytes = self.ahead.get(self.from..self.from + here).unwrap_or_default();
+                match target {
+                    Target::Posted(entry) => {
+                        // SAFETY: as in `read`; the bytes are ours.
+                        unsafe {
+                            let place = entry.data.add(frame.offset as usize + *at);
+                            std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
+                        }
+                    }
+                    Target::Early(data) => {
+                        data.truncate(*at);
+                        data.extend_from_slice(bytes);
+                    }
+                }
+                *at += bytes.len();
+                self.from += bytes.len();
+                if *at < frame.len as usize {
+                    return Ok(());
+                }
+                if let (Some((frame, target, _)), Side::In(incoming)) = (self.piece.take(), &link.side) {
+                    incoming.arrived(link, frame, target)?;
+                }
+            }
+            let Some(bytes) = self.ahead.get(self.from..self.to).and_then(|b| b.get(..Frame::BYTES)) else {
+                return Ok(());
+            };
+            let frame = Frame::parse(bytes)?;
+            self.from += Frame::BYTES;
+            match (&link.side, frame.is_piece()) {
+                (Side::In(incoming), true) => self.piece = Some((frame, incoming.target(&frame)?, 0)),
+                (Side::Out(outgoing), false) => outgoing.placed(link, frame.tag, frame.number)?,
+                _ => return Err(format!("expected what this end receives, got {frame:x?}")),
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Connections with posted sends and receives, as NVIDIA's NCCL wants them of a network (`bindings/nccl-net`).
+//!
+//! A [`Listener`] gives out a [`Handle`] of 128 bytes, which its owner sends to a peer by any way; the peer's
+//! [`Net::connect`] makes a [`Sender`] of it, and [`Listener::accept`] the [`Receiver`] at the other end. Data goes that
+//! way only. No call blocks: a thread shakes hands (`dial`), another one accepts (`door`), and threads of their own read
+//! and write the sockets (`worker`).
+//!
+//! # A message
+//! The n-th message of a tag goes to the n-th receive that is posted with this tag. Messages over 32 KiB are cut into
+//! *pieces*. A piece is a [`frame::Frame`], which names message and offset, and its bytes; it goes over whichever stream
+//! of the connection is free. So a faster way carries more without being measured, and pieces need no order: the
+//! receiver reads each one from the kernel to its place in the posted buffer.
+//!
+//! A piece whose receive is not posted yet is kept in memory of the receiver's. For each tag the sender counts the bytes
+//! that the receiver has not reported as placed, and stops at a window. Therefore that memory is bounded, and a tag
+//! without receives holds no other tag up. The receiver reports a quarter of the window at a time, so small messages
+//! cause no traffic in the other direction.
+//!
+//! | module | idea |
+//! |---|---|
+//! | `ports`, `handle` | addresses of this host, which pairs of two hosts' addresses reach each other, what a handle says |
+//! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
+//! | `link` | a connection: its streams, its requests, how it ends |
+//! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
+//! | `frame`, `request`, `worker` | the bytes before a piece, what is posted, the threads |
+
+mod dial;
+mod door;
+mod frame;
+mod handle;
+mod incoming;
+mod link;
+mod outgoing;
+mod ports;
+mod request;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::sync::Arc;
+
+pub use dial::Connecting;
+pub use door::Listener;
+pub use handle::Handle;
+pub use link::{Receiver, Sender};
+pub use request::{MAX_GROUP, MAX_REQUESTS, Request};
+
+use crate::bootstrap::Host;
+use crate::bootstrap::interface::{LocalAddress, local_addresses};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::transport::tcp::SocketOptions;
+use door::Door;
+use worker::Workers;
+
+/// A process's place in the network: its addresses, its threads, and where it listens.
+#[derive(Debug)]
+pub struct Net {
+    inner: Arc<Inner>,
+    // Dropped before the workers, which serve what it accepts.
+    door: Door,
+}
+
+/// What dialing and accepting share.
+#[derive(Debug)]
+struct Inner {
+    config: Config,
+    ports: Vec<LocalAddress>,
+    /// Addresses at which no data is wanted; peers may still tell us something there.
+    others: Vec<LocalAddress>,
+    host: u64,
+    sockets: SocketOptions,
+    workers: Workers,
+}
+
+impl Net {
+    /// Looks at the interfaces, listens, and starts the threads.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when `TINYNCCL_IFNAME` leaves no interface or all ports of `TINYNCCL_PORT_RANGE` are taken,
+    /// [`Error::Os`] when sockets or threads cannot be made.
+    pub fn new(config: &Config) -> Result<Net> {
+        let ports = local_addresses(config)?;
+        if ports.is_empty() {
+            return Err(Error::invalid(
+                "net",
+                "no interface is up and has an address: expected one at least (ip addr)",
+            ));
+        }
+        let mut others = local_addresses(&Config { interface: None, ..config.clone() })?;
+        others.retain(|other| !other.loopback && !ports.contains(other));
+        let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
+        let workers = Workers::start(config)?;
+        let host = handle::host(&Host::current());
+        let inner = Arc::new(Inner { config: config.clone(), ports, others, host, sockets, workers });
+        let door = Door::open(&inner)?;
+        Ok(Net { inner, door })
+    }
+
+    /// The addresses that peers are told, most useful first.
+    pub fn ports(&self) -> &[LocalAddress] {
+        &self.inner.ports
+    }
+
+    /// The same in words.
+    pub fn describe(&self) -> String {
+        ports::list(&self.inner.ports)
+    }
+
+    /// Waits for connections to the returned handle, any number of them.
+    ///
+    /// # Errors
+    /// [`Error::Os`] without random numbers.
+    pub fn listen(&self) -> Result<(Handle, Listener)> {
+        self.door.listen(&self.inner)
+    }
+
+    /// Begins to connect to a listener.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when no thread can be started.
+    pub fn connect(&self, handle: &Handle) -> Result<Connecting> {
+        dial::start(&self.inner, handle.clone())
+    }
+}

@@ -1,0 +1,124 @@
+//! What is posted and not over yet.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::error::{Error, Result};
+
+/// Receives that one request may group.
+pub const MAX_GROUP: usize = 8;
+/// Requests of a connection at once.
+pub const MAX_REQUESTS: usize = 256;
+
+/// Whether a connection has failed, and why.
+#[derive(Debug, Default)]
+pub(super) struct Fate {
+    failed: AtomicBool,
+    error: OnceLock<Error>,
+}
+
+impl Fate {
+    /// True the first time.
+    pub(super) fn seal(&self, error: Error) -> bool {
+        let first = self.error.set(error).is_ok();
+        self.failed.store(true, Ordering::Release);
+        first
+    }
+
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
+        if self.failed.load(Ordering::Acquire) { self.get().map_or(Ok(()), Err) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn get(&self) -> Option<Error> {
+        self.error.get().cloned()
+    }
+}
+
+/// A posted send, or up to [`MAX_GROUP`] receives that were posted together.
+#[derive(Debug)]
+pub struct Request {
+    busy: AtomicBool,
+    /// Bytes of a send, or receives of a group, that are still to come.
+    open: AtomicUsize,
+    count: AtomicUsize,
+    sizes: [AtomicUsize; MAX_GROUP],
+    fate: Arc<Fate>,
+}
+
+impl Request {
+    /// The lengths that were sent or received, once all of it is done; then the request belongs to the connection
+    /// again, and must not be asked any more.
+    ///
+    /// # Errors
+    /// Why the connection failed before.
+    #[inline]
+    pub fn test(&self, sizes: &mut [usize; MAX_GROUP]) -> Result<Option<usize>> {
+        if !self.is_done() {
+            self.fate.check()?;
+            return Ok(None);
+        }
+        let count = self.count.load(Ordering::Relaxed);
+        sizes.iter_mut().zip(&self.sizes).take(count).for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
+        self.busy.store(false, Ordering::Release);
+        Ok(Some(count))
+    }
+
+    /// Whether it is done; unlike [`Request::test`] it stays the caller's.
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        self.open.load(Ordering::Acquire) == 0
+    }
+
+    /// `amount` of what was open is over. What was written before is seen by whoever then finds the request done.
+    pub(super) fn finish(&self, amount: usize) {
+        self.open.fetch_sub(amount, Ordering::AcqRel);
+    }
+
+    /// The length of a received message of the group, which is over with that.
+    pub(super) fn received(&self, place: usize, len: usize) {
+        if let Some(size) = self.sizes.get(place) {
+            size.store(len, Ordering::Relaxed);
+        }
+        self.finish(1);
+    }
+}
+
+/// The requests of a connection.
+#[derive(Debug)]
+pub(super) struct Requests {
+    all: Box<[Request]>,
+    next: AtomicUsize,
+}
+
+impl Requests {
+    pub(super) fn new(fate: &Arc<Fate>) -> Requests {
+        let one = |_| Request {
+            busy: AtomicBool::new(false),
+            open: AtomicUsize::new(0),
+            count: AtomicUsize::new(0),
+            sizes: Default::default(),
+            fate: fate.clone(),
+        };
+        Requests { all: (0..MAX_REQUESTS).map(one).collect(), next: AtomicUsize::new(0) }
+    }
+
+    /// A free one, with `open` to come and `count` lengths of `size`.
+    pub(super) fn take(&self, open: usize, count: usize, size: usize) -> Option<usize> {
+        let start = self.next.load(Ordering::Relaxed);
+        let free = (0..MAX_REQUESTS).map(|i| (start + i) % MAX_REQUESTS).find(|&slot| {
+            self.all.get(slot).is_some_and(|r| !r.busy.load(Ordering::Acquire) && !r.busy.swap(true, Ordering::AcqRel))
+        })?;
+        self.next.store((free + 1) % MAX_REQUESTS, Ordering::Relaxed);
+        let request = self.all.get(free)?;
+        request.count.store(count, Ordering::Relaxed);
+        request.sizes.iter().take(count).for_each(|s| s.store(size, Ordering::Relaxed));
+        request.open.store(open, Ordering::Release);
+        Some(free)
+    }
+
+    pub(super) fn get(&self, slot: usize) -> Option<&Request> {
+        self.all.get(slot)
+    }
+}

@@ -1,0 +1,122 @@
+//! Two ends in one process.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::config::Config;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn net(change: impl Fn(&mut Config)) -> Net {
+    let mut config = Config { interface: Some("lo".to_owned()), net_threads: 2, ..Config::default() };
+    change(&mut config);
+    Net::new(&config).unwrap()
+}
+
+fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = f() {
+            return found;
+        }
+        assert!(start.elapsed() < DEADLINE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+fn pair(ours: &Net, theirs: &Net) -> (Sender, Receiver) {
+    let (handle, listener) = theirs.listen().unwrap();
+    let connecting = ours.connect(&handle).unwrap();
+    let sender = until("connect", || connecting.poll().unwrap());
+    (sender, until("accept", || listener.accept().unwrap()))
+}
+
+fn wait(request: &Request) -> Vec<usize> {
+    let mut sizes = [0; MAX_GROUP];
+    let count = until("a request", || request.test(&mut sizes).unwrap());
+    sizes[..count].to_vec()
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + seed * 7 + i / 251) as u8).collect()
+}
+
+#[test]
+fn messages_of_all_lengths_arrive_whole() {
+    let net = net(|c| c.net_chunk = 64 << 10);
+    let (sender, receiver) = pair(&net, &net);
+    for len in [0, 1, 8, 2047, 2048, 2049, 16 << 10, 40_000, 1 << 20, (5 << 20) + 3] {
+        let data = pattern(len, len);
+        let mut got = vec![0u8; len + 10];
+        // SAFETY: both live until their requests are done.
+        unsafe {
+            let recv = receiver.receive(&[(got.as_mut_ptr(), got.len(), 3)]).unwrap().unwrap();
+            let send = sender.send(data.as_ptr(), len, 3).unwrap().unwrap();
+            assert_eq!(wait(send), [len]);
+            assert_eq!(wait(recv), [len]);
+        }
+        assert!(got[..len] == data[..], "{len} bytes");
+    }
+}
+
+#[test]
+fn messages_come_before_their_receives_and_find_them() {
+    let net = net(|c| (c.net_window, c.net_chunk) = (1 << 20, 64 << 10));
+    let (sender, receiver) = pair(&net, &net);
+    // More than the window holds, so that the rest waits for its receive.
+    let sent: Vec<Vec<u8>> = (0..3).map(|i| pattern(700_000, i)).collect();
+    let mut got = vec![vec![0u8; 700_000]; 3];
+    // SAFETY: all of it lives until the requests are done.
+    unsafe {
+        let sends: Vec<_> = sent.iter().map(|d| sender.send(d.as_ptr(), d.len(), 1).unwrap().unwrap()).collect();
+        // Another tag is not held up.
+        let other = sender.send([5u8].as_ptr(), 1, 2).unwrap().unwrap();
+        let mut one = [0u8];
+        let recv = receiver.receive(&[(one.as_mut_ptr(), 1, 2)]).unwrap().unwrap();
+        assert_eq!((wait(recv), wait(other), one), (vec![1], vec![1], [5]));
+        for got in &mut got {
+            let recv = receiver.receive(&[(got.as_mut_ptr(), got.len(), 1)]).unwrap().unwrap();
+            assert_eq!(wait(recv), [700_000]);
+        }
+        sends.into_iter().for_each(|s| assert_eq!(wait(s), [700_000]));
+    }
+    assert!(sent == got);
+}
+
+#[test]
+fn a_message_that_is_too_long_is_an_error_with_both_lengths() {
+    let net = net(|_| ());
+    let (sender, receiver) = pair(&net, &net);
+    let (data, mut got) = (pattern(100, 0), [0u8; 50]);
+    // SAFETY: both live until the link is dropped.
+    unsafe {
+        let recv = receiver.receive(&[(got.as_mut_ptr(), 50, 0)]).unwrap().unwrap();
+        sender.send(data.as_ptr(), 100, 0).unwrap().unwrap();
+        let e = until("an error", || recv.test(&mut [0; MAX_GROUP]).err()).to_string();
+        assert!(e.contains("100 bytes") && e.contains("room for 50") && e.contains("127.0.0.1"), "{e}");
+    }
+}
+
+#[test]
+fn different_windows_are_refused_at_both_ends() {
+    let (ours, theirs) = (net(|c| c.net_window = 2 << 20), net(|_| ()));
+    let (handle, listener) = theirs.listen().unwrap();
+    let connecting = ours.connect(&handle).unwrap();
+    let dialed = until("an error", || connecting.poll().err()).to_string();
+    let accepted = until("an error", || listener.accept().err()).to_string();
+    for e in [dialed, accepted] {
+        assert!(e.contains("TINYNCCL_NET_WINDOW"), "{e}");
+    }
+}
+
+#[test]
+fn no_way_is_an_error_at_both_ends_that_names_all_ports() {
+    // Loopback of two "hosts": nothing leads from one to the other, but the news does, over an address in common.
+    let (ours, theirs) = (net(|_| ()), net(|_| ()));
+    let (handle, listener) = theirs.listen().unwrap();
+    let elsewhere = Handle { host: handle.host + 1, ..handle };
+    let connecting = ours.connect(&elsewhere).unwrap();
+    let dialed = until("an error", || connecting.poll().err()).to_string();
+    assert!(dialed.contains("from ports lo 127.0.0.1/8") && dialed.contains("to ports 127.0.0.1/8"), "{dialed}");
+    assert!(listener.accept().unwrap().is_none());
+}

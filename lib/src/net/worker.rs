@@ -1,0 +1,285 @@
+//! The threads that read and write the sockets, so that NCCL's own never waits for one.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use super::link::{Left, Link};
+use crate::config::Config;
+use crate::doorbell::Doorbell;
+use crate::error::{Error, Result};
+use crate::threads::{Thread, lock};
+
+/// How long the socket of a closed connection waits for the peer to close, too.
+const LINGER: Duration = Duration::from_secs(5);
+/// Between two looks at those.
+const SLICE: Duration = Duration::from_millis(200);
+/// Spinning where threads share cores.
+const SHORT_SPIN: Duration = Duration::from_micros(2);
+const BELL: u64 = 0;
+
+/// Something to do for a thread.
+#[derive(Debug)]
+pub(super) enum Task {
+    /// A new stream of its own.
+    Add(Arc<Link>, usize),
+    /// The stream may have something to send.
+    Work(Arc<Link>, usize),
+    /// Its owner has closed it; `linger`: what is in the kernel should still arrive.
+    Close { link: Arc<Link>, stream: usize, linger: bool },
+}
+
+/// What others share with a thread.
+#[derive(Debug)]
+pub(super) struct Worker {
+    bell: Arc<Doorbell>,
+    inbox: Mutex<Vec<Task>>,
+    any: AtomicBool,
+    asleep: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Worker {
+    pub(super) fn push(&self, task: Task) {
+        lock(&self.inbox).push(task);
+        self.any.store(true, Ordering::Release);
+        self.rouse();
+    }
+
+    fn rouse(&self) {
+        // The sleeper announces itself, then looks: one of the two sees the other.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
+            self.bell.ring();
+        }
+    }
+}
+
+/// All threads of a process.
+#[derive(Debug)]
+pub(super) struct Workers {
+    all: Vec<(Arc<Worker>, Thread)>,
+    next: AtomicUsize,
+}
+
+impl Workers {
+    pub(super) fn start(config: &Config) -> Result<Workers> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = if config.net_threads > 0 { config.net_threads } else { (cores / 4).clamp(1, 4) };
+        // Beside them a rank has a thread that calls NCCL and one that calls us, and another rank of the host as many.
+        let spin = if cores >= 2 * (count + 2) { config.spin } else { config.spin.min(SHORT_SPIN) };
+        let start = |index: usize| {
+            let worker = Arc::new(Worker {
+                bell: Doorbell::new()?,
+                inbox: Mutex::default(),
+                any: AtomicBool::new(false),
+                asleep: AtomicBool::new(false),
+                stop: AtomicBool::new(false),
+            });
+            let epoll =
+                epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::errno("net", "making an epoll", e))?;
+            let added = epoll::add(&epoll, &worker.bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN);
+            added.map_err(|e| Error::errno("net", "waiting for an eventfd", e))?;
+            let run = Run {
+                worker: worker.clone(),
+                epoll,
+                spin,
+                streams: HashMap::new(),
+                next_key: BELL,
+                again: Vec::new(),
+                lingering: 0,
+            };
+            let thread =
+                Thread::start("net", format!("tinynccl-net{index}"), "a thread of the network".to_owned(), || {
+                    run.run()
+                })?;
+            Ok((worker, thread))
+        };
+        let all = (0..count).map(start).collect::<Result<_>>()?;
+        Ok(Workers { all, next: AtomicUsize::new(0) })
+    }
+
+    /// The thread for a new stream: each in turn.
+    pub(super) fn next(&self) -> Arc<Worker> {
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.all.len();
+        self.all[next].0.clone()
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for (worker, _) in &self.all {
+            worker.stop.store(true, Ordering::Release);
+            worker.bell.ring();
+        }
+    }
+}
+
+/// A stream of this thread.
+struct Served {
+    link: Arc<Link>,
+    stream: usize,
+    /// Its owner is gone, and it goes then at the latest.
+    until: Option<Instant>,
+}
+
+struct Run {
+    worker: Arc<Worker>,
+    epoll: OwnedFd,
+    spin: Duration,
+    streams: HashMap<u64, Served>,
+    next_key: u64,
+    /// Streams whose turn was over before they were.
+    again: Vec<u64>,
+    /// Streams whose owner is gone.
+    lingering: usize,
+}
+
+impl Run {
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        let mut active = Instant::now();
+        while !self.worker.stop.load(Ordering::Acquire) {
+            let mut busy = self.tasks();
+            busy |= self.turns();
+            let spinning = busy || active.elapsed() < self.spin;
+            let time = if spinning { Duration::ZERO } else { self.sleep_for() };
+            if !spinning {
+                self.worker.asleep.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                if self.worker.any.load(Ordering::Acquire) {
+                    self.worker.asleep.store(false, Ordering::Relaxed);
+                    continue;
+                }
+            }
+            events.clear();
+            let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+            let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&time));
+            self.worker.asleep.store(false, Ordering::Relaxed);
+            match waited {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => log::error!("net: epoll: {}", std::io::Error::from(e)),
+            }
+            for event in &events {
+                let (key, flags) = (event.data.u64(), event.flags);
+                if key == BELL { self.worker.bell.drain() } else { self.event(key, flags) }
+            }
+            if busy || !events.is_empty() {
+                active = Instant::now();
+            }
+            self.sweep();
+        }
+    }
+
+    fn sleep_for(&self) -> Duration {
+        if self.lingering > 0 { SLICE } else { Duration::from_secs(3600) }
+    }
+
+    /// What others have asked for; true when there was something.
+    fn tasks(&mut self) -> bool {
+        if !self.worker.any.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let tasks = std::mem::take(&mut *lock(&self.worker.inbox));
+        for task in tasks {
+            match task {
+                Task::Add(link, stream) => self.add(link, stream),
+                Task::Work(link, stream) => {
+                    if let Some(of) = link.streams.get(stream) {
+                        of.queued.store(false, Ordering::Release);
+                        if lock(&of.output).pump(&link, stream, usize::MAX) == Left::More {
+                            link.wake(stream);
+                        }
+                    }
+                }
+                Task::Close { link, stream, linger } => self.close(&link, stream, linger),
+            }
+        }
+        true
+    }
+
+    fn add(&mut self, link: Arc<Link>, stream: usize) {
+        let Some(of) = link.streams.get(stream) else { return };
+        self.next_key += 1;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        if let Err(e) = epoll::add(&self.epoll, of, epoll::EventData::new_u64(self.next_key), flags) {
+            link.fail(format!("waiting for stream {stream}: {}", std::io::Error::from(e)));
+        }
+        self.streams.insert(self.next_key, Served { link, stream, until: None });
+    }
+
+    fn close(&mut self, link: &Arc<Link>, stream: usize, linger: bool) {
+        let found = self.streams.iter_mut().find(|(_, s)| s.stream == stream && Arc::ptr_eq(&s.link, link));
+        let Some((&key, served)) = found else { return };
+        if linger {
+            served.until = Some(Instant::now() + LINGER);
+            self.lingering += 1;
+            // What came before is read now, the end with the event that it makes.
+            self.event(key, epoll::EventFlags::IN);
+        } else {
+            self.remove(key);
+        }
+    }
+
+    fn remove(&mut self, key: u64) {
+        let Some(Served { link, stream, until }) = self.streams.remove(&key) else { return };
+        self.lingering -= usize::from(until.is_some());
+        if let Some(of) = link.streams.get(stream) {
+            // The socket goes with the last stream of the link, and no event of it must come before.
+            let _ = epoll::delete(&self.epoll, of);
+        }
+    }
+
+    fn event(&mut self, key: u64, flags: epoll::EventFlags) {
+        let Some(Served { link, stream, until }) = self.streams.get(&key) else { return };
+        let Some(of) = link.streams.get(*stream) else { return };
+        let mut left = Left::Nothing;
+        let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        let mut over = false;
+        if flags.intersects(epoll::EventFlags::IN | end) {
+            let mut input = lock(&of.input);
+            left = input.pump(link, *stream, flags.intersects(end));
+            over = until.is_some() && input.is_over();
+        }
+        {
+            let mut output = lock(&of.output);
+            if flags.contains(epoll::EventFlags::OUT) {
+                output.unblock();
+            }
+            if output.pump(link, *stream, usize::MAX) == Left::More {
+                left = Left::More;
+            }
+        }
+        if over {
+            self.remove(key);
+        } else if left == Left::More {
+            self.again.push(key);
+        }
+    }
+
+    /// Streams that have more to do; true when there were some.
+    fn turns(&mut self) -> bool {
+        let again = std::mem::take(&mut self.again);
+        let any = !again.is_empty();
+        for key in again {
+            // The end of the stream, if it has come, is read where it is.
+            self.event(key, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+        }
+        any
+    }
+
+    /// Closed connections whose time is over.
+    fn sweep(&mut self) {
+        if self.lingering > 0 {
+            let now = Instant::now();
+            let late: Vec<u64> =
+                self.streams.iter().filter(|(_, s)| s.until.is_some_and(|u| u <= now)).map(|(k, _)| *k).collect();
+            late.into_iter().for_each(|key| self.remove(key));
+        }
+    }
+}
