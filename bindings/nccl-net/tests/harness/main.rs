@@ -9,11 +9,13 @@
 //! | `ring` | ranks as threads and as processes |
 //! | `failures` | strangers, peers that die, closing in flight |
 //! | `nodes` | network namespaces as nodes, with a cable per pair |
+//! | `first` | the plugin of the book |
 //! | `again` | this program again, as another process |
 
 mod again;
 mod api;
 mod failures;
+mod first;
 mod layout;
 mod nodes;
 mod ring;
