@@ -65,11 +65,11 @@ struct Words {
     u64 bytes;
 };
 
-// Those that this block handles.
-__device__ __forceinline__ Words words_of_block(u64 bytes) {
+// Those that this block handles, one of so many.
+__device__ __forceinline__ Words words_of_block(u64 bytes, u32 blocks = gridDim.x) {
     const u64 words = (bytes + 7) / 8;
-    const u64 first = words * blockIdx.x / gridDim.x;
-    return Words{first, (u32)(words * (blockIdx.x + 1) / gridDim.x - first), bytes};
+    const u64 first = words * blockIdx.x / blocks;
+    return Words{first, (u32)(words * (blockIdx.x + 1) / blocks - first), bytes};
 }
 
 // Segment `index` of so many.
@@ -172,16 +172,23 @@ __device__ __forceinline__ void take_segments(const Team& team, const Channel& c
     }
 }
 
+// Calls that this block has finished.
+__device__ __forceinline__ volatile u32* epoch_of(const Team& team) {
+    return (volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x);
+}
+
 // Starts this block's part of a call: its epoch, and the description of the call to all other ranks.
-__device__ __forceinline__ Channel enter(const Team& team) {
-    Channel channel;
-    channel.epoch = *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) + 1;
-    channel.set = channel.epoch & 1;
+__device__ __forceinline__ Channel enter_after(const Team& team, u32 finished) {
+    const Channel channel = {finished + 1, (finished + 1) & 1};
     const u32 peer = threadIdx.x;
     if (peer < RANKS && peer != team.rank) {
         push_line(call_line_at(team, channel, peer, team.rank, HELLO), team.call, channel.epoch);
     }
     return channel;
+}
+
+__device__ __forceinline__ Channel enter(const Team& team) {
+    return enter_after(team, *epoch_of(team));
 }
 
 // False: the rank did not arrive, or it makes another call.
@@ -195,12 +202,25 @@ __device__ __forceinline__ bool means_the_same(const Team& team, const Channel& 
 
 __device__ __forceinline__ void close(const Team& team, const Channel& channel) {
     __syncthreads();
-    if (threadIdx.x == 0) *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) = channel.epoch;
+    if (threadIdx.x == 0) *epoch_of(team) = channel.epoch;
 }
 
-// Ends it: all ranks have started it, too, and make the same call.
-__device__ __forceinline__ void leave(const Team& team, const Channel& channel) {
+// The end of a call: all ranks have started it, too, and make the same call. False, for the whole block: they do not.
+__device__ __forceinline__ bool all_agree(const Team& team, const Channel& channel) {
     const u32 peer = threadIdx.x;
-    if (peer < RANKS && peer != team.rank) means_the_same(team, channel, peer);
-    close(team, channel);
+    const bool other = peer < RANKS && peer != team.rank;
+    return __syncthreads_and(!other || means_the_same(team, channel, peer));
+}
+
+__device__ __forceinline__ void leave(const Team& team, const Channel& channel) {
+    all_agree(team, channel);
+    if (threadIdx.x == 0) *epoch_of(team) = channel.epoch;
+}
+
+// A kernel that is one call in lines; `part` is a block's part of it.
+template <void (*part)(const Args&, const Channel&, const Words&)>
+__device__ __forceinline__ void one_call(const Args& args) {
+    const Channel channel = enter(args.team);
+    part(args, channel, words_of_block(args.bytes));
+    leave(args.team, channel);
 }
