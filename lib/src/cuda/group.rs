@@ -51,6 +51,12 @@ impl DeviceComm {
     /// As [`DeviceComm::enqueue`], for every call.
     pub unsafe fn enqueue_group(&self, stream: impl Into<Stream>, calls: &[RawCall]) -> Result<()> {
         let stream = stream.into();
+        if let [call] = calls
+            && is_collective(call)
+        {
+            // SAFETY: forwarded from the caller.
+            return unsafe { self.enqueue(stream, call) };
+        }
         let (rank, size) = (self.rank(), self.size());
         let (mut messages, mut run) = (Messages::default(), Run::default());
         for call in calls {

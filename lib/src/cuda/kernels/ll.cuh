@@ -5,26 +5,40 @@
 // Two sets of lines are used in turn. A rank that has finished call k has received a line of call k from every rank, so
 // all have finished call k-1: writing into the set of call k+1, which is that of k-1, overwrites nothing unread. Hence
 // each kernel sends at least the hello line to everyone and waits for everyone's.
+//
+// A fused kernel runs TOGETHER calls of one block at the same time. Lines of such calls, and those about calls, have
+// LINE_SETS. Whoever sends call k has finished call k-TOGETHER, and so received a line of it from all ranks, who had then
+// finished call k-2*TOGETHER: the one before in the same set. A call with two sets runs when all before it are finished,
+// and none behind it before it is.
+#define TOGETHER (LINE_SETS / 2)
 
 // Lines about the call itself.
 #define HELLO 0
 
+// A block's part of a call: its sets, which depend on its number and the call's blocks alone, equal on all ranks, and
+// the threads that take it.
 struct Channel {
     u32 epoch;
-    u32 set;
+    u32 thread; // this one's number among them
+    u32 threads;
+    u32 row;       // of lines
+    u32 row_128;   // of lines of LL128
+    u32 row_calls; // of lines about calls
 };
 
-// The lines of this block's messages to `to` from `from`.
-__device__ __forceinline__ u64 lines_of(const Channel& channel, u32 to, u32 from) {
-    return ((u64)blockIdx.x * 2 + channel.set) * SENDERS + sender_of(to, from);
+// In the call after so many of this block. Rows of calls of one block come first.
+__device__ __forceinline__ Channel channel_after(u32 finished, u32 blocks) {
+    const u32 epoch = finished + 1, of_two = blockIdx.x * 2 + epoch % 2;
+    return Channel{epoch, threadIdx.x, THREADS, blocks == 1 ? epoch % LINE_SETS : LINE_SETS + of_two, of_two,
+                   blockIdx.x * LINE_SETS + epoch % LINE_SETS};
 }
 
 __device__ __forceinline__ u8* line_at(const Team& team, const Channel& channel, u32 to, u32 from, u32 line) {
-    return team.window[to] + LINES + 16 * (lines_of(channel, to, from) * LL_LINES + line);
+    return team.window[to] + LINES + 16 * (((u64)channel.row * SENDERS + sender_of(to, from)) * LL_LINES + line);
 }
 
 __device__ __forceinline__ u8* call_line_at(const Team& team, const Channel& channel, u32 to, u32 from, u32 line) {
-    return team.window[to] + CALLS + 16 * (lines_of(channel, to, from) * CALL_LINES + line);
+    return team.window[to] + CALLS + 16 * (((u64)channel.row_calls * SENDERS + sender_of(to, from)) * CALL_LINES + line);
 }
 
 __device__ __forceinline__ void push_line(u8* to, u64 data, u32 flag) {
@@ -177,18 +191,18 @@ __device__ __forceinline__ volatile u32* epoch_of(const Team& team) {
     return (volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x);
 }
 
-// Starts this block's part of a call: its epoch, and the description of the call to all other ranks.
-__device__ __forceinline__ Channel enter_after(const Team& team, u32 finished) {
-    const Channel channel = {finished + 1, (finished + 1) & 1};
-    const u32 peer = threadIdx.x;
+// Starts this block's part of a call: sends the description of the call to all other ranks.
+__device__ __forceinline__ void greet(const Team& team, const Channel& channel) {
+    const u32 peer = channel.thread;
     if (peer < RANKS && peer != team.rank) {
         push_line(call_line_at(team, channel, peer, team.rank, HELLO), team.call, channel.epoch);
     }
-    return channel;
 }
 
 __device__ __forceinline__ Channel enter(const Team& team) {
-    return enter_after(team, *epoch_of(team));
+    const Channel channel = channel_after(*epoch_of(team), gridDim.x);
+    greet(team, channel);
+    return channel;
 }
 
 // False: the rank did not arrive, or it makes another call.
@@ -207,7 +221,7 @@ __device__ __forceinline__ void close(const Team& team, const Channel& channel) 
 
 // The end of a call: all ranks have started it, too, and make the same call. False, for the whole block: they do not.
 __device__ __forceinline__ bool all_agree(const Team& team, const Channel& channel) {
-    const u32 peer = threadIdx.x;
+    const u32 peer = channel.thread;
     const bool other = peer < RANKS && peer != team.rank;
     return __syncthreads_and(!other || means_the_same(team, channel, peer));
 }

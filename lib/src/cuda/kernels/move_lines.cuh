@@ -5,7 +5,7 @@ __device__ __forceinline__ void broadcast_lines(const Args& args, const Channel&
     const Team& team = args.team;
     const u8* input = args.input;
     u8* output = args.output;
-    for (u32 cell = threadIdx.x; cell < Lines::cells(words); cell += THREADS) {
+    for (u32 cell = channel.thread; cell < Lines::cells(words); cell += channel.threads) {
         if (team.rank == args.root) {
             const typename Lines::Cell mine = Lines::load(input, words, cell);
 #pragma unroll
@@ -29,14 +29,14 @@ __device__ __forceinline__ void exchange_lines(const Args& args, const Channel& 
     const u8* own = input + team.rank * stride;
     u8* own_output = output + team.rank * bytes;
     const auto other = [&](u32 peer) { return peer != team.rank; };
-    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
+    for (u32 cell = channel.thread; cell < cells; cell += channel.threads) {
         const typename Lines::Cell mine = Lines::load(own, words, cell);
         push_cells<Lines>(team, channel, cell, other, [&](u32 peer) {
             return stride == 0 ? mine : Lines::load(input + peer * stride, words, cell);
         });
         if (own != own_output) Lines::store(own_output, words, cell, mine);
     }
-    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
+    for (u32 cell = channel.thread; cell < cells; cell += channel.threads) {
         typename Lines::Cell all[RANKS];
         await_cells<Lines>(team, channel, cell, all, other);
 #pragma unroll

@@ -9,7 +9,7 @@ __device__ __forceinline__ void scatter_lines(const Args& args, const Channel& c
     const u8* input = args.input;
     const u64 stride = args.stride;
     const u32 cells = Lines::cells(words);
-    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
+    for (u32 cell = channel.thread; cell < cells; cell += channel.threads) {
         const auto to_all = [](u32) { return true; };
         if (stride == 0) {
             const typename Lines::Cell mine = Lines::load(input, words, cell);
@@ -20,7 +20,7 @@ __device__ __forceinline__ void scatter_lines(const Args& args, const Channel& c
         }
     }
     const u8* own = input + team.rank * stride;
-    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
+    for (u32 cell = channel.thread; cell < cells; cell += channel.threads) {
         typename Lines::Cell all[RANKS];
         await_all<Lines>(team, channel, cell, Lines::load(own, words, cell), all);
         Lines::store(args.output, words, cell, reduce_cells(all));
@@ -30,7 +30,7 @@ __device__ __forceinline__ void scatter_lines(const Args& args, const Channel& c
 template <typename Lines>
 __device__ __forceinline__ void root_lines(const Args& args, const Channel& channel, const Words& words) {
     const Team& team = args.team;
-    for (u32 cell = threadIdx.x; cell < Lines::cells(words); cell += THREADS) {
+    for (u32 cell = channel.thread; cell < Lines::cells(words); cell += channel.threads) {
         const typename Lines::Cell mine = Lines::load(args.input, words, cell);
         if (team.rank != args.root) {
             Lines::push(team, channel, args.root, cell, mine);

@@ -1,7 +1,7 @@
 //! Several calls in one launch, as `kernels/fused.cu` runs them. That costs the host one launch and the device the gaps
 //! between kernels; for the ranks it is the same as a launch each.
 
-use super::super::kernels::{Args, Family, Framing as KernelFraming, Kernel, Types, launch_with};
+use super::super::kernels::{Args, Family, Framing as KernelFraming, Kernel, Team, Types, launch_with};
 use super::super::path::Turn;
 use super::Peer;
 use crate::comm::RawCall;
@@ -25,7 +25,13 @@ const KERNEL: fn() -> Kernel = || Kernel::new(Family::Fused, KernelFraming::Ll);
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct FusedCall {
-    args: Args,
+    input: u64,
+    output: u64,
+    bytes: u64,
+    stride: u64,
+    call: u64,
+    number: u32,
+    root: u32,
     blocks: u32,
     part: u32,
 }
@@ -34,6 +40,7 @@ struct FusedCall {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct Fused {
+    team: Team,
     calls: [FusedCall; MOST],
     count: u32,
     unused: u32,
@@ -88,15 +95,17 @@ impl Peer {
     /// As [`DataPath::carry_fused`](crate::cuda::path::DataPath::carry_fused).
     pub(super) unsafe fn launch_fused(&self, turn: Turn, calls: &[(&RawCall, Choice)]) -> Result<()> {
         let op = calls.first().map_or("group", |(call, _)| call.collective.name());
-        let mut fused = Fused { count: calls.len() as u32, ..Fused::default() };
+        let team = Team { extensions: self.extension.addresses(), ..self.team };
+        let mut fused = Fused { team, count: calls.len() as u32, ..Fused::default() };
         if calls.len() > MOST {
             return Err(Error::invalid(op, format!("{} calls in a launch, expected {MOST} at most", calls.len())));
         }
         for ((place, &(call, choice)), i) in fused.calls.iter_mut().zip(calls).zip(0..) {
             let part = part_of(call.collective, choice.protocol)
                 .ok_or_else(|| Error::invalid(op, format!("{choice:?} is launched alone")))?;
-            let args = Args::new(self.team(call, turn.after(i)), call);
-            *place = FusedCall { args, blocks: choice.blocks, part };
+            let args = Args::new(Team::default().in_call(call, turn.after(i).number), call);
+            let Args { team: Team { call, number, .. }, input, output, bytes, stride, root, .. } = args;
+            *place = FusedCall { input, output, bytes, stride, call, number, root, blocks: choice.blocks, part };
         }
         let function = self.kernels.function(KERNEL(), calls.iter().find_map(|(call, _)| types(call)))?;
         let blocks = calls.iter().map(|(_, choice)| choice.blocks).max().unwrap_or(1);
@@ -118,8 +127,8 @@ pub(in crate::cuda) fn layouts() -> Vec<(String, usize)> {
         ("FUSED_LL128", LL128 as usize),
     ];
     [
-        mirrored!(FusedCall as "FusedCall" { args, blocks, part }),
-        mirrored!(Fused as "Fused" { calls, count }),
+        mirrored!(FusedCall as "FusedCall" { input, output, bytes, stride, call, number, root, blocks, part }),
+        mirrored!(Fused as "Fused" { team, calls, count }),
         constants.map(|(name, value)| (name.to_owned(), value)).to_vec(),
     ]
     .concat()
