@@ -1,6 +1,6 @@
 //! Threads of the library, and how they lock, wait and end.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,34 @@ pub(crate) fn deadline_after(limit: Duration) -> Instant {
     now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600))
 }
 
+/// Descriptors for which the process's table gets room at once.
+const DESCRIPTORS: u64 = 1024;
+
+/// Makes room for descriptors, once in a process and in a thread of its own. Linux lets the table grow at the 64th
+/// descriptor, the 256th and so on, and where threads share it, the one that opened that descriptor waits until every
+/// core has passed through the scheduler (`synchronize_rcu`): 20 to 35 ms on a machine with 32 cores, which a
+/// communicator took longer to start.
+pub(crate) fn make_room_for_descriptors() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let grow = || {
+            if let Err(e) = grow_descriptors() {
+                log::debug!("making room for {DESCRIPTORS} descriptors: {e}");
+            }
+        };
+        let started = std::thread::Builder::new().name("tinynccl-room".to_owned()).spawn(grow);
+        drop(started.inspect_err(|e| log::debug!("making room for descriptors: {e}")));
+    });
+}
+
+/// The table does not shrink again when the descriptor is closed.
+fn grow_descriptors() -> rustix::io::Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let last = limit.unwrap_or(DESCRIPTORS).min(DESCRIPTORS).saturating_sub(1);
+    let any = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    rustix::io::fcntl_dupfd_cloexec(&any, last as i32).map(drop)
+}
+
 /// A thread that is joined at the latest when this is dropped: its owner has told it to end before. A forked child has
 /// none of its parent's threads, and joins nothing.
 #[derive(Debug)]
@@ -87,5 +115,23 @@ impl Drop for Thread {
         }
         // Without the lock, which a thread of the parent may have held when it forked.
         std::mem::forget(self.handle.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_descriptors_has_room_and_no_more_is_open() {
+        let size = || -> u64 {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap().trim().parse().unwrap()
+        };
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let wanted = limit.unwrap_or(DESCRIPTORS).min(DESCRIPTORS);
+        grow_descriptors().unwrap();
+        assert!(size() >= wanted, "{} of {wanted}", size());
+        assert!(!std::path::Path::new(&format!("/proc/self/fd/{}", wanted - 1)).exists());
     }
 }

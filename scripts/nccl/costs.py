@@ -31,6 +31,9 @@ HOST = {
     "broadcast": "a call of broadcast, 8 B, us",
     "exchange": "a group of a send and a receive, 8 B, us",
     "bucket": "a group of four all_reduces, 1 KiB, us",
+    "replayed": "the same in a CUDA graph of 20, us",
+    "mixed": "a group of all_reduce, all_gather, reduce_scatter and broadcast, 1 KiB, us",
+    "large": "a group of four all_reduces, 128 KiB, us",
 }
 DDP = {
     "step32": "a step of 10.5 M parameters, batch 32, ms",
@@ -69,7 +72,7 @@ def host_rank(checks):
         nccl.CommDestroy(further)
 
     def calls():
-        stream, memory = cuda.stream(), cuda.memory(1 << 20)
+        stream, memory = cuda.stream(), cuda.memory(4 << 20)
         peer, version = 1 - checks.rank, c_int()
 
         def all_reduce(count=2):
@@ -81,10 +84,18 @@ def host_rank(checks):
             nccl.Recv(memory + 4096, 2, FLOAT, peer, comm, stream)
             nccl.GroupEnd()
 
-        def bucket():
+        def bucket(count=256):
             nccl.GroupStart()
-            for _ in range(4):
-                all_reduce(256)
+            for at in range(memory, memory + (4 << 20), 1 << 20):
+                nccl.AllReduce(at, at, count, FLOAT, SUM, comm, stream)
+            nccl.GroupEnd()
+
+        def mixed():
+            nccl.GroupStart()
+            all_reduce(256)
+            nccl.AllGather(memory + (1 << 20), memory + (2 << 20), 256, FLOAT, comm, stream)
+            nccl.ReduceScatter(memory + (1 << 20), memory + (3 << 20), 256, FLOAT, SUM, comm, stream)
+            nccl.Broadcast(memory + (7 << 19), memory + (7 << 19), 256, FLOAT, 0, comm, stream)
             nccl.GroupEnd()
 
         timed("first", lambda: (all_reduce(), cuda("cuStreamSynchronize", stream)))
@@ -94,7 +105,13 @@ def host_rank(checks):
             "broadcast": lambda: nccl.Broadcast(memory, memory, 2, FLOAT, 0, comm, stream),
             "exchange": exchange,
             "bucket": bucket,
+            "mixed": mixed,
+            "large": lambda: bucket(32 << 10),
         }
+        # Kernels are loaded before they are timed, and before a capture.
+        for subject in subjects.values():
+            subject()
+        cuda("cuStreamSynchronize", stream)
         for name, subject in subjects.items():
             batches = []
             for _ in range(BATCHES):
@@ -104,6 +121,22 @@ def host_rank(checks):
                 batches.append(1e6 * (time.perf_counter() - begin) / CALLS)
                 cuda("cuStreamSynchronize", stream)
             figures[name] = statistics.median(batches)
+        graph, replay = c_void_p(), c_void_p()
+        cuda("cuStreamBeginCapture_v2", stream, 1)
+        for _ in range(20):
+            bucket()
+        cuda("cuStreamEndCapture", stream, byref(graph))
+        cuda("cuGraphInstantiateWithFlags", byref(replay), graph, c_ulonglong(0))
+        times = []
+        for _ in range(BATCHES):
+            begin = time.perf_counter()
+            for _ in range(10):
+                cuda("cuGraphLaunch", replay, stream)
+            cuda("cuStreamSynchronize", stream)
+            times.append(1e6 * (time.perf_counter() - begin) / 200)
+        figures["replayed"] = statistics.median(times)
+        cuda("cuGraphExecDestroy", replay)
+        cuda("cuGraphDestroy", graph)
         cuda("cuMemFree_v2", c_ulonglong(memory))
         nccl.CommDestroy(comm)
 

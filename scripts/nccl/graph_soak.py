@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import client
 
-KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "ring"]
+KINDS = ["all_reduce", "bucket", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "ring"]
 TYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8]
 ALIVE = 4
 
@@ -49,6 +49,11 @@ class Call:
         if self.kind == "all_reduce":
             self.output.copy_(self.input)
             dist.all_reduce(self.output, group=self.group)
+        elif self.kind == "bucket":
+            self.output.copy_(self.input)
+            with dist._coalescing_manager(group=self.group, device=self.output.device):
+                for part in self.output.chunk(5):
+                    dist.all_reduce(part, group=self.group)
         elif self.kind == "broadcast":
             self.output.copy_(self.input)
             dist.broadcast(self.output, self.root, group=self.group)
@@ -69,6 +74,7 @@ class Call:
         total = n * step + n * (n - 1) // 2
         wants = {
             "all_reduce": [total],
+            "bucket": [total],
             "broadcast": [step + self.root],
             "all_gather": [step + r for r in range(n)],
             "reduce_scatter": [total + n * rank],

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # PyTorch's own distributed_test with BACKEND=nccl over several libraries in turn, on a machine with two GPUs:
 #
-#   scripts/nccl/torch_suite.sh [-j JOBS] [-l SECONDS] OUT NAME=LIBRARY...
+#   scripts/nccl/torch_suite.sh [-j JOBS] [-l SECONDS] [-t PATTERN] OUT NAME=LIBRARY...
 #
-# LIBRARY is preloaded; an empty one is torch's own. The tests of a library run in JOBS parts at once (default 6), for at
-# most SECONDS (default 900); those that failed run again one by one, because parts that share a GPU may be too slow for their
-# limits. OUT gets the logs, NAME.txt with the end of each test (passed, FAILED, skipped, not run), and compare.txt with the
-# tests that end differently. Exit status 1 if a test passes over the first library and not over another.
+# LIBRARY is preloaded; an empty one is torch's own. PATTERN chooses tests by name, as grep -E does. The tests of a library run
+# in JOBS parts at once (default 6), for at most SECONDS (default 900); those that failed run again one by one, because parts
+# that share a GPU may be too slow for their limits. OUT gets the logs, NAME.txt with the end of each test (passed, FAILED,
+# skipped, not run), and compare.txt with the tests that end differently. Exit status 1 if a test passes over the first library
+# and not over another.
 set -eu -o pipefail
-usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-jobs=6 limit=900
-while getopts j:l: option; do
-    case $option in j) jobs=$OPTARG ;; l) limit=$OPTARG ;; *) usage ;; esac
+usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+jobs=6 limit=900 pattern=.
+while getopts j:l:t: option; do
+    case $option in j) jobs=$OPTARG ;; l) limit=$OPTARG ;; t) pattern=$OPTARG ;; *) usage ;; esac
 done
 shift $((OPTIND - 1))
 (($# >= 2)) || usage
@@ -45,13 +46,13 @@ ends() { # ALL-NAMES LOGS...
 
 timeout 300 python3 "$here/torch_suite.py" --list > "$out/names.txt" 2> "$out/names.log" ||
     { echo "FAILED torch_suite.py --list: $(tail -n 1 "$out/names.log")"; exit 1; }
-grep '^test_' "$out/names.txt" > "$out/names.new" && mv "$out/names.new" "$out/names.txt"
+{ grep '^test_' "$out/names.txt" | grep -E "$pattern"; } > "$out/names.new" && mv "$out/names.new" "$out/names.txt"
 for pair in "$@"; do
     [[ $pair = *=* ]] || usage
     name=${pair%%=*} library=${pair#*=} begin=$SECONDS
     rm -f "$out/$name".*
     for ((part = 0; part < jobs; part++)); do
-        suite "$library" "$out/$name.$part.log" "$limit" --part "$part" --parts "$jobs" &
+        suite "$library" "$out/$name.$part.log" "$limit" --only "$(paste -sd, "$out/names.txt")" --part "$part" --parts "$jobs" &
     done
     wait
     ends "$out/names.txt" "$out/$name".*.log > "$out/$name.txt"

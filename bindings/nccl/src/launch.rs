@@ -155,21 +155,21 @@ impl Part {
             follow(*first, *other)?;
         }
         // Collectives in their order, then all messages together: their order may differ between ranks.
-        let (mut messages, mut waits) = (Vec::new(), Vec::new());
+        let (mut collectives, mut messages, mut waits) = (Vec::new(), Vec::new(), Vec::new());
         for work in self.work {
             match work {
                 Work::Plain(raw) if is_message(&raw) => messages.push(raw),
-                Work::Plain(raw) => enqueue(device, *first, &raw)?,
-                Work::Own { enqueue, .. } => enqueue(&self.member, first.0)?,
+                Work::Plain(raw) => collectives.push(raw),
+                Work::Own { enqueue, .. } => {
+                    several(device, *first, &collectives)?;
+                    collectives.clear();
+                    enqueue(&self.member, first.0)?;
+                }
                 Work::Wait(enqueue) => waits.push(enqueue),
             }
         }
-        match &messages[..] {
-            [] => {}
-            [one] => enqueue(device, *first, one)?,
-            // SAFETY: as in `enqueue`.
-            many => unsafe { device.enqueue_group(first.0, many) }?,
-        }
+        collectives.append(&mut messages);
+        several(device, *first, &collectives)?;
         waits.into_iter().try_for_each(|enqueue| enqueue(&self.member, first.0))?;
         others.iter().try_for_each(|other| follow(*other, *first))
     }
@@ -192,6 +192,15 @@ fn follow(later: Stream, earlier: Stream) -> Result<()> {
     // SAFETY: as above; the driver keeps what the wait needs.
     let freed = unsafe { event::destroy(event) };
     done.and(freed).map_err(failed)
+}
+
+fn several(device: &DeviceComm, stream: Stream, calls: &[RawCall]) -> Result<()> {
+    match calls {
+        [] => Ok(()),
+        [one] => enqueue(device, stream, one),
+        // SAFETY: as in `enqueue`.
+        many => Ok(unsafe { device.enqueue_group(stream.0, many) }?),
+    }
 }
 
 fn enqueue(device: &DeviceComm, stream: Stream, raw: &RawCall) -> Result<()> {

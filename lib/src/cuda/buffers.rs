@@ -40,7 +40,7 @@ impl Buffer {
         self.at / PAGE != self.last() / PAGE
     }
 
-    fn overlaps(&self, other: &Buffer) -> bool {
+    pub(super) fn overlaps(&self, other: &Buffer) -> bool {
         self.at < other.end() && other.at < self.end()
     }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::MutexGuard;
 
+use cudarc::driver::sys;
+
 use super::buffers::{self, Buffer};
 use super::call::{End, Own, Round, Stream};
 use super::comm::{DeviceComm, Order};
@@ -61,6 +63,16 @@ impl DeviceComm {
     /// `stream` must be of this device.
     #[inline]
     pub unsafe fn validate(&self, stream: impl Into<Stream>, call: &RawCall) -> Result<()> {
+        // SAFETY: forwarded from the caller.
+        unsafe { self.validated(stream.into().handle(), call) }.map(drop)
+    }
+
+    /// [`DeviceComm::validate`]; gives the input and the output.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    pub(super) unsafe fn validated(&self, stream: sys::CUstream, call: &RawCall) -> Result<[Option<Buffer>; 2]> {
         let op = call.collective.name();
         if call.root >= self.size() {
             return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
@@ -70,12 +82,12 @@ impl DeviceComm {
         }
         let used = buffers::of(call, self.rank(), self.size())?;
         if self.checks_memory {
-            buffers::check(op, self.rank(), self.context(), stream.into().handle(), &used)?;
+            buffers::check(op, self.rank(), self.context(), stream, &used)?;
         }
-        Ok(())
+        Ok(used)
     }
 
-    fn trace(&self) -> Option<&Tracer> {
+    pub(super) fn trace(&self) -> Option<&Tracer> {
         self.host().and_then(Comm::trace)
     }
 
@@ -125,10 +137,16 @@ impl DeviceComm {
 
     /// The next call's turn, and the lock that makes others wait.
     fn turn(&self, stream: Stream) -> Result<(Turn, MutexGuard<'_, Order>)> {
+        self.turns(stream, 1)
+    }
+
+    /// The turn of the first of the next `calls`, and the lock.
+    pub(super) fn turns(&self, stream: Stream, calls: u32) -> Result<(Turn, MutexGuard<'_, Order>)> {
         let handle = stream.handle();
         let mut order = self.order(stream)?;
-        order.number = order.number.wrapping_add(1);
-        Ok((Turn { stream: handle, number: order.number }, order))
+        let number = order.number.wrapping_add(1);
+        order.number = order.number.wrapping_add(calls);
+        Ok((Turn { stream: handle, number }, order))
     }
 
     /// Sends to one rank and receives from one, at the same time, each as (address, bytes, peer); either may be left

@@ -2,6 +2,7 @@
 
 use super::call::Stream;
 use super::comm::DeviceComm;
+use super::fused::Run;
 use super::messages::Messages;
 use super::peer::needs_extension;
 use crate::comm::RawCall;
@@ -18,7 +19,7 @@ impl DeviceComm {
     /// # Errors
     /// Of the compiler and of the driver.
     pub fn prepare<'a>(&self, calls: impl IntoIterator<Item = &'a RawCall>) -> Result<()> {
-        let mut messages = Messages::default();
+        let (mut messages, mut fused) = (Messages::default(), Vec::new());
         for call in calls.into_iter().filter(|_| self.size() > 1) {
             if is_collective(call) {
                 let choice = self.choice(call.collective, call.bytes());
@@ -26,10 +27,14 @@ impl DeviceComm {
                 if needs_extension(choice.protocol) {
                     self.offer_extension(0..self.size())?;
                 }
+                if self.path.fuses(call, choice) {
+                    fused.push(call);
+                }
             } else {
                 messages.add(call, self.rank(), self.size());
             }
         }
+        self.path.prepare_fused(&fused)?;
         if messages.is_empty() {
             return Ok(());
         }
@@ -39,20 +44,29 @@ impl DeviceComm {
 
     /// Enqueues calls on a stream: the collectives first, in their order, then all messages between two ranks, in an
     /// order that cannot deadlock. Gather, scatter and calls with a length per rank are made of messages. Every rank
-    /// must pass the same collectives.
+    /// must pass the same collectives. Short ones that follow each other, use no buffer that another writes, and reduce
+    /// with the same type and operator if they reduce, are launched together.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`], for every call.
     pub unsafe fn enqueue_group(&self, stream: impl Into<Stream>, calls: &[RawCall]) -> Result<()> {
         let stream = stream.into();
+        if let [call] = calls
+            && is_collective(call)
+        {
+            // SAFETY: forwarded from the caller.
+            return unsafe { self.enqueue(stream, call) };
+        }
         let (rank, size) = (self.rank(), self.size());
-        let mut messages = Messages::default();
+        let (mut messages, mut run) = (Messages::default(), Run::default());
         for call in calls {
             if is_collective(call) || !messages.add(call, rank, size) {
                 // SAFETY: forwarded from the caller.
-                unsafe { self.enqueue(stream.clone(), call) }?;
+                unsafe { self.enqueue_in_run(&stream, call, &mut run) }?;
             }
         }
+        // SAFETY: see above.
+        unsafe { self.enqueue_run(&stream, &mut run) }?;
         // Ahead of the rounds, each of which may wait for an offer.
         self.offer_extension(messages.peers(self.rank()))?;
         for round in messages.launches(rank, size)? {

@@ -13,6 +13,7 @@
 //! | --- | --- |
 //! | `comm`, `setup` | the communicator, and its creation |
 //! | `collectives`, `enqueue`, `call`, `buffers`, `scratch` | calls, checked and enqueued |
+//! | `group`, `fused`, `messages` | several calls together |
 //! | `path` | the trait of the three paths: `peer`, `phased` and `hosted`; `alone` is that of one rank |
 //! | `window`, `path_check` | memory that all ranks' kernels reach |
 //! | `kernels`, `compile`, `report` | the kernels, their compiler, and their reports of failures |
@@ -28,6 +29,7 @@ mod comm;
 mod compile;
 mod driver;
 mod enqueue;
+mod fused;
 mod group;
 mod hosted;
 mod inventory;

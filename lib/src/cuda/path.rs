@@ -20,6 +20,13 @@ pub(super) struct Turn {
     pub(super) number: u32,
 }
 
+impl Turn {
+    /// That of the `i`-th call behind this one.
+    pub(super) fn after(self, i: u32) -> Turn {
+        Turn { number: self.number.wrapping_add(i), ..self }
+    }
+}
+
 /// One path. Arguments and buffers have been checked, and calls come one at a time.
 pub(super) trait DataPath: fmt::Debug + Send + Sync {
     fn path(&self) -> Path;
@@ -42,6 +49,25 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
     /// # Safety
     /// As [`DeviceComm::enqueue`](super::DeviceComm::enqueue).
     unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()>;
+
+    /// Whether one launch may carry such a call and others.
+    fn fuses(&self, _call: &RawCall, _choice: Choice) -> bool {
+        false
+    }
+
+    /// Makes ready what launches of several of such calls need.
+    fn prepare_fused(&self, _calls: &[&RawCall]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Enqueues several such calls, in one launch where the path can; `turn` is that of the first.
+    ///
+    /// # Safety
+    /// As [`DeviceComm::enqueue`](super::DeviceComm::enqueue), for each; and no output may overlap a buffer of another.
+    unsafe fn carry_fused(&self, turn: Turn, calls: &[(&RawCall, Choice)]) -> Result<()> {
+        // SAFETY: forwarded from the caller.
+        calls.iter().zip(0..).try_for_each(|(&(call, choice), i)| unsafe { self.carry(turn.after(i), call, choice) })
+    }
 
     /// Enqueues a message at least, and the copy beside it if there is one. `call` is the word that kernels compare.
     ///

@@ -5,6 +5,7 @@ mod common;
 
 mod driver;
 mod faults;
+mod fused;
 mod growing;
 mod hosted;
 mod messages;

@@ -15,6 +15,7 @@ use crate::comm::state::control::Control;
 use crate::comm::state::home::Home;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::threads::make_room_for_descriptors;
 use crate::trace::Sink;
 use crate::transport::LinkPair;
 
@@ -63,6 +64,7 @@ impl Comm {
         server: Option<Server>,
         config: Config,
     ) -> Result<Comm> {
+        make_room_for_descriptors();
         let mut info = serde_json::json!({ HOST: Host::current() });
         trace::announce(&mut info, &config);
         if let (Some(fields), Some(_)) = (info.as_object_mut(), &server) {

@@ -40,7 +40,7 @@ pub(crate) struct Remote {
     pub(crate) output: u64,
 }
 
-/// As `struct Args` of `args.cuh`: the first parameter of every kernel. A family may have further ones.
+/// As `struct Args` of `args.cuh`: the first parameter of every kernel but `fused`. A family may have further ones.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Args {
@@ -64,7 +64,7 @@ impl Args {
             input,
             output,
             bytes,
-            stride: if call.collective == Collective::AllToAll { bytes } else { 0 },
+            stride: if matches!(call.collective, Collective::AllToAll | Collective::ReduceScatter) { bytes } else { 0 },
             remote: Remote::default(),
             scratch: 0,
             root: call.root as u32,
@@ -85,12 +85,26 @@ pub(crate) unsafe fn launch(
     args: &Args,
     more: &[*const c_void],
 ) -> Result<(), DriverError> {
-    let nothing = std::ptr::null_mut();
-    // The driver reads as many as the kernel declares, and writes none.
-    let mut parameters = [(&raw const *args).cast_mut().cast(), nothing, nothing];
+    let mut parameters = [(&raw const *args).cast(), std::ptr::null(), std::ptr::null()];
     for (parameter, own) in parameters[1..].iter_mut().zip(more) {
-        *parameter = own.cast_mut();
+        *parameter = *own;
     }
+    // SAFETY: forwarded from the caller.
+    unsafe { launch_with(function, blocks, stream, parameters) }
+}
+
+/// [`launch`] of a kernel with other parameters.
+///
+/// # Safety
+/// `parameters` must point to those that the kernel declares; else as there.
+pub(crate) unsafe fn launch_with<const N: usize>(
+    function: sys::CUfunction,
+    blocks: u32,
+    stream: sys::CUstream,
+    parameters: [*const c_void; N],
+) -> Result<(), DriverError> {
+    // The driver reads as many as the kernel declares, and writes none.
+    let mut parameters = parameters.map(<*const c_void>::cast_mut);
     // SAFETY: forwarded from the caller.
     unsafe {
         cudarc::driver::result::launch_kernel(function, (blocks, 1, 1), (THREADS, 1, 1), 0, stream, &mut parameters)

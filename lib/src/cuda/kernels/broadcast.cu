@@ -75,33 +75,14 @@ __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* inpu
 
 #ifndef DIRECT
 
-template <typename Lines>
-__device__ __forceinline__ void broadcast_lines(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
-    const Channel channel = enter(team);
-    const Words words = words_of_block(bytes);
-    for (u32 cell = threadIdx.x; cell < Lines::cells(words); cell += THREADS) {
-        if (team.rank == root) {
-            const typename Lines::Cell mine = Lines::load(input, words, cell);
-#pragma unroll
-            for (u32 distance = 1; distance < RANKS; distance++) {
-                Lines::push(team, channel, next_rank(root, distance), cell, mine);
-            }
-            if (output != input) Lines::store(output, words, cell, mine);
-        } else {
-            Lines::store(output, words, cell, Lines::await(team, channel, root, cell));
-        }
-    }
-    leave(team, channel);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 broadcast_ll(const __grid_constant__ Args args) {
-    broadcast_lines<Ll>(args.team, args.input, args.output, args.bytes, args.root);
+    one_call<broadcast_lines<Ll>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 broadcast_ll128(const __grid_constant__ Args args) {
-    broadcast_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.root);
+    one_call<broadcast_lines<Ll128>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

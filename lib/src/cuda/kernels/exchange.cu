@@ -61,40 +61,14 @@ __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input
 
 #ifndef DIRECT
 
-template <typename Lines>
-__device__ __forceinline__ void exchange_lines(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
-    const Channel channel = enter(team);
-    const Words words = words_of_block(bytes);
-    const u32 cells = Lines::cells(words);
-    const u8* own = input + team.rank * stride;
-    u8* own_output = output + team.rank * bytes;
-    const auto other = [&](u32 peer) { return peer != team.rank; };
-    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
-        const typename Lines::Cell mine = Lines::load(own, words, cell);
-        push_cells<Lines>(team, channel, cell, other, [&](u32 peer) {
-            return stride == 0 ? mine : Lines::load(input + peer * stride, words, cell);
-        });
-        if (own != own_output) Lines::store(own_output, words, cell, mine);
-    }
-    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
-        typename Lines::Cell all[RANKS];
-        await_cells<Lines>(team, channel, cell, all, other);
-#pragma unroll
-        for (u32 s = 0; s < RANKS; s++) {
-            if (other(s)) Lines::store(output + s * bytes, words, cell, all[s]);
-        }
-    }
-    leave(team, channel);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 exchange_ll(const __grid_constant__ Args args) {
-    exchange_lines<Ll>(args.team, args.input, args.output, args.bytes, args.stride);
+    one_call<exchange_lines<Ll>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 exchange_ll128(const __grid_constant__ Args args) {
-    exchange_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.stride);
+    one_call<exchange_lines<Ll128>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -5,26 +5,40 @@
 // Two sets of lines are used in turn. A rank that has finished call k has received a line of call k from every rank, so
 // all have finished call k-1: writing into the set of call k+1, which is that of k-1, overwrites nothing unread. Hence
 // each kernel sends at least the hello line to everyone and waits for everyone's.
+//
+// A fused kernel runs TOGETHER calls of one block at the same time. Lines of such calls, and those about calls, have
+// LINE_SETS. Whoever sends call k has finished call k-TOGETHER, and so received a line of it from all ranks, who had then
+// finished call k-2*TOGETHER: the one before in the same set. A call with two sets runs when all before it are finished,
+// and none behind it before it is.
+#define TOGETHER (LINE_SETS / 2)
 
 // Lines about the call itself.
 #define HELLO 0
 
+// A block's part of a call: its sets, which depend on its number and the call's blocks alone, equal on all ranks, and
+// the threads that take it.
 struct Channel {
     u32 epoch;
-    u32 set;
+    u32 thread; // this one's number among them
+    u32 threads;
+    u32 row;       // of lines
+    u32 row_128;   // of lines of LL128
+    u32 row_calls; // of lines about calls
 };
 
-// The lines of this block's messages to `to` from `from`.
-__device__ __forceinline__ u64 lines_of(const Channel& channel, u32 to, u32 from) {
-    return ((u64)blockIdx.x * 2 + channel.set) * SENDERS + sender_of(to, from);
+// In the call after so many of this block. Rows of calls of one block come first.
+__device__ __forceinline__ Channel channel_after(u32 finished, u32 blocks) {
+    const u32 epoch = finished + 1, of_two = blockIdx.x * 2 + epoch % 2;
+    return Channel{epoch, threadIdx.x, THREADS, blocks == 1 ? epoch % LINE_SETS : LINE_SETS + of_two, of_two,
+                   blockIdx.x * LINE_SETS + epoch % LINE_SETS};
 }
 
 __device__ __forceinline__ u8* line_at(const Team& team, const Channel& channel, u32 to, u32 from, u32 line) {
-    return team.window[to] + LINES + 16 * (lines_of(channel, to, from) * LL_LINES + line);
+    return team.window[to] + LINES + 16 * (((u64)channel.row * SENDERS + sender_of(to, from)) * LL_LINES + line);
 }
 
 __device__ __forceinline__ u8* call_line_at(const Team& team, const Channel& channel, u32 to, u32 from, u32 line) {
-    return team.window[to] + CALLS + 16 * (lines_of(channel, to, from) * CALL_LINES + line);
+    return team.window[to] + CALLS + 16 * (((u64)channel.row_calls * SENDERS + sender_of(to, from)) * CALL_LINES + line);
 }
 
 __device__ __forceinline__ void push_line(u8* to, u64 data, u32 flag) {
@@ -65,11 +79,11 @@ struct Words {
     u64 bytes;
 };
 
-// Those that this block handles.
-__device__ __forceinline__ Words words_of_block(u64 bytes) {
+// Those that this block handles, one of so many.
+__device__ __forceinline__ Words words_of_block(u64 bytes, u32 blocks = gridDim.x) {
     const u64 words = (bytes + 7) / 8;
-    const u64 first = words * blockIdx.x / gridDim.x;
-    return Words{first, (u32)(words * (blockIdx.x + 1) / gridDim.x - first), bytes};
+    const u64 first = words * blockIdx.x / blocks;
+    return Words{first, (u32)(words * (blockIdx.x + 1) / blocks - first), bytes};
 }
 
 // Segment `index` of so many.
@@ -172,15 +186,22 @@ __device__ __forceinline__ void take_segments(const Team& team, const Channel& c
     }
 }
 
-// Starts this block's part of a call: its epoch, and the description of the call to all other ranks.
-__device__ __forceinline__ Channel enter(const Team& team) {
-    Channel channel;
-    channel.epoch = *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) + 1;
-    channel.set = channel.epoch & 1;
-    const u32 peer = threadIdx.x;
+// Calls that this block has finished.
+__device__ __forceinline__ volatile u32* epoch_of(const Team& team) {
+    return (volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x);
+}
+
+// Starts this block's part of a call: sends the description of the call to all other ranks.
+__device__ __forceinline__ void greet(const Team& team, const Channel& channel) {
+    const u32 peer = channel.thread;
     if (peer < RANKS && peer != team.rank) {
         push_line(call_line_at(team, channel, peer, team.rank, HELLO), team.call, channel.epoch);
     }
+}
+
+__device__ __forceinline__ Channel enter(const Team& team) {
+    const Channel channel = channel_after(*epoch_of(team), gridDim.x);
+    greet(team, channel);
     return channel;
 }
 
@@ -195,12 +216,25 @@ __device__ __forceinline__ bool means_the_same(const Team& team, const Channel& 
 
 __device__ __forceinline__ void close(const Team& team, const Channel& channel) {
     __syncthreads();
-    if (threadIdx.x == 0) *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) = channel.epoch;
+    if (threadIdx.x == 0) *epoch_of(team) = channel.epoch;
 }
 
-// Ends it: all ranks have started it, too, and make the same call.
+// The end of a call: all ranks have started it, too, and make the same call. False, for the whole block: they do not.
+__device__ __forceinline__ bool all_agree(const Team& team, const Channel& channel) {
+    const u32 peer = channel.thread;
+    const bool other = peer < RANKS && peer != team.rank;
+    return __syncthreads_and(!other || means_the_same(team, channel, peer));
+}
+
 __device__ __forceinline__ void leave(const Team& team, const Channel& channel) {
-    const u32 peer = threadIdx.x;
-    if (peer < RANKS && peer != team.rank) means_the_same(team, channel, peer);
-    close(team, channel);
+    all_agree(team, channel);
+    if (threadIdx.x == 0) *epoch_of(team) = channel.epoch;
+}
+
+// A kernel that is one call in lines; `part` is a block's part of it.
+template <void (*part)(const Args&, const Channel&, const Words&)>
+__device__ __forceinline__ void one_call(const Args& args) {
+    const Channel channel = enter(args.team);
+    part(args, channel, words_of_block(args.bytes));
+    leave(args.team, channel);
 }

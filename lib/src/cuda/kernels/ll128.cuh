@@ -33,7 +33,7 @@ struct Ll128 {
     }
 
     static __device__ __forceinline__ u8* cell_at(const Team& team, const Channel& channel, u32 to, u32 from, u32 cell) {
-        return team.extension[to] + LINES128 + 16 * (lines_of(channel, to, from) * MOST + cell);
+        return team.extension[to] + LINES128 + 16 * (((u64)channel.row_128 * SENDERS + sender_of(to, from)) * MOST + cell);
     }
 
     static __device__ __forceinline__ u64 flag_of(const Channel& channel) {

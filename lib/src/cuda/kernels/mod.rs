@@ -11,7 +11,7 @@ mod cache;
 
 #[cfg(test)]
 pub(crate) use args::mirrored;
-pub(crate) use args::{Args, Remote, THREADS, Team, launch};
+pub(crate) use args::{Args, Remote, THREADS, Team, launch, launch_with};
 pub(crate) use cache::Kernels;
 
 use super::window::Layout;
@@ -100,24 +100,25 @@ macro_rules! families {
 
 families! {
     AllReduceOneShot "all_reduce_one_shot" Reduces:
-        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_scatter.cu";
+        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_lines.cuh" "reduce_scatter.cu";
     AllReduceTwoShot "all_reduce_two_shot" Reduces:
         [Simple] "reduce_slots.cuh" "all_reduce_two_shot.cu",
         [Ll Ll128] "reduce_slots.cuh" "all_reduce_two_shot_ll.cu",
         // If a buffer is not registered it takes the slots; between two ranks those of reduce_scatter.
         [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu" "all_reduce_two_shot.cu";
     ReduceScatter "reduce_scatter" Reduces:
-        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_scatter.cu",
+        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_lines.cuh" "reduce_scatter.cu",
         [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu";
     Reduce "reduce" Reduces:
-        [Simple Ll Ll128] "reduce_slots.cuh" "reduce.cu",
+        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_lines.cuh" "reduce.cu",
         [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce.cu";
     ReduceTwoShot "reduce_two_shot" Reduces:
         [Ll Ll128] "reduce_slots.cuh" "reduce_two_shot_ll.cu";
     Broadcast "broadcast" Moves:
-        [Simple Ll Ll128 Direct] "broadcast.cu";
+        [Simple Ll Ll128 Direct] "move_lines.cuh" "broadcast.cu";
     Exchange "exchange" Moves:
-        [Simple Ll Ll128 Direct] "exchange.cu";
+        [Simple Ll Ll128 Direct] "move_lines.cuh" "exchange.cu";
+    Fused "fused" Either: [Ll] "reduce_slots.cuh" "reduce_lines.cuh" "move_lines.cuh" "fused.cu";
     SendRecv "send_recv" Moves: [Simple] "send_recv.cu";
     Signal "signal" Moves: [Simple] "signal.cu";
     SignalWait "signal_wait" Moves: [Simple] "signal.cu";
@@ -213,9 +214,8 @@ mod tests {
         for kernel in Kernel::ALL {
             let text = kernel.source().unwrap().text;
             // In a line of its own or behind its type: reduce_direct is another than all_reduce_two_shot_direct.
-            let begins = ["\n", "void "].map(|before| {
-                text.matches(&format!("{before}{}(const __grid_constant__ Args args", kernel.name())).count()
-            });
+            let begins = ["\n", "void "]
+                .map(|before| text.matches(&format!("{before}{}(const __grid_constant__ ", kernel.name())).count());
             assert_eq!(begins.iter().sum::<usize>(), 1, "{kernel:?}");
         }
     }
@@ -302,6 +302,7 @@ mod tests {
         let files = [
             (text!("primitives.cuh"), [args::layouts(), peer::layouts(), report::layouts()].concat()),
             (text!("send_recv.cu"), peer::pair_layouts()),
+            (text!("move_lines.cuh" "fused.cu"), peer::fused_layouts()),
             (text!("phased.cu"), phased::layouts()),
             (text!("signal.cu"), one_sided::layouts()),
             (text!("path_check.cu"), path_check::layouts()),

@@ -69,31 +69,14 @@ __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8
 
 #ifndef DIRECT
 
-template <typename Lines>
-__device__ __forceinline__ void root_lines(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
-    const Channel channel = enter(team);
-    const Words words = words_of_block(bytes);
-    for (u32 cell = threadIdx.x; cell < Lines::cells(words); cell += THREADS) {
-        const typename Lines::Cell mine = Lines::load(input, words, cell);
-        if (team.rank != root) {
-            Lines::push(team, channel, root, cell, mine);
-        } else {
-            typename Lines::Cell all[RANKS];
-            await_all<Lines>(team, channel, cell, mine, all);
-            Lines::store(output, words, cell, reduce_cells(all));
-        }
-    }
-    leave(team, channel);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_ll(const __grid_constant__ Args args) {
-    root_lines<Ll>(args.team, args.input, args.output, args.bytes, args.root);
+    one_call<root_lines<Ll>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_ll128(const __grid_constant__ Args args) {
-    root_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.root);
+    one_call<root_lines<Ll128>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

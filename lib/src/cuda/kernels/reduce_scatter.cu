@@ -41,38 +41,14 @@ __device__ __forceinline__ void scatter_slots(const Team& team, const u8* input,
 
 #ifndef DIRECT
 
-template <typename Lines>
-__device__ __forceinline__ void scatter_lines(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
-    const Channel channel = enter(team);
-    const Words words = words_of_block(bytes);
-    const u32 cells = Lines::cells(words);
-    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
-        const auto to_all = [](u32) { return true; };
-        if (stride == 0) {
-            const typename Lines::Cell mine = Lines::load(input, words, cell);
-            push_cells<Lines>(team, channel, cell, to_all, [&](u32) { return mine; });
-        } else {
-            push_cells<Lines>(team, channel, cell, to_all,
-                              [&](u32 peer) { return Lines::load(input + peer * stride, words, cell); });
-        }
-    }
-    const u8* own = input + team.rank * stride;
-    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
-        typename Lines::Cell all[RANKS];
-        await_all<Lines>(team, channel, cell, Lines::load(own, words, cell), all);
-        Lines::store(output, words, cell, reduce_cells(all));
-    }
-    leave(team, channel);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_scatter_ll(const __grid_constant__ Args args) {
-    scatter_lines<Ll>(args.team, args.input, args.output, args.bytes, args.bytes);
+    one_call<scatter_lines<Ll>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_scatter_ll128(const __grid_constant__ Args args) {
-    scatter_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.bytes);
+    one_call<scatter_lines<Ll128>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -85,12 +61,12 @@ reduce_scatter_simple(const __grid_constant__ Args args) {
 // All ranks send everything to all, and each rank reduces by itself: one crossing of the link, (n-1) x the bytes sent.
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_one_shot_ll(const __grid_constant__ Args args) {
-    scatter_lines<Ll>(args.team, args.input, args.output, args.bytes, 0);
+    one_call<scatter_lines<Ll>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_one_shot_ll128(const __grid_constant__ Args args) {
-    scatter_lines<Ll128>(args.team, args.input, args.output, args.bytes, 0);
+    one_call<scatter_lines<Ll128>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

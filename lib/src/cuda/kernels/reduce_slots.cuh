@@ -1,5 +1,7 @@
 // The reduction of this rank's piece with those in the others' slots or buffers.
 
+#ifdef DTYPE
+
 // A cell of every rank, of LL or of LL128.
 __device__ __forceinline__ u64 reduce_cells(const u64 (&in)[RANKS]) {
     return reduce_words(in);
@@ -51,3 +53,5 @@ __device__ __forceinline__ void reduce_slots(const Subgroup& group, const Team& 
             });
     });
 }
+
+#endif

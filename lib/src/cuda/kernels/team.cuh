@@ -107,8 +107,8 @@ __device__ __forceinline__ void end_thread() {
 #define COUNTERS (EPOCHS + EPOCH_BYTES)
 #define FLAGS (COUNTERS + 4 * 2 * KINDS * CHANNELS * MAX_RANKS)
 #define CALLS ((FLAGS + FLAG_BYTES * 2 * KINDS * CHANNELS * MAX_RANKS + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES)
-#define LINES (CALLS + 16ull * CHANNELS * 2 * SENDERS * CALL_LINES)
-#define TABLE (LINES + 16ull * LINE_CHANNELS * 2 * SENDERS * LL_LINES)
+#define LINES (CALLS + 16ull * CHANNELS * LINE_SETS * SENDERS * CALL_LINES)
+#define TABLE (LINES + 16ull * (LINE_SETS + 2 * LINE_CHANNELS) * SENDERS * LL_LINES)
 #define DIRECT_COUNT (TABLE + 8ull * RANKS * REGISTRATIONS)
 
 // Places in its extension.

@@ -8,10 +8,12 @@
 //! | `chooser` | both, for one communicator |
 //! | `schedules`, `program` | collectives by the schedules that the CPU executes |
 //! | `registry` | buffers that calls use without copies |
+//! | `fused` | several calls as one launch |
 //! | `scratch` | memory for partial sums |
 
 mod chooser;
 mod decide;
+mod fused;
 mod program;
 mod registry;
 mod schedules;
@@ -24,6 +26,7 @@ use cudarc::driver::sys;
 
 pub(crate) use chooser::Chooser;
 pub use decide::Reason;
+pub(crate) use fused::{MOST as MOST_FUSED, types};
 use program::Cut;
 pub use registry::Registration;
 pub(crate) use registry::{Registry, register_all};
@@ -212,6 +215,23 @@ impl DataPath for Peer {
         .map_err(|e| cuda(op, format!("launching {blocks} blocks"), e))
     }
 
+    fn fuses(&self, call: &RawCall, choice: Choice) -> bool {
+        fused::can(call, choice) && select::fits(&self.chooser.layout, call.collective, choice, call.bytes())
+    }
+
+    fn prepare_fused(&self, calls: &[&RawCall]) -> Result<()> {
+        self.load_fused(calls)
+    }
+
+    unsafe fn carry_fused(&self, turn: Turn, calls: &[(&RawCall, Choice)]) -> Result<()> {
+        match *calls {
+            // SAFETY: forwarded from the caller.
+            [(call, choice)] => unsafe { self.carry(turn, call, choice) },
+            // SAFETY: see above.
+            _ => unsafe { self.launch_fused(turn, calls) },
+        }
+    }
+
     unsafe fn carry_round(&self, turn: Turn, call: &RawCall, round: Round) -> Result<()> {
         let function = self.message_function()?;
         let args = Args { team: self.team(call, turn), ..Args::default() };
@@ -239,6 +259,11 @@ impl DataPath for Peer {
 #[cfg(test)]
 pub(super) fn layouts() -> Vec<(String, usize)> {
     program::layouts()
+}
+
+#[cfg(test)]
+pub(super) fn fused_layouts() -> Vec<(String, usize)> {
+    fused::layouts()
 }
 
 #[cfg(test)]

@@ -18,6 +18,9 @@ const EPOCH_BYTES: usize = 512;
 /// LL lines about the call itself: its description, the locations of input and output, its end. Four more align the
 /// next sender's lines to a cache line.
 const CALL_LINES: usize = 8;
+/// Sets of the lines about calls, and of those of calls of one block, of which a launch of several calls runs half as many
+/// at the same time (`kernels/ll.cuh`).
+const LINE_SETS: usize = 8;
 /// LL lines per channel and sender at most.
 const MOST_LINES: usize = 1024;
 /// One for each thread of a block: with LL128, calls that are better in LL have no more words per block.
@@ -46,7 +49,7 @@ pub(crate) struct Layout {
     pub(crate) channels: usize,
     /// Channels that have LL lines: blocks of a kernel in LL at most.
     pub(crate) line_channels: usize,
-    /// LL lines per channel and sender, in one of the two sets.
+    /// LL lines per channel and sender, in one set.
     pub(crate) lines: usize,
     /// The same of LL128; 0 where it is not used.
     pub(crate) lines128: usize,
@@ -172,9 +175,8 @@ impl Layout {
 
     /// Place of the table of registered allocations.
     fn table(&self) -> usize {
-        let sets = 2 * self.senders();
-        let lines = self.channels * CALL_LINES + self.line_channels * self.lines;
-        self.calls() + 16 * sets * lines
+        let lines = LINE_SETS * self.channels * CALL_LINES + (LINE_SETS + 2 * self.line_channels) * self.lines;
+        self.calls() + 16 * self.senders() * lines
     }
 
     /// Place of the count of calls without slots, 8 bytes.
@@ -219,6 +221,7 @@ impl Layout {
             ("LL_LINES", self.lines),
             ("LL128_LINES", self.lines128),
             ("CALL_LINES", CALL_LINES),
+            ("LINE_SETS", LINE_SETS),
             ("REGISTRATIONS", REGISTRATIONS),
             ("SLOT_COUNT", self.slots),
             ("SLOT_BYTES", self.slot_bytes),
@@ -297,9 +300,10 @@ mod tests {
             assert_eq!(layout.flag(1, 0), layout.flag(0, 0) + FLAG_BYTES * fifos, "heads behind tails");
             let calls = layout.lines_of_all().start;
             assert!(calls >= layout.flag(1, 0) + FLAG_BYTES * fifos && calls.is_multiple_of(LINE_BYTES), "{layout:?}");
-            let lines = calls + 16 * sets * senders * CALL_LINES;
+            let lines = calls + 16 * LINE_SETS * layout.channels * senders * CALL_LINES;
             assert_eq!(lines % LINE_BYTES, 0);
-            assert_eq!(layout.table(), lines + 16 * 2 * layout.line_channels * senders * layout.lines);
+            let rows = LINE_SETS + 2 * layout.line_channels;
+            assert_eq!(layout.table(), lines + 16 * rows * senders * layout.lines);
             assert_eq!(layout.table() % LINE_BYTES, 0);
             assert_eq!(layout.registration(layout.ranks - 1, REGISTRATIONS as u16 - 1) + 8, layout.direct_count());
             assert_eq!(layout.window_bytes(), layout.direct_count() + LINE_BYTES);
@@ -327,7 +331,7 @@ mod tests {
             let layout = of(ranks);
             [layout.window_bytes(), layout.slots_begin(), layout.slot_memory()].map(tenths)
         };
-        assert_eq!([2, 4, 8].map(parts), [[23, 173, 420], [23, 345, 945], [25, 333, 1103]]);
+        assert_eq!([2, 4, 8].map(parts), [[24, 173, 420], [28, 345, 945], [36, 333, 1103]]);
         // Where LL has to carry longer calls too.
         assert!(of(2).without_ll128().window_bytes() < 5 << 20);
     }

@@ -66,22 +66,26 @@ impl<B: DevicePtr<f32> + DevicePtrMut<f32>> Part<B> {
 
     fn check(&self, comm: &DeviceComm, stream: &Arc<CudaStream>, what: &str) {
         comm.synchronize().unwrap_or_else(|e| panic!("{what}: {e}"));
-        let (n, rank, count) = (comm.size(), comm.rank(), self.count);
         let got = stream.clone_dtoh(&self.output).unwrap();
-        let sum = |i: usize| (0..n).map(|r| value(r, i)).sum::<f32>();
-        for (i, got) in got.into_iter().take(lengths(self.collective, n, count).1).enumerate() {
-            let expected = match self.collective {
-                Collective::AllReduce => sum(i),
-                Collective::Reduce if rank == n - 1 => sum(i),
-                Collective::Reduce => 0.0,
-                Collective::Broadcast => value(n - 1, i),
-                Collective::AllGather => value(i / count, i % count),
-                Collective::ReduceScatter => sum(rank * count + i),
-                _ => value(i / count, rank * count + i % count),
-            };
-            assert_eq!(got, expected, "{what}, rank {rank}, element {i}");
-        }
+        check(self.collective, (comm.rank(), comm.size(), self.count), &got, what);
         drop(stream.clone_dtoh(&self.input).unwrap());
+    }
+}
+
+/// The output of a call whose inputs are [`value`]s.
+fn check(collective: Collective, (rank, n, count): (usize, usize, usize), got: &[f32], what: &str) {
+    let sum = |i: usize| (0..n).map(|r| value(r, i)).sum::<f32>();
+    for (i, &got) in got.iter().take(lengths(collective, n, count).1).enumerate() {
+        let expected = match collective {
+            Collective::AllReduce => sum(i),
+            Collective::Reduce if rank == n - 1 => sum(i),
+            Collective::Reduce => 0.0,
+            Collective::Broadcast => value(n - 1, i),
+            Collective::AllGather => value(i / count, i % count),
+            Collective::ReduceScatter => sum(rank * count + i),
+            _ => value(i / count, rank * count + i % count),
+        };
+        assert_eq!(got, expected, "{what}, rank {rank}, element {i}");
     }
 }
 
@@ -106,6 +110,7 @@ pub(super) fn every_call(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
             }
         }
     }
+    groups(ranks);
     let messages = ranks.iter().map(|(comm, stream)| {
         let (n, rank) = (comm.size(), comm.rank());
         let values: Vec<f32> = (0..5001).map(|i| value(rank, i)).collect();
@@ -119,6 +124,46 @@ pub(super) fn every_call(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
         let from = (comm.rank() + comm.size() - 1) % comm.size();
         let got = stream.clone_dtoh(output).unwrap();
         assert!((0..5001).all(|i| got[i] == value(from, i)));
+    }
+}
+
+/// Groups of all collectives, as one launch: of one block, of more, and of lines of LL128.
+fn groups(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
+    let n = ranks.len();
+    for count in [1, 700, 40_001] {
+        let segment = |i: usize| i * n * count;
+        let values = |rank: usize| (0..segment(6)).map(|i| value(rank, i % segment(1))).collect::<Vec<f32>>();
+        let memory: Vec<_> = ranks
+            .iter()
+            .map(|(comm, stream)| {
+                let output = stream.alloc_zeros::<f32>(segment(6)).unwrap();
+                (stream.clone_htod(&values(comm.rank())).unwrap(), output)
+            })
+            .collect();
+        let calls = |rank: usize| {
+            let (stream, (input, output)) = (&ranks[rank].1, &memory[rank]);
+            let (from, to) = (input.device_ptr(stream).0, output.device_ptr(stream).0);
+            let call = |(i, collective)| {
+                let at = 4 * segment(i) as u64;
+                RawCall::on_device(Call::new(collective, DType::F32, ReduceOp::Sum, n - 1, count), from + at, to + at)
+            };
+            COLLECTIVES.into_iter().enumerate().map(call).collect::<Vec<_>>()
+        };
+        for (comm, _) in ranks {
+            comm.prepare(&calls(comm.rank())).unwrap();
+        }
+        for (comm, stream) in ranks {
+            // SAFETY: as long as the collectives need, alive until the checks have waited.
+            unsafe { comm.enqueue_group(stream, &calls(comm.rank())) }.unwrap();
+        }
+        for ((comm, stream), (_, output)) in ranks.iter().zip(&memory) {
+            comm.synchronize().unwrap();
+            let got = stream.clone_dtoh(output).unwrap();
+            for (i, collective) in COLLECTIVES.into_iter().enumerate() {
+                let what = format!("{collective} of {count} in a group");
+                check(collective, (comm.rank(), n, count), &got[segment(i)..segment(i + 1)], &what);
+            }
+        }
     }
 }
 
