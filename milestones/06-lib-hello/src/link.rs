@@ -119,9 +119,9 @@ impl Sender {
     }
 
     /// Gives the socket what it has not got yet of `head` and `body`; `true` once it has everything.
-    // EXERCISE 4 (A link of your own): write what is left of both pieces in one `write_vectored`, again and again, until
-    // all is written or the socket is full. `self.sent` counts the bytes that it has, so that the next call goes on there,
-    // and is 0 again at the end; `self.full` tells `arm` what to wait for. `Half::moved` reads the outcome of a call.
+    // EXERCISE 4 (A link of your own): write what is left of both pieces in one `write_vectored`, again and again,
+    // until all is written (`true`) or the socket takes nothing (`false`). `self.sent` counts, so that the next call
+    // goes on there; `self.full` tells `arm`. `Half::moved` reads the outcome of a call.
     fn push(&mut self, head: &[u8], body: &[u8]) -> Result<bool> {
         while self.sent < head.len() + body.len() {
             let head_left = &head[self.sent.min(head.len())..];
@@ -230,9 +230,8 @@ struct Receiver {
 impl Receiver {
     /// Reads from the socket what completes the next messages; `true` when a byte came.
     // EXERCISE 5 (A link of your own): while fewer than `depth` messages are ready, read into the rest of the header,
-    // then into the rest of the payload. Make memory for the payload once the header is whole, unless its length is more
-    // than `half.max`: then the link is lost. A message with all its bytes goes behind the others in `ready`. End when a
-    // read moves nothing (`Half::moved`).
+    // then of the payload; `Half::moved` reads the outcome, and 0 ends the loop. A length above `half.max` loses the
+    // link. A message with all its bytes goes behind the others in `ready`.
     fn take_in(&mut self) -> bool {
         let mut moved = false;
         while self.half.lost.is_none() && self.ready.len() < self.depth {

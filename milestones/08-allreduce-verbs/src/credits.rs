@@ -72,9 +72,9 @@ impl Credits {
     ///
     /// # Errors
     /// It frees messages that were not sent, or sends one without credit.
-    // EXERCISE 4 (Credits by hand): the lower 31 bits are the peer's `freed` modulo 2^31: find the count that is at least
-    // the `freed_there` known so far. More than `sent` is an error, and nothing changes then. The top bit tells a report
-    // from a message, which is counted as received; one that finds all our slots in use is an error.
+    // EXERCISE 4 (Credits by hand): the lower 31 bits are the peer's `freed` modulo 2^31: find the count at or above
+    // `freed_there`. The top bit tells a report from a message, which counts as received. More freed than `sent`, or a
+    // message when all our slots are in use, is an error that changes nothing.
     pub fn credit(&mut self, word: u32) -> Result<Kind, String> {
         let ahead = u64::from(word).wrapping_sub(self.freed_there) % MODULUS;
         let freed = self.freed_there + ahead;
@@ -103,8 +103,8 @@ impl Credits {
     }
 
     /// How many receives must be posted, so that no write of the peer's finds none while we do not look.
-    // EXERCISE 6 (Credits by hand): each write takes one, messages and reports. How many messages can the peer send while
-    // we look at nothing? And how many reports, if it frees all the messages that we could send it?
+    // EXERCISE 6 (Credits by hand): each write of the peer's takes one, messages and reports. Count the messages that it
+    // can send while we look at nothing, and the reports if it frees everything that we could send it.
     pub fn receives(&self) -> u64 {
         self.slots + self.slots / self.report
     }

@@ -40,10 +40,9 @@ impl Prices {
 }
 
 /// The time of a call in nanoseconds.
-// EXERCISE 4 (Why this algorithm?): the price of a load is its ends of messages (`messages` and `queued`) times alpha / 2,
-// its `bytes` times beta / 2, and its `reduced`, `copied` and `syncs` times their prices; bytes, reduced and copied count in
-// segments of `terms.window` bytes. The first window takes as long as the longer of `work.path` and `work.busiest`, each
-// further one as long as `work.busiest`; `call` comes once.
+// EXERCISE 4 (The chooser by hand): price a load: ends of messages (with `queued`) times alpha / 2, bytes times beta /
+// 2, the rest times its price; bytes, reduced and copied are segments of `terms.window` bytes. The first window takes
+// the longer of path and busiest, each further one busiest; `call` comes once.
 pub(crate) fn time(terms: &Terms, prices: &Prices) -> f64 {
     let price = |load: &Load| {
         let ends = (load.messages + load.queued) * prices.alpha + terms.window * load.bytes * prices.beta;
@@ -63,9 +62,9 @@ pub(crate) struct Pick {
 }
 
 /// The pick with the smallest `cost`, which is `None` where an algorithm cannot do the call.
-// EXERCISE 5 (Why this algorithm?): try every candidate with the `largest` message and with up to HALVINGS halvings of it
-// that are not below SMALLEST. A tie goes to the earlier candidate and to the larger message: all ranks must come to the
-// same. Skip what has no cost.
+// EXERCISE 5 (The chooser by hand): try every candidate with the `largest` message and up to HALVINGS halvings of it
+// that are not below SMALLEST. A tie goes to the earlier candidate and to the larger message: all ranks must come to
+// the same. Skip what has no cost.
 pub(crate) fn choose(
     candidates: &[Algorithm],
     largest: usize,
