@@ -18,7 +18,7 @@ tool() { cargo run -q --locked -p tinynccl-book -- "$@"; }
 
 build() {
     command -v mdbook >/dev/null || { echo "book: no mdbook: scripts/setup.sh --book" >&2; exit 1; }
-    cargo build -q --locked -p tinynccl-book -p tinynccl-cli
+    cargo build -q --locked -p tinynccl-book -p tinynccl-cli -p stress
     mdbook build docs/book
     tool finish target/book
     tool links target/book

@@ -7,6 +7,7 @@ pub mod choice;
 pub mod completion;
 pub mod endpoint;
 pub mod gid;
+pub mod pair;
 pub mod say;
 pub mod side;
 pub mod steps;

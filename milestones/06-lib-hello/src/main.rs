@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
+use lib_hello::{link, meeting};
 use replay::Replay;
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
@@ -20,6 +21,9 @@ struct Args {
     /// The transport: auto, tcp or shm (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
+    /// Over the link of src/link.rs, with ranks as threads of this process.
+    #[arg(long, conflicts_with = "transport")]
+    own_link: bool,
     #[command(flatten)]
     replay: Replay,
 }
@@ -36,21 +40,27 @@ fn start(args: &Args) -> Result<i32> {
     if let Some(transport) = args.transport {
         config.transport = transport;
     }
+    if args.own_link {
+        meeting::run(args.ranks.unwrap_or(2), config, hello)?;
+        return Ok(0);
+    }
     if launch::is_rank() {
-        hello(args, config)?;
+        let comm = Comm::from_env_with(config).context("joining the other ranks")?;
+        let size = comm.size();
+        ensure!(
+            args.ranks.is_none_or(|r| r == size),
+            "--ranks {} but the launcher started {size}: leave --ranks out",
+            args.ranks.unwrap_or_default()
+        );
+        hello(&comm)?;
+        comm.close()?;
         return Ok(0);
     }
     Ok(Launcher::new(args.ranks.unwrap_or(2)).run_self()?)
 }
 
-fn hello(args: &Args, config: Config) -> Result<()> {
-    let comm = Comm::from_env_with(config).context("joining the other ranks")?;
+fn hello(comm: &Comm) -> Result<()> {
     let (rank, size) = (comm.rank(), comm.size());
-    ensure!(
-        args.ranks.is_none_or(|r| r == size),
-        "--ranks {} but the launcher started {size}: leave --ranks out",
-        args.ranks.unwrap_or_default()
-    );
     let me = format!("rank {rank} of {size}");
     let system = rustix::system::uname();
     println!(
@@ -60,24 +70,23 @@ fn hello(args: &Args, config: Config) -> Result<()> {
         comm.local_rank()
     );
 
-    let sum = add_up(&comm)?;
+    let sum = add_up(comm)?;
     let expected = (size * (size + 1) / 2) as u64;
     ensure!(sum == expected, "{me}: all_reduce gave {sum}, expected {expected}");
     println!("{me}: all_reduce of my {} gave {sum} = n(n+1)/2", rank + 1);
 
-    let word = spread(&comm, *b"tinynccl")?;
+    let word = spread(comm, *b"tinynccl")?;
     ensure!(&word == b"tinynccl", "{me}: broadcast gave {:?}", String::from_utf8_lossy(&word));
     println!("{me}: broadcast brought {:?} from rank 0", String::from_utf8_lossy(&word));
 
-    let heard = greet(&comm)?;
+    let heard = greet(comm)?;
     ensure!(heard == greeting((rank + size - 1) % size), "{me}: heard {:?}", String::from_utf8_lossy(&heard));
     println!("{me}: the ring brought {:?}", String::from_utf8_lossy(&heard).trim_end());
 
-    println!("{me}: {}", links(&comm));
+    println!("{me}: {}", links(comm));
 
     // No rank leaves before every rank has reached this point.
     comm.barrier()?;
-    comm.close()?;
     if rank == 0 {
         println!("OK: world of size {size}");
     }
@@ -132,6 +141,7 @@ fn links(comm: &Comm) -> String {
         comm.census().links.into_iter().map(|(kind, count)| format!("{count} over {kind}")).collect();
     let asked = comm.config().transport;
     let why = match asked {
+        _ if kinds.iter().any(|kind| kind.ends_with(link::KIND)) => "--own-link",
         TransportChoice::Auto => "auto: shared memory where ranks share a host, TCP elsewhere",
         TransportChoice::Tcp => "tcp was asked for",
         TransportChoice::Shm => "shm was asked for",

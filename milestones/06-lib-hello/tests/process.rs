@@ -34,6 +34,13 @@ fn one_and_three_ranks() {
 }
 
 #[test]
+fn a_link_of_our_own_carries_the_same_program() {
+    let out = output(program().args(["--own-link", "--ranks", "3"]));
+    assert!(out.contains("OK: world of size 3"), "{out}");
+    assert_eq!(out.matches(" over a link of your own (--own-link)").count(), 3, "{out}");
+}
+
+#[test]
 fn an_environment_like_torchruns_is_enough() {
     // A free port: bound, then given back.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

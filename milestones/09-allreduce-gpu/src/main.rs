@@ -3,6 +3,7 @@
 mod cli;
 mod host;
 mod measure;
+mod one_shot;
 mod run;
 mod values;
 

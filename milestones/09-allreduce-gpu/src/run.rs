@@ -7,7 +7,7 @@ use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Comm, ReduceOp};
 
 use crate::cli::Options;
-use crate::{host, measure, values};
+use crate::{host, measure, one_shot, values};
 
 pub(crate) fn rank(options: &Options) -> Result<()> {
     let comm = Comm::from_env()?;
@@ -64,6 +64,9 @@ pub(crate) fn rank(options: &Options) -> Result<()> {
     }
     say("\nEvery element was checked on every rank: OK. algbw and busbw in GB/s; ratio: time through the CPU / time."
         .to_owned());
+    if options.own_kernel {
+        one_shot::table(&comm, &device, &stream, options, say)?;
+    }
     Ok(())
 }
 

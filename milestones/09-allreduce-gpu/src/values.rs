@@ -33,6 +33,7 @@ mod tests {
         let shifted: Vec<f32> = (1..1001).map(|i| expected(4, i)).collect();
         assert!(difference(4, &shifted).is_some());
         assert!(difference(4, &[0.0; 1000]).is_some());
+        assert!(difference(4, &[f32::NAN; 1000]).is_some(), "NaN, which no comparison finds");
         let mut one = right.clone();
         one[17] += 1.0;
         assert!(difference(4, &one).unwrap().starts_with("1 of 1000 elements are wrong; element 17 is"));

@@ -34,6 +34,21 @@ fn a_rank_for_each_gpu() {
 }
 
 #[test]
+fn a_kernel_of_our_own_sums_as_the_librarys_do() {
+    // Two ranks on one GPU would take turns, and a kernel that waits would wait for its own turn to end.
+    if gpus() == 1 {
+        return skipped("the kernel of one_shot.cu", "it needs two GPUs, and the driver sees 1");
+    }
+    let Some(out) = run(&["--own-kernel", "--bytes", "4,8,12,1K,100004,256K,1M", "--iters", "50"]) else { return };
+    assert!(out.contains("Every element of it was checked on every rank: OK."), "{out}");
+    let rows = out.split("one_shot.cu").last().expect("a table");
+    for size in ["| 4 |", "| 12 |", "| 100004 |", "| 262144 |"] {
+        assert!(rows.contains(size), "{out}");
+    }
+    assert!(!rows.contains("| 1048576 |"), "{out}");
+}
+
+#[test]
 fn more_ranks_than_gpus_take_turns() {
     let ranks = (gpus() + 1).min(8).to_string();
     let Some(out) = run(&["--ranks", &ranks, "--bytes", "8,40K,8M,96M", "--iters", "3"]) else { return };

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use tinynccl::Comm;
+use tinynccl::algorithm::Shape;
 use tinynccl::comm::Source;
 use tinynccl::topology::{Bound, Choice, Estimate};
 use tinynccl::wire::Collective;
@@ -14,7 +15,7 @@ use crate::case::{Case, Layout, Place};
 use crate::memory::Arena;
 use crate::pattern::{Number, Pattern, Tables, with_type};
 use crate::session::say;
-use crate::{pin, row};
+use crate::{choose, pin, row};
 
 /// A choice counts as wrong when it was slower than the runner-up by this factor; less may be noise.
 const WRONG: f64 = 1.1;
@@ -43,6 +44,9 @@ pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
     if args.measure {
         say(comm, &score.summary())?;
     }
+    if score.by_hand > 0 {
+        say(comm, &format!("#\n# choose.rs picks the same algorithm for {} of {} sizes", score.same, score.by_hand))?;
+    }
     comm.barrier()?;
     Ok(wrong)
 }
@@ -64,6 +68,19 @@ fn block<T: Number>(
         let segment = layout.count * case.dtype.size();
         let choice = comm.explain_from(case.collective, case.root.unwrap_or(0), segment)?;
         let (Some(chosen), second) = (choice.chosen(), choice.runner_up()) else { continue };
+        let shape = Shape {
+            collective: case.collective,
+            ranks: comm.size(),
+            root: case.root.unwrap_or(0),
+            channels: comm.config().channels,
+        };
+        let model = comm.cost_model();
+        if choose::applies(&model, comm.size())
+            && let Some([ours, theirs]) = choose::both(&choice, &shape, segment, &model)
+        {
+            score.by_hand += 1;
+            score.same += usize::from(ours.algorithm == theirs.algorithm);
+        }
         let mut measured = (None, None);
         if args.measure {
             let mut time = |estimate: &Estimate| -> Result<f64> {
@@ -210,6 +227,9 @@ struct Score {
     right: usize,
     /// ln(time of the choice / time of the faster of choice and runner-up).
     lost: f64,
+    /// Choices of [`choose`], and how many are the library's.
+    by_hand: usize,
+    same: usize,
 }
 
 impl Score {

@@ -4,6 +4,7 @@ mod args;
 mod busbw;
 mod call;
 mod case;
+mod choose;
 mod csv;
 mod explain;
 mod measure;

@@ -5,6 +5,7 @@ pub mod loss;
 pub mod mlp;
 pub mod optim;
 pub mod options;
+pub mod plot;
 pub mod proof;
 pub mod replica;
 pub mod rng;

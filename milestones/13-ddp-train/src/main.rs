@@ -1,11 +1,13 @@
 //! Milestone 13: several ranks train an MLP on three spirals and prove after every epoch that their weights are the
 //! same.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
 use ddp_train::options::{Ranks, Training};
+use ddp_train::plot;
 use ddp_train::replica::Fault;
 use ddp_train::train::{Event, Options, train};
 use tinynccl::process_group::{BackendType, ProcessGroup};
@@ -25,17 +27,22 @@ struct Args {
     /// Leave a part out on purpose, so that the proof fails.
     #[arg(long = "break", value_name = "WHAT")]
     fault: Option<Fault>,
+    /// Draws loss and accuracy over the epochs.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let options = Options { fault: args.fault, ..args.options };
-    let result = args.ranks.start(args.backend, |ranks| options.check(ranks), |group| run(group, &options));
+    let plot = args.plot.as_deref();
+    let check = |ranks| options.check(ranks).and_then(|()| plot.map_or(Ok(()), plot::check));
+    let result = args.ranks.start(args.backend, check, |group| run(group, &options, plot));
     program_kit::exit_code(result, |_| false)
 }
 
-fn run(group: ProcessGroup, options: &Options) -> Result<()> {
+fn run(group: ProcessGroup, options: &Options, picture: Option<&Path>) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let Training { epochs: last, batch, hidden, .. } = options.training;
     let every = last.div_ceil(12);
@@ -62,6 +69,9 @@ fn run(group: ProcessGroup, options: &Options) -> Result<()> {
     })?;
     group.close()?;
     if rank == 0 {
+        if let Some(path) = picture {
+            plot::write(path, &epochs, ranks)?;
+        }
         println!("\nOK: world of size {ranks}, {} comparisons, the same bits each time", epochs.len() + 1);
     }
     Ok(())

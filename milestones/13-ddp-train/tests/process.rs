@@ -32,6 +32,7 @@ fn each_part_left_out_makes_the_proof_fail() {
 fn bad_input_is_one_line_and_a_code() {
     refused(program().args(["--ranks", "0"]), 2, &["1..=256"]);
     refused(program().args(["--rate", "-1"]), 2, &["expected a positive number"]);
+    refused(program().args(["--plot", "/nowhere/train.svg"]), 2, &["--plot /nowhere/train.svg", "no folder /nowhere"]);
     refused(program().args(["--break", "everything"]), 2, &["broadcast, average"]);
     refused(program().args(["--ranks", "3", "--batch", "32"]), 2, &["error: a global batch of 32", "multiple of 3"]);
     refused(program().args(["--batch", "1000"]), 2, &["larger than the data (384 points)"]);

@@ -36,7 +36,7 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let check = |ranks| args.training.check(ranks, SAMPLES).and_then(|()| plot::check(&args.plot));
+    let check = |ranks| args.training.check(ranks, SAMPLES).and_then(|()| ddp_train::plot::check(&args.plot));
     program_kit::exit_code(args.ranks.start(BackendType::Auto, check, |group| run(group, &args)), |_| false)
 }
 

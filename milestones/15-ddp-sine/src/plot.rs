@@ -2,23 +2,14 @@
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use line_chart::{Axis, Chart, Curve, RGBColor};
-use program_kit::Usage;
 use program_kit::output::Output;
 
 use crate::fit::{Fit, target};
 
 const GREY: RGBColor = RGBColor(170, 170, 170);
 const BLUE: RGBColor = RGBColor(20, 90, 200);
-
-/// Refuses a plot that cannot be written, before the training.
-pub(crate) fn check(path: &Path) -> Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    ensure!(folder.is_dir(), Usage(format!("--plot {}: there is no folder {}", path.display(), folder.display())));
-    ensure!(!path.is_dir(), Usage(format!("--plot {}: this is a folder, expected a file", path.display())));
-    Ok(())
-}
 
 /// Writes an SVG, whole or not at all.
 pub(crate) fn write(path: &Path, fit: &Fit, ranks: usize) -> Result<()> {
@@ -73,12 +64,5 @@ mod tests {
             assert!(text.contains(part), "{part}");
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn a_folder_that_is_not_there_is_named() {
-        let path = Path::new("/nowhere/fit.svg");
-        assert!(check(path).unwrap_err().to_string().contains("no folder /nowhere"));
-        assert!(check(Path::new("/")).is_err() && check(Path::new("fit.svg")).is_ok());
     }
 }

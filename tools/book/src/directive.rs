@@ -1,5 +1,6 @@
 //! `{{#code PATH HEAD}}`, `{{#output NAME}}`, `{{#animation COLLECTIVE ALGORITHM RANKS}}`, `{{#picture ...}}`,
-//! `{{#plot COLLECTIVE ALGORITHMS RANKS SIZES}}` (simulated), `{{#expected MILESTONE}}` (from its README).
+//! `{{#plot COLLECTIVE ALGORITHMS RANKS SIZES}}` (simulated), `{{#replay COLLECTIVE ALGORITHMS RANKS SIZE}}` (of one run or
+//! of two), `{{#expected MILESTONE}}` (from its README).
 
 use std::fs;
 use std::path::Path;
@@ -23,6 +24,7 @@ pub(crate) fn expand(line: &str, page: &Path) -> Option<Result<String>> {
         "animation" => Drawn::parse(rest).map(|d| d.animation(page)),
         "picture" => Drawn::parse(rest).map(|d| d.picture(page)),
         "plot" => Plot::parse(rest).map(|p| p.shown(page)),
+        "replay" => Played::parse(rest).map(|p| p.shown(page)),
         _ => return None,
     })
     .map(|result| result.with_context(|| line.trim().to_owned()))
@@ -138,6 +140,53 @@ impl Plot {
     }
 }
 
+/// Runs of milestone 10, replayed, as encoded in a file's name: `all_reduce.ring,tree.4.32K`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Played([String; 4]);
+
+impl Played {
+    fn parse(rest: &str) -> Result<Played> {
+        let words: Vec<String> = rest.split_whitespace().map(str::to_owned).collect();
+        let words: [String; 4] =
+            words.try_into().ok().context("expected a collective, algorithms, ranks and a size")?;
+        if words[1].split(',').count() > 2 {
+            bail!("'{}': a page replays one run, or two", words[1]);
+        }
+        Ok(Played(words))
+    }
+
+    /// From a file's name without its ending.
+    pub(crate) fn from_stem(stem: &str) -> Result<Played> {
+        Played::parse(&stem.replace('.', " "))
+    }
+
+    /// Each run's algorithm, and what `stress` is called with but for the file.
+    pub(crate) fn runs(&self) -> Vec<(String, Vec<String>)> {
+        let [collective, algorithms, ranks, size] = &self.0;
+        let run = |algorithm: &str| {
+            let of = ["--ranks", ranks, "--collective", collective, "-b", size, "-e", size, "-n", "3", "-w", "1"];
+            (algorithm.to_owned(), of.into_iter().chain(["--algo", algorithm]).map(str::to_owned).collect())
+        };
+        algorithms.split(',').map(run).collect()
+    }
+
+    fn shown(&self, page: &Path) -> String {
+        let [collective, algorithms, ranks, size] = &self.0;
+        // It opens at a call of this size, as the page names it, behind those that prepare the run.
+        let call = size.replace('K', "%20KiB").replace('M', "%20MiB");
+        let href = format!("{}replays/{}.html?call={call}", to_top(page), self.0.join("."));
+        let title = format!("{collective} of {size} on {ranks} ranks, {}", algorithms.replace(',', " and "));
+        let commands = self.runs().into_iter().map(|(_, run)| {
+            format!("<code>cargo run --release -p stress -- {} --replay FILE.html</code>", run.join(" "))
+        });
+        format!(
+            "<figure class=\"animation\"><iframe src=\"{href}\" title=\"{title}, replayed\" loading=\"lazy\"></iframe>\
+             <figcaption><a href=\"{href}\">Open alone.</a> Made by {}</figcaption></figure>",
+            commands.collect::<Vec<_>>().join(" and ")
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,6 +197,16 @@ mod tests {
         assert_eq!(Plot::from_stem("all-reduce.ring,tree.64.8,1M").unwrap(), plot);
         assert!(plot.shown(Path::new("a/b.md")).contains("\"../plots/all-reduce.ring,tree.64.8,1M.svg\""));
         assert!(Plot::parse("all-reduce ring 64").is_err());
+    }
+
+    #[test]
+    fn a_replay_goes_through_its_file_name() {
+        let played = Played::parse("all_reduce ring,tree 4 32K").unwrap();
+        assert_eq!(Played::from_stem("all_reduce.ring,tree.4.32K").unwrap(), played);
+        let shown = played.shown(Path::new("a/b.md"));
+        assert!(shown.contains("\"../replays/all_reduce.ring,tree.4.32K.html?call=32%20KiB\""), "{shown}");
+        assert!(shown.contains("--algo ring") && shown.contains("--algo tree"), "{shown}");
+        assert!(Played::parse("all_reduce ring 4").is_err() && Played::parse("all_reduce a,b,c 4 32K").is_err());
     }
 
     #[test]

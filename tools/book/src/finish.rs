@@ -1,5 +1,5 @@
 //! Writes the targets of links that mdBook does not generate: source files as pages with numbered lines, copies of
-//! other files, animations and pictures of schedules, plots of simulations.
+//! other files, animations and pictures of schedules, plots of simulations, replays of runs.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::diagram::escape;
-use crate::directive::{Drawn, Plot};
+use crate::directive::{Drawn, Played, Plot};
 use crate::links::{pages, resolve};
 use crate::paths::{repository, to_top};
 
@@ -38,7 +38,7 @@ pub(crate) fn run(book: &Path) -> Result<()> {
         let Some(first) = path.components().next() else { continue };
         let rest = path.strip_prefix(first).unwrap_or(&path).to_owned();
         let folder = first.as_os_str().to_str().unwrap_or("");
-        if !["code", "raw", "animations", "pictures", "plots"].contains(&folder) {
+        if !["code", "raw", "animations", "pictures", "plots", "replays"].contains(&folder) {
             continue;
         }
         if let Some(parent) = at.parent() {
@@ -47,6 +47,7 @@ pub(crate) fn run(book: &Path) -> Result<()> {
         match folder {
             "raw" => drop(fs::copy(repository().join(&rest), &at).with_context(|| rest.display().to_string())?),
             "code" => fs::write(&at, source(&path, &rest, &mut wanted)?)?,
+            "replays" => replay(&rest, &at)?,
             _ => draw(&rest, &at)?,
         }
         count += 1;
@@ -129,6 +130,35 @@ fn source(path: &Path, rest: &Path, wanted: &mut BTreeSet<PathBuf>) -> Result<St
     Ok(out)
 }
 
+/// Runs what a page replays, and makes the page.
+fn replay(file: &Path, at: &Path) -> Result<()> {
+    let stem = file.file_stem().and_then(|s| s.to_str()).context("no name")?;
+    let at = fs::canonicalize(at.parent().unwrap_or(at))?.join(file);
+    // The page calls a run by its trace's name.
+    let folder = at.with_extension("runs");
+    fs::create_dir_all(&folder)?;
+    let mut traces = Vec::new();
+    for (algorithm, arguments) in Played::from_stem(stem)?.runs() {
+        let trace = folder.join(algorithm);
+        let mut command = Command::new("cargo");
+        command.args(["run", "-q", "--locked", "-p", "stress", "--"]).args(arguments).stdout(Stdio::null());
+        run_it(command.env("TINYNCCL_TRACE", &trace))?;
+        traces.push(trace);
+    }
+    let mut command = Command::new("cargo");
+    command.args(["run", "-q", "--locked", "-p", "tinynccl-cli", "--", "replay"]).args(&traces).arg("--html").arg(&at);
+    run_it(command.stdout(Stdio::null()))?;
+    fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))
+}
+
+fn run_it(command: &mut Command) -> Result<()> {
+    let status = command.current_dir(repository()).status().context("starting cargo")?;
+    if !status.success() {
+        bail!("{status}: {command:?}");
+    }
+    Ok(())
+}
+
 fn draw(file: &Path, at: &Path) -> Result<()> {
     let stem = file.file_stem().and_then(|s| s.to_str()).context("no name")?;
     let format = file.extension().and_then(|e| e.to_str()).context("no ending")?;
@@ -142,11 +172,7 @@ fn draw(file: &Path, at: &Path) -> Result<()> {
         command.args(Drawn::from_stem(stem)?.arguments()).args(["--format", format, "--output"]);
     }
     command.arg(fs::canonicalize(at.parent().unwrap_or(at))?.join(file));
-    let status = command.current_dir(repository()).status().context("starting cargo")?;
-    if !status.success() {
-        bail!("{status}: {command:?}");
-    }
-    Ok(())
+    run_it(&mut command)
 }
 
 #[cfg(test)]

@@ -116,4 +116,11 @@ pub(crate) const CASES: &[Case] = &[
     failure("gpu-full", &["gpu-full"], &["made no progress"]),
     failure("gpu-full-nccl", &["gpu-full --backend=nccl"], &["made no progress"]),
     mended("gpu-full-fixed", &["gpu-full --fixed"], &["rank 1: the kernel saw 42"]),
+    failure("flapping-rail", &["flapping-rail"], &["every WRITE succeeded", "within 60.0 ms"]),
+    failure("flapping-rail-rails", &["flapping-rail --rails"], &["rail 1", "0 lost", "every WRITE succeeded"]),
+    mended("flapping-rail-fixed", &["flapping-rail --fixed"], &["over 1 rail"]),
+    failure("slow-gpu", &["slow-gpu"], &["a step takes", "no call has failed"]),
+    failure("slow-gpu-apart", &["slow-gpu --apart"], &["rank 0: backward", "rank 1: backward"]),
+    failure("slow-gpu-nccl", &["slow-gpu --apart --backend=nccl"], &["rank 0: backward", "rank 1: backward"]),
+    mended("slow-gpu-fixed", &["slow-gpu --apart --fixed"], &["rank 0: backward", "rank 1: backward"]),
 ];

@@ -20,3 +20,21 @@ extern "C" __global__ void await_word(const volatile unsigned* word, unsigned* s
     while (!(value = *word) && nanoseconds() < end) {}
     if (blockIdx.x == 0 && threadIdx.x == 0) *seen = value;
 }
+
+// So many rounds of arithmetic, then a result: `n` times 1.
+extern "C" __global__ void compute(float* gradients, unsigned long long n, unsigned rounds) {
+    float x = threadIdx.x;
+    for (unsigned i = 0; i < rounds; ++i) x = x * 0.999f + 1.0f;
+    const unsigned long long threads = gridDim.x * blockDim.x;
+    for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads) gradients[i] = x < 0 ? x : 1.0f;
+}
+
+// The same arithmetic until the word is not zero, for at most `limit` nanoseconds.
+extern "C" __global__ void occupy(const volatile unsigned* stop, unsigned long long limit) {
+    const unsigned long long end = nanoseconds() + limit;
+    float x = threadIdx.x;
+    while (!*stop && nanoseconds() < end) {
+        for (unsigned i = 0; i < 100000; ++i) x = x * 0.999f + 1.0f;
+        if (x < 0) return;
+    }
+}

@@ -63,6 +63,8 @@ labs! {
     gpu_counts: "gpu-counts";
     gpu_stream: "gpu-stream";
     gpu_full: "gpu-full";
+    flapping_rail: "flapping-rail";
+    slow_gpu: "slow-gpu";
 }
 
 /// In a ring with a slow link all ranks are equally slow; how long messages are under way tells which link it is.

@@ -114,12 +114,12 @@ fn main() -> ExitCode {
         Err(error) if error.downcast_ref::<Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {
             ExitCode::SUCCESS
         }
-        result => program_kit::exit_code(result.map(|ok| i32::from(!ok)), |_| false),
+        result => program_kit::exit_code(result, |_| false),
     }
 }
 
-/// False when a check failed.
-fn start(task: &Task) -> Result<bool> {
+/// Returns the exit status: 1 when a check failed, 77 when it could not be made here.
+fn start(task: &Task) -> Result<i32> {
     let folder = std::env::var("TINYNCCL_LEARN").unwrap_or_else(|_| "learn".to_owned());
     let learn = Learn::new(&course::checkout(), &folder)?;
     match task {
@@ -130,7 +130,7 @@ fn start(task: &Task) -> Result<bool> {
             let request = Request { only: *question, answers: answer, again: *again };
             predict::session(&learn, step, request, &mut std::io::stdin().lock(), &mut std::io::stdout().lock())?;
         }
-        Task::Interview(wanted) => return interviewed(&learn, wanted),
+        Task::Interview(wanted) => return Ok(i32::from(!interviewed(&learn, wanted)?)),
         Task::Start { step } => {
             learn.start(step)?;
             begun(&learn, step)?;
@@ -145,7 +145,7 @@ fn start(task: &Task) -> Result<bool> {
         Task::Solution { step, exercise: None } => difference(&learn, step)?,
         Task::Solution { step, exercise: Some(number) } => ours(&learn, step, *number)?,
     }
-    Ok(true)
+    Ok(0)
 }
 
 /// False when the whiteboard was wrong.
@@ -260,7 +260,7 @@ fn begun(learn: &Learn, step: &Step) -> Result<()> {
     Ok(())
 }
 
-fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<bool> {
+fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<i32> {
     say!("building and testing {}", learn.shown(&learn.step(step)))?;
     let report = check::check(learn, step, scope)?;
     let passed = match (report.ok(), report.unchecked.is_empty()) {
@@ -276,6 +276,9 @@ fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<bool> {
     }
     for line in &report.unchecked {
         say!("{line}")?;
+    }
+    if let (true, Some(_), false) = (report.ok(), scope.only, report.unchecked.is_empty()) {
+        return Ok(program_kit::UNAVAILABLE.into());
     }
     let name = scope.only.map_or_else(|| step.folder(), |number| stub::tag(step, number));
     let terminal = std::io::stdout().is_terminal();
@@ -295,7 +298,7 @@ fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<bool> {
             say!("hint: {}", report.hint)?;
         }
     }
-    Ok(report.ok())
+    Ok(i32::from(!report.ok()))
 }
 
 /// Asks at the terminal.

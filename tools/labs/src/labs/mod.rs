@@ -1,6 +1,7 @@
 //! The labs, one file each.
 
 mod dead_rank;
+mod flapping_rail;
 mod gpu_counts;
 mod gpu_full;
 mod gpu_stream;
@@ -10,6 +11,7 @@ mod missing_group;
 mod order;
 mod rdma;
 mod shm_full;
+mod slow_gpu;
 mod slow_link;
 mod stopped_rank;
 mod sum_order;
@@ -59,6 +61,10 @@ pub(crate) enum Lab {
     GpuStream(gpu::Options),
     /// Two GPUs, one of which is full of a kernel that waits for a message.
     GpuFull(gpu::Options),
+    /// Messages over two rails, one of which goes away for a moment now and then.
+    FlappingRail(flapping_rail::Options),
+    /// Two GPUs train in step; one of them has another job as well.
+    SlowGpu(slow_gpu::Options),
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -86,6 +92,8 @@ impl Lab {
             Lab::GpuCounts(options) => gpu_counts::run(options),
             Lab::GpuStream(options) => gpu_stream::run(options),
             Lab::GpuFull(options) => gpu_full::run(options),
+            Lab::FlappingRail(options) => flapping_rail::run(options),
+            Lab::SlowGpu(options) => slow_gpu::run(options),
             Lab::StaleRegistration(options) => rdma::stale_registration::run(options.fixed),
             Lab::RnrStorm(options) => rdma::rnr_storm::run(options.fixed),
         }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use verbs_hello::verbs::Mr;
 use verbs_hello::verbs::ffi::ibv_access_flags as Access;
 
-use super::Pair;
+use super::{Pair, pair};
 use crate::ranks::Announced;
 
 const MESSAGES: u64 = 20;
@@ -18,7 +18,7 @@ const SHORTEST_PAUSE: u8 = 1;
 const FOR_EVER: u8 = 7;
 
 pub(crate) fn run(fixed: bool) -> Result<u8> {
-    let mut pair = Pair::new(SHORTEST_PAUSE, FOR_EVER)?;
+    let mut pair = pair(SHORTEST_PAUSE, FOR_EVER)?;
     let data = Mr::new(&pair.pd, 64, Access::IBV_ACCESS_LOCAL_WRITE.0)?;
     let inbox = Mr::new(&pair.pd, 64, Access::IBV_ACCESS_LOCAL_WRITE.0)?;
     let before = counters(&pair)?;

@@ -10,7 +10,7 @@ use verbs_hello::unavailable::Unavailable;
 use verbs_hello::verbs::ffi::ibv_access_flags as Access;
 use verbs_hello::verbs::{Mr, Pd};
 
-use super::Pair;
+use super::{Pair, pair};
 use crate::ranks::Announced;
 
 const PAGE: usize = 4096;
@@ -44,7 +44,7 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
     if cfg!(not(feature = "verbs")) {
         return Err(Unavailable::not_built("a device that pins pages", "labs").into());
     }
-    let mut pair = Pair::new(12, 6)?;
+    let mut pair = pair(12, 6)?;
     let mut cache = Cache::default();
     let page = page(None, b'A')?;
     send(&mut pair, &mut cache, page, b'A')?;

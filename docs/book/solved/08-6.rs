@@ -1,0 +1,3 @@
+pub fn receives(&self) -> u64 {
+    self.slots
+}
