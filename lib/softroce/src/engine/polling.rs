@@ -1,14 +1,15 @@
 //! Programs that poll do the work of the engine's thread: no switch between threads lies between a packet and its
 //! completion.
 //!
-//! While a program polls, the thread leaves the sockets alone, or each packet would wake it only to find that the
-//! program has taken it, and where processors are scarce it would take the program's away. The thread looks now and
-//! then whether the program still polls. If it finds packets that nobody took, the program does not do its work: some
-//! poll once and then wait for bytes in memory, some compute. The thread then stays, longer each time.
+//! Where processors are scarce the thread leaves the sockets alone while a program polls, or each packet would wake it
+//! only to find that the program has taken it, and to take the program's processor away. It looks now and then whether
+//! the program still polls. If it finds packets that nobody took, the program does not do its work: some poll once and
+//! then wait for bytes in memory, some compute. The thread then stays, longer each time.
 //!
-//! Long messages are another matter: there the work is in the bytes. While many come in, the thread takes them and does
-//! not sleep between them, the program's thread sends, also what an acknowledgement makes room for, and the two work at
-//! the same time. This needs processors to spare.
+//! Where there are processors to spare the thread stays, as packets that wait for its next look would cost more than it
+//! does. Long messages need it there: the work is in the bytes. While many come in, the thread takes them and does not
+//! sleep between them, the program's thread sends, also what an acknowledgement makes room for, and the two work at the
+//! same time.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -220,7 +221,7 @@ impl Absence {
                 self.stay = 0;
             }
         }
-        if came && polled && now >= self.until {
+        if came && polled && now >= self.until && !polling.to_spare {
             polling.taken.store(0, Ordering::Relaxed);
             polling.away.store(true, Ordering::SeqCst);
             // A program that is about to sleep has said so before it looks whether the thread is away.
@@ -240,13 +241,17 @@ mod tests {
 
     const START: u64 = 1 << 40;
 
+    fn scarce() -> Polling {
+        Polling { to_spare: false, ..Polling::default() }
+    }
+
     fn polled(polling: &Polling, at: u64) {
         polling.last.store(at, Ordering::Relaxed);
     }
 
     #[test]
     fn the_thread_is_away_while_a_program_polls() {
-        let (polling, mut absence) = (Polling::default(), Absence::default());
+        let (polling, mut absence) = (scarce(), Absence::default());
         assert_eq!(absence.next(&polling, START, true), Wait::All, "nobody polls");
         polled(&polling, START);
         assert_eq!(absence.next(&polling, START, false), Wait::All, "nothing came");
@@ -264,7 +269,7 @@ mod tests {
 
     #[test]
     fn it_stays_where_packets_are_left_lying() {
-        let (polling, mut absence) = (Polling::default(), Absence::default());
+        let (polling, mut absence) = (scarce(), Absence::default());
         let mut now = START;
         for stay in [STAY, 2 * STAY, 4 * STAY] {
             polled(&polling, now);
@@ -287,8 +292,17 @@ mod tests {
     }
 
     #[test]
+    fn it_stays_where_there_are_processors_to_spare() {
+        let (polling, mut absence) = (Polling { to_spare: true, ..Polling::default() }, Absence::default());
+        polled(&polling, START);
+        assert_eq!(absence.next(&polling, START, true), Wait::All);
+        assert!(polling.came(MANY), "many bytes");
+        assert_eq!(absence.next(&polling, now(), true), Wait::Not);
+    }
+
+    #[test]
     fn it_stays_while_a_queue_notifies() {
-        let (polling, mut absence) = (Polling::default(), Absence::default());
+        let (polling, mut absence) = (scarce(), Absence::default());
         polled(&polling, START);
         polling.armed.fetch_add(1, Ordering::SeqCst);
         assert_eq!(absence.next(&polling, START, true), Wait::All);
