@@ -4,7 +4,8 @@
 //! Where processors are scarce the thread leaves the sockets alone while a program polls, or each packet would wake it
 //! only to find that the program has taken it, and to take the program's processor away. It looks now and then whether
 //! the program still polls. If it finds packets that nobody took, the program does not do its work: some poll once and
-//! then wait for bytes in memory, some compute. The thread then stays, longer each time.
+//! then wait for bytes in memory, some compute. The thread then stays, longer each time. A program that has polled in
+//! vain for a while offers its processor: the peer that it waits for may need it.
 //!
 //! Where there are processors to spare the thread stays, as packets that wait for its next look would cost more than it
 //! does. Long messages need it there: the work is in the bytes. While many come in, the thread takes them and does not
@@ -29,6 +30,9 @@ const RELIABLE: u32 = 16;
 const STAY: u64 = 10_000_000;
 const LONGEST_STAY: u64 = 1_000_000_000;
 
+/// Polls in vain after which a program's thread offers its processor to others before each poll.
+const PATIENCE: u32 = 64;
+
 /// Bytes of one turn that are many, and nanoseconds for which more of them are expected.
 const MANY: usize = 16 << 10;
 pub(super) const EXPECTED: u64 = 100_000;
@@ -47,7 +51,8 @@ pub(super) struct Polling {
     armed: AtomicUsize,
     /// The socket that packets came by last.
     hot: AtomicUsize,
-    turn: AtomicU32,
+    /// Polls since then.
+    vain: AtomicU32,
     /// There are processors to spare.
     to_spare: bool,
     /// Until when many bytes are expected; 0 for not at all.
@@ -64,7 +69,7 @@ impl Default for Polling {
             taken: AtomicU32::new(0),
             armed: AtomicUsize::new(0),
             hot: AtomicUsize::new(0),
-            turn: AtomicU32::new(0),
+            vain: AtomicU32::new(0),
             to_spare: std::thread::available_parallelism().is_ok_and(|n| n.get() >= TO_SPARE),
             many: AtomicU64::new(0),
             polled: AtomicU64::new(0),
@@ -84,6 +89,7 @@ impl Polling {
             self.hot.store(socket, Ordering::Relaxed);
         }
         self.taken.fetch_add(1, Ordering::Relaxed);
+        self.vain.store(0, Ordering::Relaxed);
     }
 
     /// So many bytes came in one turn. `true` where more are expected, for [`EXPECTED`].
@@ -118,8 +124,12 @@ impl Drive for Shared {
             return;
         }
         polling.last.store(now, Ordering::Relaxed);
+        let vain = polling.vain.fetch_add(1, Ordering::Relaxed);
+        if vain >= PATIENCE && !polling.to_spare {
+            std::thread::yield_now();
+        }
         // The socket that is likely to have something, and all in turn.
-        if polling.turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+        if vain.is_multiple_of(2) {
             return self.take(Some(polling.hot.load(Ordering::Relaxed)));
         }
         let mut events = [const { std::mem::MaybeUninit::uninit() }; run::EVENTS];
