@@ -100,7 +100,10 @@ pub(crate) struct Shared {
     listed: Mutex<Vec<u32>>,
     timer: Timer,
     bell: OwnedFd,
+    /// Of sockets, and of all in `control`.
     epoll: OwnedFd,
+    /// Of bell, timer and watch.
+    control: OwnedFd,
     stop: AtomicBool,
     /// The kernel refused a datagram of several segments.
     no_segmentation: AtomicBool,
@@ -131,15 +134,17 @@ impl Shared {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail)?;
         let timer = Timer::new()?;
-        let add = |fd: &dyn AsFd, number| {
-            epoll::add(&epoll, fd.as_fd(), epoll::EventData::new_u64(number), epoll::EventFlags::IN).map_err(fail)
+        let control = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
+        let add = |epoll: &OwnedFd, fd: &dyn AsFd, number| {
+            epoll::add(epoll, fd.as_fd(), epoll::EventData::new_u64(number), epoll::EventFlags::IN).map_err(fail)
         };
-        add(&bell, run::BELL)?;
-        add(&timer.fd, run::TIMER)?;
-        add(&slot.socket, run::UNIX)?;
+        add(&control, &bell, run::BELL)?;
+        add(&control, &timer.fd, run::TIMER)?;
         if let Some(fd) = watch.fd() {
-            add(&fd, run::WATCH)?;
+            add(&control, &fd, run::WATCH)?;
         }
+        add(&epoll, &control, run::CONTROL)?;
+        add(&epoll, &slot.socket, run::UNIX)?;
         let shared = Shared {
             interface: interface.to_owned(),
             scope,
@@ -157,6 +162,7 @@ impl Shared {
             timer,
             bell,
             epoll,
+            control,
             stop: AtomicBool::new(false),
             no_segmentation: AtomicBool::new(false),
             domains: AtomicU32::new(1),
@@ -235,8 +241,8 @@ impl Shared {
             None => receiving.drain_unix(self, self.slot.socket.as_raw_fd(), &table),
         };
         let bytes = receiving.finish(self, &table);
-        if let Some(socket) = socket.filter(|_| bytes > 0) {
-            self.polling.hot.store(socket, Ordering::Relaxed);
+        if bytes > 0 {
+            self.polling.found(socket);
         }
         if self.polling.came(bytes) {
             self.assistant.expect(self.lane(socket));

@@ -1,27 +1,37 @@
 //! Programs that poll do the work of the engine's thread: no switch between threads lies between a packet and its
 //! completion.
 //!
-//! While a program polls an empty queue again and again, the thread does not wait for the sockets, or it would be woken
-//! by each packet only to find it taken. It waits again as soon as the program has found what it polled for, or has not
-//! polled for a while.
+//! Where processors are scarce the thread leaves the sockets alone while a program polls, or each packet would wake it
+//! only to find that the program has taken it, and to take the program's processor away. It looks now and then whether
+//! the program still polls. If it finds packets that nobody took, the program does not do its work: some poll once and
+//! then wait for bytes in memory, some compute. The thread then stays, longer each time. A program that has polled in
+//! vain for a while offers its processor: the peer that it waits for may need it.
 //!
-//! Long messages are another matter: there the work is in the bytes. While many come in, the thread takes them and does
-//! not sleep between them, the program's thread sends, also what an acknowledgement makes room for, and the two work at
-//! the same time. This needs processors to spare.
+//! Where there are processors to spare the thread stays, as packets that wait for its next look would cost more than it
+//! does. Long messages need it there: the work is in the bytes. While many come in, the thread takes them and does not
+//! sleep between them, the program's thread sends, also what an acknowledgement makes room for, and the two work at the
+//! same time.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::event::epoll;
 
 use super::{Shared, now, run};
 use crate::queue::cq::Drive;
-use crate::sync::lock;
 
-/// Empty polls in a row from which on the thread leaves the sockets alone.
-const STREAK: u32 = 64;
-/// Nanoseconds without a poll after which the thread takes over.
-const LEFT_ALONE: u64 = 100_000;
+/// Nanoseconds for which a poll tells that a program polls.
+const RECENT: u64 = 20_000;
+/// Nanoseconds after which the thread looks whether a program still polls: at first, and at most.
+const LOOK: u64 = 100_000;
+const LONGEST_LOOK: u64 = 800_000;
+/// Turns of packets after which a program is relied on, though some were left lying: it did not run for a while.
+const RELIABLE: u32 = 16;
+/// Nanoseconds for which the thread stays after packets were left lying: at first, and at most.
+const STAY: u64 = 10_000_000;
+const LONGEST_STAY: u64 = 1_000_000_000;
+
+/// Polls in vain after which a program's thread offers its processor to others before each poll.
+const PATIENCE: u32 = 64;
 
 /// Bytes of one turn that are many, and nanoseconds for which more of them are expected.
 const MANY: usize = 16 << 10;
@@ -29,14 +39,20 @@ pub(super) const EXPECTED: u64 = 100_000;
 /// Processors from which on the thread works beside the program: for both, and for a peer's two on the same host.
 const TO_SPARE: usize = 4;
 
+/// What threads that poll and the engine's tell each other.
 pub(super) struct Polling {
-    streak: AtomicU32,
-    /// The thread does not wait for the sockets. Changed under the lock, so that it is what the wait was last told.
+    /// The engine's thread leaves the sockets alone.
     away: AtomicBool,
-    change: Mutex<()>,
+    /// When a program polled last and found nothing.
     last: AtomicU64,
+    /// Turns in which programs took packets since the thread went away.
+    taken: AtomicU32,
+    /// Completion queues that notify: their programs sleep, or are about to.
+    armed: AtomicUsize,
     /// The socket that packets came by last.
-    pub(super) hot: AtomicUsize,
+    hot: AtomicUsize,
+    /// Polls since then.
+    vain: AtomicU32,
     /// There are processors to spare.
     to_spare: bool,
     /// Until when many bytes are expected; 0 for not at all.
@@ -48,11 +64,12 @@ pub(super) struct Polling {
 impl Default for Polling {
     fn default() -> Polling {
         Polling {
-            streak: AtomicU32::new(0),
             away: AtomicBool::new(false),
-            change: Mutex::default(),
             last: AtomicU64::new(0),
+            taken: AtomicU32::new(0),
+            armed: AtomicUsize::new(0),
             hot: AtomicUsize::new(0),
+            vain: AtomicU32::new(0),
             to_spare: std::thread::available_parallelism().is_ok_and(|n| n.get() >= TO_SPARE),
             many: AtomicU64::new(0),
             polled: AtomicU64::new(0),
@@ -66,6 +83,15 @@ impl Polling {
         self.to_spare
     }
 
+    /// Packets came by a socket.
+    pub(super) fn found(&self, socket: Option<usize>) {
+        if let Some(socket) = socket {
+            self.hot.store(socket, Ordering::Relaxed);
+        }
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        self.vain.store(0, Ordering::Relaxed);
+    }
+
     /// So many bytes came in one turn. `true` where more are expected, for [`EXPECTED`].
     pub(super) fn came(&self, bytes: usize) -> bool {
         let many = bytes >= MANY && self.to_spare;
@@ -76,53 +102,64 @@ impl Polling {
     }
 
     /// Many bytes are coming in: they are left to the thread.
-    pub(super) fn many_come(&self) -> bool {
+    fn many_come(&self, now: u64) -> bool {
         let until = self.many.load(Ordering::Relaxed);
         if until == 0 {
             return false;
         }
-        let come = now() < until;
-        if !come {
+        if now >= until {
             self.many.store(0, Ordering::Relaxed);
         }
-        come
+        now < until
     }
 }
 
 impl Drive for Shared {
     fn drive(&self) {
-        let polling = &self.polling;
-        let streak = polling.streak.fetch_add(1, Ordering::Relaxed);
-        if streak >= STREAK {
-            polling.last.store(now(), Ordering::Relaxed);
-        }
-        if polling.many_come() {
-            polling.polled.store(now(), Ordering::Relaxed);
+        let (polling, now) = (&self.polling, now());
+        if polling.many_come(now) {
+            polling.polled.store(now, Ordering::Relaxed);
             self.come_back();
             run::continue_listed(self);
             return;
         }
-        // Packets may wait in any socket while the thread is away.
-        let all = streak.is_multiple_of(16);
-        let hot = polling.hot.load(Ordering::Relaxed);
-        let sockets = self.listeners.iter().enumerate().map(|(socket, _)| Some(socket));
-        for socket in sockets.filter(|socket| all || *socket == Some(hot)).chain(all.then_some(None)) {
-            if let Some(mut receiving) = self.try_receiving(socket) {
-                receiving.waits = self.programs_wait();
-                self.receive_locked(&mut receiving, socket);
+        polling.last.store(now, Ordering::Relaxed);
+        let vain = polling.vain.fetch_add(1, Ordering::Relaxed);
+        if vain >= PATIENCE && !polling.to_spare {
+            std::thread::yield_now();
+        }
+        // The socket that is likely to have something, and all in turn.
+        if vain.is_multiple_of(2) {
+            return self.take(Some(polling.hot.load(Ordering::Relaxed)));
+        }
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; run::EVENTS];
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut events[..], Some(&run::AT_ONCE)) else { return };
+        for event in events {
+            match event.data.u64() {
+                run::CONTROL => {}
+                number => self.take(run::socket(number)),
             }
         }
     }
 
-    fn rest(&self) {
-        if self.polling.streak.load(Ordering::Relaxed) > 0 {
-            self.polling.streak.store(0, Ordering::Relaxed);
+    fn armed(&self, armed: bool) {
+        if armed {
+            self.polling.armed.fetch_add(1, Ordering::SeqCst);
             self.come_back();
+        } else {
+            self.polling.armed.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
 
 impl Shared {
+    /// Takes what waits in a socket, if nobody else is at it. For a program's thread.
+    fn take(&self, socket: Option<usize>) {
+        let Some(mut receiving) = self.try_receiving(socket) else { return };
+        receiving.waits = self.programs_wait();
+        self.receive_locked(&mut receiving, socket);
+    }
+
     /// Programs' threads wait for the engine's where it sends for the same queue pair. With few processors it may be
     /// one of them that keeps it from running: a program that polls takes no pause.
     pub(super) fn programs_wait(&self) -> bool {
@@ -132,47 +169,158 @@ impl Shared {
     /// Many bytes come in, and a program polls meanwhile: it sends requests, while the thread that receives them
     /// answers.
     pub(super) fn program_sends(&self) -> bool {
-        self.polling.many_come() && now().saturating_sub(self.polling.polled.load(Ordering::Relaxed)) < LEFT_ALONE
+        let now = now();
+        self.polling.many_come(now) && now.saturating_sub(self.polling.polled.load(Ordering::Relaxed)) < LOOK
     }
 
-    /// For the thread, before it waits: leaves the sockets alone while a program polls, and says for how long.
-    pub(super) fn leave_to_programs(&self, woken: bool) -> Option<u64> {
-        if self.polling.many_come() {
-            self.come_back();
-            return Some(0);
-        }
-        let polled = now().saturating_sub(self.polling.last.load(Ordering::Relaxed)) < LEFT_ALONE;
-        if !polled {
-            self.come_back();
-            return None;
-        }
-        // Only one that was woken for nothing goes away: it, and nobody else, then sees to it that it comes back.
-        if woken {
-            self.change_wait(true);
-        }
-        self.polling.away.load(Ordering::Acquire).then_some(LEFT_ALONE)
-    }
-
+    /// Calls the thread back to the sockets.
     fn come_back(&self) {
-        if self.polling.away.load(Ordering::Acquire) {
-            self.change_wait(false);
+        if self.polling.away.load(Ordering::SeqCst) && self.polling.away.swap(false, Ordering::SeqCst) {
+            self.ring();
         }
     }
+}
 
-    /// Lets the thread wait for the sockets, or for everything but them.
-    fn change_wait(&self, away: bool) {
-        let _guard = lock(&self.polling.change);
-        if self.polling.away.swap(away, Ordering::AcqRel) == away {
-            return;
+/// Whether the engine's thread leaves the sockets to programs. For that thread alone.
+#[derive(Default)]
+pub(super) struct Absence {
+    away: bool,
+    /// It has come back by itself and looks for packets that were left lying.
+    looks: bool,
+    /// How long the absence lasts until the next look.
+    look: u64,
+    /// It stays until then, and that was for so long.
+    until: u64,
+    stay: u64,
+}
+
+/// How the engine's thread waits.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// For everything.
+    All,
+    /// Takes what is there.
+    Not,
+    /// For everything but packets, so many nanoseconds.
+    Away(u64),
+}
+
+impl Absence {
+    /// How to wait next. `came`: packets ended the last wait.
+    pub(super) fn next(&mut self, polling: &Polling, now: u64, came: bool) -> Wait {
+        if polling.many_come(now) {
+            polling.away.store(false, Ordering::SeqCst);
+            (self.away, self.looks) = (false, false);
+            return Wait::Not;
         }
-        let flags = if away { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
-        let set = |fd: &dyn std::os::fd::AsFd, number| {
-            // It fails for no descriptor that was added.
-            let _ = epoll::modify(&self.epoll, fd.as_fd(), epoll::EventData::new_u64(number), flags);
-        };
-        for (i, listener) in self.listeners.iter().enumerate() {
-            set(listener, run::SOCKETS + i as u64);
+        let polled = now.saturating_sub(polling.last.load(Ordering::Relaxed)) < RECENT;
+        if self.away {
+            if polled && polling.away.load(Ordering::SeqCst) {
+                self.look = (2 * self.look).min(LONGEST_LOOK);
+                return Wait::Away(self.look);
+            }
+            self.away = false;
+            self.looks = polling.away.swap(false, Ordering::SeqCst);
+            return if self.looks { Wait::Not } else { Wait::All };
         }
-        set(&self.slot.socket, run::UNIX);
+        if std::mem::take(&mut self.looks) && came {
+            if polling.taken.load(Ordering::Relaxed) < RELIABLE {
+                self.stay = (2 * self.stay).clamp(STAY, LONGEST_STAY);
+                self.until = now + self.stay;
+            } else {
+                self.stay = 0;
+            }
+        }
+        if came && polled && now >= self.until && !polling.to_spare {
+            polling.taken.store(0, Ordering::Relaxed);
+            polling.away.store(true, Ordering::SeqCst);
+            // A program that is about to sleep has said so before it looks whether the thread is away.
+            if polling.armed.load(Ordering::SeqCst) == 0 {
+                (self.away, self.look) = (true, LOOK);
+                return Wait::Away(LOOK);
+            }
+            polling.away.store(false, Ordering::SeqCst);
+        }
+        Wait::All
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: u64 = 1 << 40;
+
+    fn scarce() -> Polling {
+        Polling { to_spare: false, ..Polling::default() }
+    }
+
+    fn polled(polling: &Polling, at: u64) {
+        polling.last.store(at, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn the_thread_is_away_while_a_program_polls() {
+        let (polling, mut absence) = (scarce(), Absence::default());
+        assert_eq!(absence.next(&polling, START, true), Wait::All, "nobody polls");
+        polled(&polling, START);
+        assert_eq!(absence.next(&polling, START, false), Wait::All, "nothing came");
+        let mut now = START;
+        for look in [LOOK, 2 * LOOK, 4 * LOOK, 8 * LOOK, LONGEST_LOOK] {
+            polled(&polling, now);
+            assert_eq!(absence.next(&polling, now, look == LOOK), Wait::Away(look));
+            now += look;
+        }
+        assert_eq!(absence.next(&polling, now, false), Wait::Not, "looks for packets when nobody polls any more");
+        assert_eq!(absence.next(&polling, now, false), Wait::All, "none were left lying");
+        polled(&polling, now);
+        assert_eq!(absence.next(&polling, now, true), Wait::Away(LOOK), "so it relies on the program again");
+    }
+
+    #[test]
+    fn it_stays_where_packets_are_left_lying() {
+        let (polling, mut absence) = (scarce(), Absence::default());
+        let mut now = START;
+        for stay in [STAY, 2 * STAY, 4 * STAY] {
+            polled(&polling, now);
+            assert_eq!(absence.next(&polling, now, true), Wait::Away(LOOK));
+            now += LOOK;
+            assert_eq!(absence.next(&polling, now, false), Wait::Not);
+            assert_eq!(absence.next(&polling, now, true), Wait::All);
+            polled(&polling, now + stay - 1);
+            assert_eq!(absence.next(&polling, now + stay - 1, true), Wait::All);
+            now += stay;
+        }
+        // One that has taken many was kept from running.
+        polled(&polling, now);
+        assert_eq!(absence.next(&polling, now, true), Wait::Away(LOOK));
+        (0..RELIABLE).for_each(|_| polling.found(None));
+        now += LOOK;
+        assert_eq!(absence.next(&polling, now, false), Wait::Not);
+        polled(&polling, now);
+        assert_eq!(absence.next(&polling, now, true), Wait::Away(LOOK));
+    }
+
+    #[test]
+    fn it_stays_where_there_are_processors_to_spare() {
+        let (polling, mut absence) = (Polling { to_spare: true, ..Polling::default() }, Absence::default());
+        polled(&polling, START);
+        assert_eq!(absence.next(&polling, START, true), Wait::All);
+        assert!(polling.came(MANY), "many bytes");
+        assert_eq!(absence.next(&polling, now(), true), Wait::Not);
+    }
+
+    #[test]
+    fn it_stays_while_a_queue_notifies() {
+        let (polling, mut absence) = (scarce(), Absence::default());
+        polled(&polling, START);
+        polling.armed.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(absence.next(&polling, START, true), Wait::All);
+        assert!(!polling.away.load(Ordering::SeqCst));
+        polling.armed.fetch_sub(1, Ordering::SeqCst);
+        assert_eq!(absence.next(&polling, START, true), Wait::Away(LOOK));
+        // As `come_back` has it.
+        polling.away.store(false, Ordering::SeqCst);
+        assert_eq!(absence.next(&polling, START, false), Wait::All, "called back");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use rustix::event::epoll;
 
 use super::cell::{Cell, NEVER};
+use super::polling::{Absence, Wait};
 use super::{Shared, now, send};
 use crate::sync::{lock, read};
 
@@ -14,7 +15,18 @@ pub(super) const BELL: u64 = 0;
 pub(super) const TIMER: u64 = 1;
 pub(super) const UNIX: u64 = 2;
 pub(super) const WATCH: u64 = 3;
-pub(super) const SOCKETS: u64 = 4;
+/// Bell, timer or watch.
+pub(super) const CONTROL: u64 = 4;
+pub(super) const SOCKETS: u64 = 5;
+
+/// The socket that a number stands for; `None` for the slot's own.
+pub(super) fn socket(number: u64) -> Option<usize> {
+    number.checked_sub(SOCKETS).map(|socket| socket as usize)
+}
+
+/// Descriptors of one wait.
+pub(super) const EVENTS: usize = 16;
+pub(super) const AT_ONCE: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Asks the scheduler to be woken at once. Programs that wait for a card often spin, on as many threads as there are
 /// processors, and would keep the card from running: a thread with a shorter slice preempts one that has a longer one,
@@ -43,25 +55,30 @@ fn ask_to_be_woken_at_once() {
 /// Runs until the engine is told to stop.
 pub(super) fn run(shared: &Shared) {
     ask_to_be_woken_at_once();
-    let mut events = Vec::with_capacity(16);
-    let (mut more, mut woken) = (false, false);
+    let mut events = Vec::with_capacity(EVENTS);
+    let mut absence = Absence::default();
+    let (mut more, mut came) = (false, false);
     while !shared.stop.load(Ordering::Acquire) {
         events.clear();
-        let alone = shared.leave_to_programs(woken);
-        let wait = match (more, alone) {
-            (true, _) => Some(rustix::time::Timespec::default()),
-            (false, Some(nanos)) => Some(rustix::time::Timespec { tv_sec: 0, tv_nsec: nanos as _ }),
-            (false, None) => None,
+        let nanos = |tv_nsec: u64| rustix::time::Timespec { tv_sec: 0, tv_nsec: tv_nsec as _ };
+        let (epoll, time) = match absence.next(&shared.polling, now(), came) {
+            Wait::Away(time) => (&shared.control, Some(nanos(time))),
+            Wait::Not => (&shared.epoll, Some(AT_ONCE)),
+            Wait::All => (&shared.epoll, None),
         };
-        woken = false;
-        match epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut events), wait.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => {
-                log::error!("the engine of {} cannot wait: {e}", shared.interface);
-                return;
-            }
+        let time = if more { Some(AT_ONCE) } else { time };
+        let mut result = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), time.as_ref());
+        if events.iter().any(|event| event.data.u64() == CONTROL) {
+            events.reserve(EVENTS);
+            result = epoll::wait(&shared.control, rustix::buffer::spare_capacity(&mut events), Some(&AT_ONCE));
         }
-        more = false;
+        if let Err(e) = result
+            && e != rustix::io::Errno::INTR
+        {
+            log::error!("the engine of {} cannot wait: {e}", shared.interface);
+            return;
+        }
+        (more, came) = (false, false);
         for event in &events {
             match event.data.u64() {
                 BELL => {
@@ -70,10 +87,10 @@ pub(super) fn run(shared: &Shared) {
                 }
                 TIMER => expire(shared),
                 WATCH => shared.watch(),
-                UNIX => more |= shared.receive(None),
-                socket => {
-                    woken = true;
-                    more |= shared.receive(Some((socket - SOCKETS) as usize));
+                CONTROL => {}
+                number => {
+                    came = true;
+                    more |= shared.receive(socket(number));
                 }
             }
         }

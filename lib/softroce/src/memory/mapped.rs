@@ -4,13 +4,59 @@
 //! A GPU's memory is the common case: it has addresses in the process, and the processor may not use them.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::AsRawFd;
 
 /// Whether all of `at..at + len` is mapped for reading, and with `writes` for writing. `true` where the system does not
 /// say.
 pub(crate) fn is_accessible(at: usize, len: usize, writes: bool) -> bool {
     let Ok(maps) = File::open("/proc/self/maps") else { return true };
-    covers(BufReader::new(maps), at, at.saturating_add(len), writes)
+    let until = at.saturating_add(len);
+    match asked(&maps, at, until, writes) {
+        Ok(answer) => answer,
+        // A kernel before 6.11.
+        Err(_) => covers(BufReader::new(maps), at, until, writes),
+    }
+}
+
+/// A question after the mapping at an address and its answer, `struct procmap_query` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    allowed: u64,
+    /// Page size, file and name.
+    others: [u64; 7],
+}
+
+/// Asks the kernel for one mapping after the other: a process may have thousands, and to read their lines takes
+/// microseconds for each.
+///
+/// # Errors
+/// Where the kernel cannot be asked.
+fn asked(maps: &File, mut from: usize, until: usize, writes: bool) -> io::Result<bool> {
+    const READABLE: u64 = 1;
+    const WRITABLE: u64 = 2;
+    // _IOWR('f', 17, struct procmap_query)
+    const ASK: u64 = 3 << 30 | (size_of::<Query>() as u64) << 16 | (b'f' as u64) << 8 | 17;
+    let needed = if writes { READABLE | WRITABLE } else { READABLE };
+    while from < until {
+        let mut query = Query { size: size_of::<Query>() as u64, address: from as u64, ..Query::default() };
+        // SAFETY: the query has the size that it says, and lives until the call returns.
+        if unsafe { libc::ioctl(maps.as_raw_fd(), ASK as _, &raw mut query) } != 0 {
+            let error = io::Error::last_os_error();
+            return if error.raw_os_error() == Some(libc::ENOENT) { Ok(false) } else { Err(error) };
+        }
+        if query.allowed & needed != needed {
+            return Ok(false);
+        }
+        from = query.end as usize;
+    }
+    Ok(true)
 }
 
 /// The same by lines of mappings in the order of their addresses: `7f00-7f80 rw-p ...`.
@@ -56,5 +102,18 @@ mod tests {
         let bytes = vec![0u8; 3 << 20];
         assert!(is_accessible(bytes.as_ptr() as usize, bytes.len(), true));
         assert!(!is_accessible(1, 1, false));
+        // Both ways to know.
+        let maps = || File::open("/proc/self/maps").expect("/proc");
+        let code = our_own_memory_is_accessible_and_reserved_addresses_are_not as fn() as usize;
+        let ours = (bytes.as_ptr() as usize, bytes.len());
+        for (at, len) in [ours, (code, 1), (1, 1), (ours.0, 1 << 46), (ours.0, 0)] {
+            for writes in [false, true] {
+                let lines = covers(BufReader::new(maps()), at, at + len, writes);
+                assert_eq!(is_accessible(at, len, writes), lines, "{at:x}, {len:x} bytes, writes: {writes}");
+                if let Ok(answer) = asked(&maps(), at, at + len, writes) {
+                    assert_eq!(answer, lines, "{at:x}, {len:x} bytes, writes: {writes}");
+                }
+            }
+        }
     }
 }

@@ -52,8 +52,8 @@ pub(crate) trait Drive: Send + Sync {
     /// Takes what waits in the sockets, if nobody else is at it.
     fn drive(&self);
 
-    /// The program has what it waited for.
-    fn rest(&self);
+    /// A queue notifies from now on, or does no more: its program may sleep meanwhile.
+    fn armed(&self, armed: bool);
 }
 
 /// What the next event needs.
@@ -141,12 +141,8 @@ impl Cq {
         let Some(driver) = self.driver.as_ref().and_then(Weak::upgrade) else { return empty() };
         if empty() {
             driver.drive();
-            if empty() {
-                return true;
-            }
         }
-        driver.rest();
-        false
+        empty()
     }
 
     /// Takes completions out, the oldest first; says how many are in the front of `into`.
@@ -178,10 +174,22 @@ impl Cq {
     /// are there already give none: poll again after this.
     pub fn req_notify(&self, solicited_only: bool) {
         let mut inner = lock(&self.inner);
+        let before = inner.armed;
         if !solicited_only {
             inner.armed = Armed::Any;
-        } else if inner.armed == Armed::Not {
+        } else if before == Armed::Not {
             inner.armed = Armed::Solicited;
+        }
+        drop(inner);
+        if before == Armed::Not {
+            self.tell(true);
+        }
+    }
+
+    /// Tells the driver whether the queue notifies.
+    fn tell(&self, armed: bool) {
+        if let Some(driver) = self.driver.as_ref().and_then(Weak::upgrade) {
+            driver.armed(armed);
         }
     }
 
@@ -208,6 +216,7 @@ impl Cq {
         if fires {
             inner.armed = Armed::Not;
             drop(inner);
+            self.tell(false);
             if let Some(channel) = &self.channel {
                 channel.mailbox.push(self.cookie);
             }
@@ -219,6 +228,14 @@ impl Cq {
         let mut inner = lock(&self.inner);
         inner.entries.retain(|wc| wc.qpn != qpn);
         self.len.store(inner.entries.len(), Ordering::Release);
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        if lock(&self.inner).armed != Armed::Not {
+            self.tell(false);
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Two contexts of one process.
 
+use std::time::{Duration, Instant};
+
 use softroce::{Remote, SendOp, Service, Status, WcOpcode};
 
 use crate::end::{End, loopback, pattern};
@@ -43,6 +45,29 @@ fn sends_writes_reads_and_atomics() {
     a.send(4, SendOp::CompareSwap { remote: remote(8), compare: 12, swap: 99 }, 64, 8);
     assert_eq!((a.wait().status, a.read(64, 8)), (Status::Success, 12u64.to_ne_bytes().to_vec()));
     assert_eq!(b.read(8, 8), 99u64.to_ne_bytes().to_vec());
+}
+
+/// A program that polls has the sockets to itself where processors are scarce. What comes when it polls no more is taken
+/// as well.
+#[test]
+fn what_comes_when_the_program_stops_polling_is_taken() {
+    let (a, b) = pair(Service::Rc);
+    let remote = Remote { addr: b.card().remote.addr + 64, rkey: b.card().remote.rkey };
+    for round in 1..=50u64 {
+        for id in 0..40 {
+            b.recv(id, 0, 8);
+            a.send(id, SendOp::Send, 0, 8);
+            assert_eq!((b.wait().status, a.wait().status), (Status::Success, Status::Success));
+        }
+        a.write(0, &round.to_ne_bytes());
+        a.send(round, SendOp::Write(remote), 0, 8);
+        let start = Instant::now();
+        while b.read(64, 8) != round.to_ne_bytes() {
+            assert!(start.elapsed() < Duration::from_secs(60), "round {round}: the bytes do not come");
+            std::hint::spin_loop();
+        }
+        assert_eq!(a.wait().status, Status::Success);
+    }
 }
 
 #[test]
