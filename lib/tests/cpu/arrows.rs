@@ -15,8 +15,8 @@ const LAYERS: [(&str, &str, &str); 4] = [
     (
         "src/cuda",
         "cuda",
-        "setup path_check phased hosted alone group one_sided registered collectives enqueue scratch comm peer report path \
-         kernels buffers messages inventory window compile driver call",
+        "setup path_check phased hosted alone group fused one_sided registered collectives enqueue scratch comm peer report \
+         path kernels buffers messages inventory window compile driver call",
     ),
     ("plan/src", "", "simulate topology algorithm schedule device call error wire dtype float8"),
 ];

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 use tinynccl::comm::RawCall;
 use tinynccl::cuda::{Choice, DeviceComm, Framing, Protocol};
 use tinynccl::wire::{Algorithm, Collective};
@@ -129,7 +129,8 @@ pub(super) fn every_call(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
 
 /// Groups of all collectives, as one launch: of one block, of more, and of lines of LL128.
 fn groups(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
-    let n = ranks.len();
+    // Those of this process may be few of them.
+    let n = ranks[0].0.size();
     for count in [1, 700, 40_001] {
         let segment = |i: usize| i * n * count;
         let values = |rank: usize| (0..segment(6)).map(|i| value(rank, i % segment(1))).collect::<Vec<f32>>();
@@ -140,8 +141,7 @@ fn groups(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
                 (stream.clone_htod(&values(comm.rank())).unwrap(), output)
             })
             .collect();
-        let calls = |rank: usize| {
-            let (stream, (input, output)) = (&ranks[rank].1, &memory[rank]);
+        let calls = |stream: &Arc<CudaStream>, (input, output): &(CudaSlice<f32>, CudaSlice<f32>)| {
             let (from, to) = (input.device_ptr(stream).0, output.device_ptr(stream).0);
             let call = |(i, collective)| {
                 let at = 4 * segment(i) as u64;
@@ -149,12 +149,13 @@ fn groups(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
             };
             COLLECTIVES.into_iter().enumerate().map(call).collect::<Vec<_>>()
         };
-        for (comm, _) in ranks {
-            comm.prepare(&calls(comm.rank())).unwrap();
+        let calls: Vec<_> = ranks.iter().zip(&memory).map(|((_, stream), memory)| calls(stream, memory)).collect();
+        for ((comm, _), calls) in ranks.iter().zip(&calls) {
+            comm.prepare(calls).unwrap();
         }
-        for (comm, stream) in ranks {
+        for ((comm, stream), calls) in ranks.iter().zip(&calls) {
             // SAFETY: as long as the collectives need, alive until the checks have waited.
-            unsafe { comm.enqueue_group(stream, &calls(comm.rank())) }.unwrap();
+            unsafe { comm.enqueue_group(stream, calls) }.unwrap();
         }
         for ((comm, stream), (_, output)) in ranks.iter().zip(&memory) {
             comm.synchronize().unwrap();
