@@ -199,6 +199,7 @@ fn without_a_way_both_ends_name_all_ports() {
         let accepted = nodes[2].line();
         assert!(accepted.contains("cb 10.0.2.2/30"), "{accepted}");
         assert_eq!(accepted.contains("ab 10.0.1.1/30"), management, "{accepted}");
+        nodes.iter_mut().for_each(|node| node.tell("end"));
         nodes.into_iter().for_each(Process::finish);
     }
     say("done");
@@ -227,5 +228,7 @@ fn apart(name: &str) {
         }
         _ => {}
     }
+    // The cables of a node go with it.
+    assert_eq!(hear(), "end");
     say("done");
 }
