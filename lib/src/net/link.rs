@@ -84,7 +84,7 @@ impl Link {
             name,
             streams: sockets.into_iter().map(stream).collect(),
             side,
-            requests: Requests::new(&fate),
+            requests: Requests::new(&fate, workers.activity()),
             fate,
             closed: AtomicBool::new(false),
             ended: AtomicUsize::new(0),
@@ -160,6 +160,7 @@ impl Link {
             whole &= lock(&stream.output).clear();
             lock(&stream.input).clear();
         }
+        self.requests.abandon();
         for (index, stream) in self.streams.iter().enumerate() {
             stream.shut(if whole { Shutdown::Write } else { Shutdown::Both });
             stream.worker.push(Task::Close { link: self.clone(), stream: index, linger: whole });

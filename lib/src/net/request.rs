@@ -36,6 +36,16 @@ impl Fate {
     }
 }
 
+/// How many requests of a process are open: its threads do not go to sleep while there are any, for some time.
+#[derive(Debug, Default)]
+pub(super) struct Activity(AtomicUsize);
+
+impl Activity {
+    pub(super) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+}
+
 /// A posted send, or up to [`MAX_GROUP`] receives that were posted together.
 #[derive(Debug)]
 pub struct Request {
@@ -45,6 +55,7 @@ pub struct Request {
     count: AtomicUsize,
     sizes: [AtomicUsize; MAX_GROUP],
     fate: Arc<Fate>,
+    activity: Arc<Activity>,
 }
 
 impl Request {
@@ -73,7 +84,9 @@ impl Request {
 
     /// `amount` of what was open is over. What was written before is seen by whoever then finds the request done.
     pub(super) fn finish(&self, amount: usize) {
-        self.open.fetch_sub(amount, Ordering::AcqRel);
+        if self.open.fetch_sub(amount, Ordering::AcqRel) == amount {
+            self.activity.0.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// The length of a received message of the group, which is over with that.
@@ -93,13 +106,14 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    pub(super) fn new(fate: &Arc<Fate>) -> Requests {
+    pub(super) fn new(fate: &Arc<Fate>, activity: &Arc<Activity>) -> Requests {
         let one = |_| Request {
             busy: AtomicBool::new(false),
             open: AtomicUsize::new(0),
             count: AtomicUsize::new(0),
             sizes: Default::default(),
             fate: fate.clone(),
+            activity: activity.clone(),
         };
         Requests { all: (0..MAX_REQUESTS).map(one).collect(), next: AtomicUsize::new(0) }
     }
@@ -114,8 +128,16 @@ impl Requests {
         let request = self.all.get(free)?;
         request.count.store(count, Ordering::Relaxed);
         request.sizes.iter().take(count).for_each(|s| s.store(size, Ordering::Relaxed));
+        request.activity.0.fetch_add(1, Ordering::Relaxed);
         request.open.store(open, Ordering::Release);
         Some(free)
+    }
+
+    /// The connection is closed, and no thread serves it any more: what is open stays so.
+    pub(super) fn abandon(&self) {
+        for request in self.all.iter().filter(|r| !r.is_done()) {
+            request.activity.0.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn get(&self, slot: usize) -> Option<&Request> {

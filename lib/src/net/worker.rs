@@ -1,7 +1,7 @@
 //! The threads that read and write the sockets, so that NCCL's own never waits for one.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::link::{Left, Link};
+use super::request::Activity;
 use crate::config::Config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
@@ -19,6 +20,8 @@ use crate::threads::{Thread, lock};
 const LINGER: Duration = Duration::from_secs(5);
 /// Between two looks at those.
 const SLICE: Duration = Duration::from_millis(200);
+/// Spinning while requests are open: a thread that sleeps is woken late, by 50 to 100 us in a virtual machine.
+const BUSY_SPIN: Duration = Duration::from_millis(10);
 /// Spinning where threads share cores.
 const SHORT_SPIN: Duration = Duration::from_micros(2);
 const BELL: u64 = 0;
@@ -65,6 +68,7 @@ impl Worker {
 pub(super) struct Workers {
     all: Vec<(Arc<Worker>, Thread)>,
     next: AtomicUsize,
+    activity: Arc<Activity>,
 }
 
 impl Workers {
@@ -72,7 +76,9 @@ impl Workers {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = if config.net_threads > 0 { config.net_threads } else { (cores / 4).clamp(1, 4) };
         // Beside them a rank has a thread that calls NCCL and one that calls us, and another rank of the host as many.
-        let spin = if cores >= 2 * (count + 2) { config.spin } else { config.spin.min(SHORT_SPIN) };
+        let few = config.spin.min(SHORT_SPIN);
+        let (spin, busy_spin) = if cores >= 2 * (count + 2) { (config.spin, BUSY_SPIN) } else { (few, few) };
+        let activity = Arc::new(Activity::default());
         let start = |index: usize| {
             let worker = Arc::new(Worker {
                 bell: Doorbell::new()?,
@@ -88,7 +94,9 @@ impl Workers {
             let run = Run {
                 worker: worker.clone(),
                 epoll,
+                activity: activity.clone(),
                 spin,
+                busy_spin,
                 streams: HashMap::new(),
                 next_key: BELL,
                 again: Vec::new(),
@@ -101,7 +109,11 @@ impl Workers {
             Ok((worker, thread))
         };
         let all = (0..count).map(start).collect::<Result<_>>()?;
-        Ok(Workers { all, next: AtomicUsize::new(0) })
+        Ok(Workers { all, next: AtomicUsize::new(0), activity })
+    }
+
+    pub(super) fn activity(&self) -> &Arc<Activity> {
+        &self.activity
     }
 
     /// The thread for a new stream: each in turn.
@@ -128,10 +140,23 @@ struct Served {
     until: Option<Instant>,
 }
 
+impl Served {
+    /// Closed by its owner, with bytes that the peer's kernel does not have yet.
+    fn has_unsent(&self) -> bool {
+        let Some(of) = self.link.streams.get(self.stream).filter(|_| self.until.is_some()) else { return false };
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: writes the number of bytes into a variable of ours.
+        let status = unsafe { libc::ioctl(of.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        status == 0 && bytes > 0
+    }
+}
+
 struct Run {
     worker: Arc<Worker>,
     epoll: OwnedFd,
+    activity: Arc<Activity>,
     spin: Duration,
+    busy_spin: Duration,
     streams: HashMap<u64, Served>,
     next_key: u64,
     /// Streams whose turn was over before they were.
@@ -147,7 +172,8 @@ impl Run {
         while !self.worker.stop.load(Ordering::Acquire) {
             let mut busy = self.tasks();
             busy |= self.turns();
-            let spinning = busy || active.elapsed() < self.spin;
+            let patience = if self.activity.any() { self.busy_spin } else { self.spin };
+            let spinning = busy || active.elapsed() < patience;
             let time = if spinning { Duration::ZERO } else { self.sleep_for() };
             if !spinning {
                 self.worker.asleep.store(true, Ordering::Relaxed);
@@ -171,8 +197,31 @@ impl Run {
             }
             if busy || !events.is_empty() {
                 active = Instant::now();
+            } else if spinning {
+                // The kernel's thread for what was sent over loopback may wait for this core.
+                std::thread::yield_now();
             }
             self.sweep();
+        }
+        self.finish();
+    }
+
+    /// Before the thread ends: what was sent over closed connections must reach the peers' kernels. Closing a socket
+    /// with bytes in it that nobody has read would reset the connection.
+    fn finish(&mut self) {
+        self.tasks();
+        let until = Instant::now() + LINGER;
+        let mut events = Vec::with_capacity(64);
+        let slice = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        while self.streams.values().any(Served::has_unsent) && Instant::now() < until {
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&slice)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+            for event in events.iter().filter(|e| e.data.u64() != BELL) {
+                self.event(event.data.u64(), event.flags);
+            }
         }
     }
 

@@ -59,13 +59,18 @@ fn node(test: &str, name: &str, settings: &[(&str, &str)]) -> Process {
 
 /// A cable between two nodes, with 10.0.`subnet`.0/30.
 fn cable(a: (&str, &Process), b: (&str, &Process), subnet: u8) {
+    cable_with(a, b, |end| format!("10.0.{subnet}.{end}/30"));
+}
+
+/// A cable between two nodes, whose ends 1 and 2 have these addresses.
+fn cable_with(a: (&str, &Process), b: (&str, &Process), address: impl Fn(usize) -> String) {
     ip(&format!("link add name {} netns {} type veth peer name {} netns {}", a.0, a.1.id(), b.0, b.1.id()));
     let inside = |node: &Process, words: &str| {
         let mut command = Command::new("nsenter");
         command.args(["-t", &node.id().to_string(), "-n", "ip"]).args(words.split(' ')).output().expect("nsenter")
     };
     for (end, (name, node)) in [(1, a), (2, b)] {
-        for words in [format!("addr add 10.0.{subnet}.{end}/30 dev {name}"), format!("link set {name} up")] {
+        for words in [format!("addr add {} dev {name}", address(end)), format!("link set {name} up")] {
             let run = inside(node, &words);
             assert!(run.status.success(), "{words} in node {name}: {}", String::from_utf8_lossy(&run.stderr));
         }
@@ -88,13 +93,14 @@ fn sent_over(interface: &str) -> u64 {
 
 /// What a node does: it listens, connects to those that it is told of, sends to each and receives from each.
 fn talk(name: &str) {
-    const LEN: usize = 4 << 20;
+    // More than a thread writes to each stream before the others have their turn.
+    const LEN: usize = 12 << 20;
     say("here");
     assert_eq!(hear(), "cabled");
     let api = Api::init(12);
     let (handle, listen) = api.listen();
     say(&hex(&handle));
-    // NAME HANDLE INTERFACE, each of them a peer.
+    // NAME HANDLE INTERFACES, each of them a peer.
     let peers: Vec<(String, Handle, String)> = hear()
         .split(';')
         .map(|peer| {
@@ -128,9 +134,12 @@ fn talk(name: &str) {
     // The cables of a node go with it.
     say("received");
     assert_eq!(hear(), "count");
-    for (peer, _, interface) in &peers {
-        let sent = sent_over(interface);
-        assert!((LEN as u64..2 * LEN as u64).contains(&sent), "{name} to {peer}: {sent} bytes over {interface}");
+    for (peer, _, interfaces) in &peers {
+        let sent: Vec<u64> = interfaces.split('+').map(sent_over).collect();
+        let all = sent.iter().sum::<u64>();
+        assert!((LEN as u64..2 * LEN as u64).contains(&all), "{name} to {peer}: {sent:?} bytes over {interfaces}");
+        // Beside a few packets that set a connection up.
+        assert!(sent.iter().all(|bytes| *bytes > 100_000), "{name} to {peer}: {sent:?} bytes over {interfaces}");
     }
     say("counted");
     assert_eq!(hear(), "end");
@@ -149,19 +158,23 @@ fn a_triangle_with_a_subnet_per_cable() {
         Some(Place::Node(name)) => return talk(&name),
         Some(Place::Inside) => {}
     }
-    let mut nodes: Vec<Process> = ["a", "b", "c"].iter().map(|name| node(TEST, name, &[])).collect();
+    let nodes: Vec<Process> = ["a", "b", "c"].iter().map(|name| node(TEST, name, &[])).collect();
     cable(("ab", &nodes[0]), ("ba", &nodes[1]), 1);
     cable(("bc", &nodes[1]), ("cb", &nodes[2]), 2);
     cable(("ca", &nodes[2]), ("ac", &nodes[0]), 3);
+    introduce(
+        nodes,
+        &[&[("b", 1, "ab"), ("c", 2, "ac")], &[("a", 0, "ba"), ("c", 2, "bc")], &[("a", 0, "ca"), ("b", 1, "cb")]],
+    );
+}
+
+/// Tells each node its peers, each by its name, its number and our interfaces to it; and waits until all have talked.
+fn introduce(mut nodes: Vec<Process>, peers: &[&[(&str, usize, &str)]]) {
     nodes.iter_mut().for_each(|node| node.tell("cabled"));
     let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
-    for (node, peers) in nodes.iter_mut().zip([
-        [("b", 1, "ab"), ("c", 2, "ac")],
-        [("a", 0, "ba"), ("c", 2, "bc")],
-        [("a", 0, "ca"), ("b", 1, "cb")],
-    ]) {
-        let told =
-            peers.map(|(name, index, interface): (&str, usize, &str)| format!("{name} {} {interface}", handles[index]));
+    for (node, peers) in nodes.iter_mut().zip(peers) {
+        let told: Vec<String> =
+            peers.iter().map(|(name, index, interfaces)| format!("{name} {} {interfaces}", handles[*index])).collect();
         node.tell(&told.join(";"));
     }
     for (said, next) in [("received", "count"), ("counted", "end")] {
@@ -170,6 +183,34 @@ fn a_triangle_with_a_subnet_per_cable() {
     }
     nodes.into_iter().for_each(Process::finish);
     say("done");
+}
+
+#[test]
+fn two_cables_carry_one_connection() {
+    const TEST: &str = "nodes::two_cables_carry_one_connection";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(name)) => return talk(&name),
+        Some(Place::Inside) => {}
+    }
+    let nodes: Vec<Process> = ["a", "b"].iter().map(|name| node(TEST, name, &[])).collect();
+    cable(("r0", &nodes[0]), ("r0", &nodes[1]), 1);
+    cable(("r1", &nodes[0]), ("r1", &nodes[1]), 2);
+    introduce(nodes, &[&[("b", 1, "r0+r1")], &[("a", 0, "r0+r1")]]);
+}
+
+#[test]
+fn a_cable_of_ipv6_alone() {
+    const TEST: &str = "nodes::a_cable_of_ipv6_alone";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(name)) => return talk(&name),
+        Some(Place::Inside) => {}
+    }
+    let nodes: Vec<Process> = ["a", "b"].iter().map(|name| node(TEST, name, &[])).collect();
+    // Without the search for another one with the same address, which takes a second.
+    cable_with(("six", &nodes[0]), ("six", &nodes[1]), |end| format!("fd00:1::{end}/64 nodad"));
+    introduce(nodes, &[&[("b", 1, "six")], &[("a", 0, "six")]]);
 }
 
 /// The ends of a line reach each other over no cable for data. One end hears it from the other over a network that is
@@ -199,6 +240,7 @@ fn without_a_way_both_ends_name_all_ports() {
         let accepted = nodes[2].line();
         assert!(accepted.contains("cb 10.0.2.2/30"), "{accepted}");
         assert_eq!(accepted.contains("ab 10.0.1.1/30"), management, "{accepted}");
+        nodes.iter_mut().for_each(|node| node.tell("end"));
         nodes.into_iter().for_each(Process::finish);
     }
     say("done");
@@ -227,5 +269,7 @@ fn apart(name: &str) {
         }
         _ => {}
     }
+    // The cables of a node go with it.
+    assert_eq!(hear(), "end");
     say("done");
 }

@@ -2,6 +2,7 @@
 
 use nccl_net_tinynccl::abi::Status;
 
+use super::again;
 use super::api::*;
 
 const SIZES: [usize; 10] = [0, 1, 4, 8, 2048, 16_385, 65_536, 1 << 20, (4 << 20) + 1, 16 << 20];
@@ -156,6 +157,87 @@ fn a_listener_serves_again_and_again_and_many_connections_live_at_once() {
     // Listening anew after all that.
     api.pair().close();
     api.finalize();
+}
+
+/// A receive of the random test: its tag, its number among those of the tag, and its memory.
+type Posted = (usize, usize, Box<[u8]>);
+
+/// Sends and receives of several tags in random order, one far ahead of the other at times, over a window that holds few
+/// of them.
+#[test]
+fn a_thousand_random_messages_over_a_small_window() {
+    const TEST: &str = "transfers::a_thousand_random_messages_over_a_small_window";
+    if again::role().is_none() {
+        let settings = [("TINYNCCL_NET_WINDOW", "1M"), ("TINYNCCL_NET_CHUNK", "32K"), ("TINYNCCL_NET_STREAMS", "5")];
+        return again::start(&[], TEST, "small", &settings).finish();
+    }
+    const ROOM: usize = 200_000;
+    let api = Api::init(12);
+    for seed in 1..=4u64 {
+        let pair = api.pair();
+        let mut state = seed;
+        let mut random = move |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % below as u64) as usize
+        };
+        // Of each tag how many were sent and received; message i of a tag is the pattern of both.
+        let (mut sent, mut received) = ([0; 4], [0; 4]);
+        let mut sends: Vec<(Comm, Box<[u8]>)> = Vec::new();
+        let mut receives: Vec<(Comm, Vec<Posted>)> = Vec::new();
+        let identity = |tag: usize, number: usize| tag + 4 * number;
+        for step in 0.. {
+            let ending = step > 500;
+            let behind: Vec<usize> = (0..4).filter(|&t| received[t] < sent[t]).collect();
+            let ahead: Vec<usize> = (0..4).filter(|&t| received[t] > sent[t]).collect();
+            if ending && behind.is_empty() && ahead.is_empty() && sends.is_empty() && receives.is_empty() {
+                break;
+            }
+            let to_send = if ending { ahead } else { (0..random(3)).map(|_| random(4)).collect() };
+            for tag in to_send {
+                let len = [0, 1, 40, 5000, 70_000, ROOM][random(6)];
+                let data = pattern(len, identity(tag, sent[tag])).into_boxed_slice();
+                let request = api.isend(pair.send, &data, tag as i32).unwrap();
+                if !request.is_null() {
+                    sent[tag] += 1;
+                    sends.push((request, data));
+                }
+            }
+            let group: Vec<usize> = if ending { behind } else { (0..4).filter(|_| random(4) == 0).collect() };
+            if !group.is_empty() {
+                let mut room: Vec<Box<[u8]>> = group.iter().map(|_| vec![0; ROOM].into_boxed_slice()).collect();
+                let mut posted: Vec<(&mut [u8], i32)> =
+                    room.iter_mut().zip(&group).map(|(r, tag)| (&mut r[..], *tag as i32)).collect();
+                let request = api.irecv(pair.recv, &mut posted).unwrap();
+                if !request.is_null() {
+                    let kept = group.into_iter().zip(room).map(|(tag, room)| {
+                        received[tag] += 1;
+                        (tag, received[tag] - 1, room)
+                    });
+                    receives.push((request, kept.collect()));
+                }
+            }
+            sends.retain(|(request, _)| api.test(*request, 1).unwrap().is_none());
+            receives.retain(|(request, group)| {
+                let Some(sizes) = api.test(*request, group.len()).unwrap() else { return true };
+                for ((tag, number, room), len) in group.iter().zip(sizes) {
+                    assert!(
+                        is_pattern(&room[..len], identity(*tag, *number)),
+                        "seed {seed}: message {number} of tag {tag}"
+                    );
+                }
+                false
+            });
+            if ending {
+                std::thread::yield_now();
+            }
+        }
+        assert!(sent.iter().sum::<usize>() > 400, "{sent:?}");
+        pair.close();
+    }
+    api.finalize();
+    again::say("done");
 }
 
 /// 4 GiB and a bit in one message: lengths of 32 bits would cut it. The memory is mapped without being touched but for
