@@ -36,7 +36,9 @@ impl Options {
     /// Starts the two ranks, or is one of them. Each has a GPU of its own; a call fails after 5 s without progress.
     pub(crate) fn run(&self, rank: impl FnOnce(&ProcessGroup, &Arc<CudaContext>) -> Result<()>) -> Result<u8> {
         if !launch::is_rank() {
-            self.check().map_err(|why| CannotRunHere(why.to_string()))?;
+            // A wrong setting is the user's, not this machine's.
+            let config = Config::from_env()?;
+            self.check(&config).map_err(|why| CannotRunHere(why.to_string()))?;
         }
         let backend = match self.backend {
             Library::Tinynccl => BackendType::Tinynccl,
@@ -58,12 +60,12 @@ impl Options {
         })
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, config: &Config) -> Result<()> {
         let gpus = cuda::device_count()?;
         anyhow::ensure!(gpus >= 2, "it needs two GPUs, and the driver sees {gpus}");
         cuda::nvrtc()?;
         if self.backend == Library::Nccl {
-            nccl_library(&Config::from_env()?)?;
+            nccl_library(config)?;
         }
         Ok(())
     }

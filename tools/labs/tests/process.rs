@@ -142,4 +142,8 @@ fn wrong_usage_is_one_line_and_a_code() {
     ] {
         refused(labs().args(arguments), code, &[words]);
     }
+    // Not this machine's lack of GPUs.
+    for lab in ["gpu-counts", "dead-rank"] {
+        refused(labs().arg(lab).env("TINYNCCL_TIMEOUT", "soon"), 1, &["TINYNCCL_TIMEOUT=\"soon\""]);
+    }
 }

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 22] = [
+    const MAY_DIFFER: [&str; 28] = [
         "TINYNCCL_PORT_RANGE",
         "TINYNCCL_SECRET",
         "TINYNCCL_SECRET_FILE",
@@ -89,6 +89,13 @@ mod tests {
         "TINYNCCL_TRACE",
         "TINYNCCL_TCP_CONGESTION",
         "TINYNCCL_TRACE_EVENTS",
+        // Of connections for NVIDIA's NCCL, which compare the window themselves.
+        "TINYNCCL_NET_STREAMS",
+        "TINYNCCL_NET_THREADS",
+        "TINYNCCL_NET_CHUNK",
+        "TINYNCCL_NET_INLINE",
+        "TINYNCCL_NET_WINDOW",
+        "TINYNCCL_NET_SPEED",
     ];
 
     #[test]
