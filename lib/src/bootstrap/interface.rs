@@ -157,8 +157,8 @@ fn same_subnet(local: &LocalAddress, ip: IpAddr) -> bool {
     in_subnet(local.ip, local.prefix, ip)
 }
 
-/// Whether `ip` is in the subnet of `own`.
-pub(crate) fn in_subnet(own: IpAddr, prefix: u8, ip: IpAddr) -> bool {
+/// Whether `ip` is in the subnet of `own`, of `prefix` bits.
+pub fn in_subnet(own: IpAddr, prefix: u8, ip: IpAddr) -> bool {
     match (own, ip) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
             let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);

@@ -47,8 +47,8 @@ fn sends_writes_reads_and_atomics() {
     assert_eq!(b.read(8, 8), 99u64.to_ne_bytes().to_vec());
 }
 
-/// A program that polls has the sockets to itself where processors are scarce. What comes when it polls no more is taken
-/// as well.
+/// A program that polls has the sockets to itself where processors are scarce. What comes when it polls no more is
+/// taken as well.
 #[test]
 fn what_comes_when_the_program_stops_polling_is_taken() {
     let (a, b) = pair(Service::Rc);

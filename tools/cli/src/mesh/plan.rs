@@ -1,5 +1,6 @@
 //! The cables between nodes, by their subnets, and the ways between nodes that share none.
 
+use tinynccl::bootstrap::interface::in_subnet;
 use tinynccl_plan::topology::Routes;
 
 use super::node::{Node, Port};
@@ -54,9 +55,9 @@ pub(super) fn cables(nodes: &[Node]) -> Vec<Cable> {
     found
 }
 
-/// One subnet, of the same length at both ends. The same address at both is a bridge's, which every host has.
+/// Each is in the other's subnet. The same address at both is a bridge's, which every host has.
 fn shared(a: &Port, b: &Port) -> bool {
-    a.prefix > 0 && a.ip != b.ip && a.subnet() == b.subnet()
+    a.ip != b.ip && in_subnet(a.ip, a.prefix, b.ip) && in_subnet(b.ip, b.prefix, a.ip)
 }
 
 /// The way between every two nodes, the lower one first, over the cables that carry data.

@@ -59,11 +59,12 @@ fn two_rails_differ_in_speed_and_a_node_apart_has_no_way() {
     assert!(text.contains("node 0 - node 2: no way: no common subnet"), "{text}");
 }
 
-/// A bridge has one address on every host; a subnet of another length is another subnet.
+/// A bridge has one address on every host; with another length each end must still be in the other's subnet.
 #[test]
-fn equal_addresses_and_other_lengths_are_no_cable() {
+fn equal_addresses_and_an_end_outside_are_no_cable() {
     assert_eq!(cables(&nodes(&[&["172.17.0.1/16"], &["172.17.0.1/16"]])), []);
-    assert_eq!(cables(&nodes(&[&["10.0.0.1/24"], &["10.0.0.2/25"]])), []);
+    assert_eq!(cables(&nodes(&[&["10.0.0.1/24"], &["10.0.0.2/25"]])).len(), 1);
+    assert_eq!(cables(&nodes(&[&["10.0.0.1/24"], &["10.0.0.129/25"]])), []);
     let mut one_machine = nodes(&[&["10.0.0.1/24"], &["10.0.0.1/24"]]);
     one_machine[1].host = one_machine[0].host.clone();
     assert_eq!(ways(&one_machine, &[]), [([0, 1], Way::Same)]);
