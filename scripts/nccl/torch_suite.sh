@@ -3,13 +3,13 @@
 #
 #   scripts/nccl/torch_suite.sh [-j JOBS] [-l SECONDS] [-t PATTERN] OUT NAME=LIBRARY...
 #
-# LIBRARY is preloaded; an empty one is torch's own. PATTERN chooses tests by name, as grep -E does. The tests of a library run
-# in JOBS parts at once (default 6), for at most SECONDS (default 900); those that failed run again one by one, because parts
-# that share a GPU may be too slow for their limits. OUT gets the logs, NAME.txt with the end of each test (passed, FAILED,
-# skipped, not run), and compare.txt with the tests that end differently. Exit status 1 if a test passes over the first library
-# and not over another.
+# LIBRARY is preloaded; an empty one is torch's own. PATTERN chooses tests by name, as grep -E does. The tests of a
+# library run in JOBS parts at once (default 6), for at most SECONDS (default 900); those that failed run again one by
+# one, because parts that share a GPU may be too slow for their limits. OUT gets the logs, NAME.txt with the end of
+# each test (passed, FAILED, skipped, not run), and compare.txt with the tests that end differently. Exit status 1 if
+# a test passes over the first library and not over another.
 set -eu -o pipefail
-usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "$0" >&2; exit 2; }
 jobs=6 limit=900 pattern=.
 while getopts j:l:t: option; do
     case $option in j) jobs=$OPTARG ;; l) limit=$OPTARG ;; t) pattern=$OPTARG ;; *) usage ;; esac
