@@ -11,16 +11,8 @@ use tinynccl::{Call, DType, Error, ReduceOp};
 
 use crate::common::lengths;
 use crate::peers::{PATIENCE, Rank, ranks, ranks_that_share};
+use crate::ranks::COLLECTIVES;
 use crate::schedules::capture;
-
-const COLLECTIVES: [Collective; 6] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::AllToAll,
-];
 
 /// Few, so that calls of a group often use what others write.
 const REGIONS: usize = 10;

@@ -18,6 +18,8 @@ use tinynccl::cuda::{self, DeviceComm, Path};
 use tinynccl::wire::Collective;
 use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp};
 
+use crate::ranks::COLLECTIVES;
+
 const RANK: &str = "TINYNCCL_TEST_RANK";
 const WORLD: &str = "TINYNCCL_TEST_WORLD";
 const ID: &str = "TINYNCCL_TEST_ID";
@@ -84,18 +86,10 @@ fn value(rank: usize, i: usize) -> i32 {
 /// time.
 fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
     let (rank, n) = (comm.rank(), comm.size());
-    let all = [
-        Collective::AllReduce,
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::Broadcast,
-        Collective::Reduce,
-        Collective::AllToAll,
-    ];
     for count in [0, 1, 5, 1000, 65_537, 700_001] {
         let mut under_way = Vec::new();
         for in_place in [false, true] {
-            for collective in all {
+            for collective in COLLECTIVES {
                 let (from, to) = match collective {
                     Collective::AllGather => (1, n),
                     Collective::ReduceScatter => (n, 1),

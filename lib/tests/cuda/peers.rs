@@ -13,6 +13,8 @@ use tinynccl::cuda::{self, Choice, DeviceComm, Path, Protocol};
 use tinynccl::wire::Collective;
 use tinynccl::{Call, Comm, Config, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp};
 
+use crate::ranks::COLLECTIVES;
+
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Those of the environment.
@@ -188,15 +190,6 @@ fn check<T: Exact>(
         }
     }
 }
-
-const COLLECTIVES: [Collective; 6] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::AllToAll,
-];
 
 /// Every way that a collective of so many bytes can be carried out, with few and with many blocks.
 fn choices(ranks: &[Rank], collective: Collective, bytes: usize, blocks: &[u32]) -> Vec<Choice> {

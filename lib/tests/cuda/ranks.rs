@@ -4,7 +4,18 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 use tinynccl::launch::{self, Launcher};
+use tinynccl::wire::Collective;
 use tinynccl::{Comm, Config, cuda};
+
+/// The collectives that have kernels of their own.
+pub(crate) const COLLECTIVES: [Collective; 6] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::AllToAll,
+];
 
 /// A context of each GPU, eight at most; without two GPUs it says that the test is skipped.
 pub(crate) fn contexts() -> Option<Vec<Arc<CudaContext>>> {

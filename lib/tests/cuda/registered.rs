@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::lengths;
-use crate::ranks::{contexts, in_processes, in_threads};
+use crate::ranks::{COLLECTIVES, contexts, in_processes, in_threads};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr, result, sys};
 use half::bf16;
 use tinynccl::comm::RawCall;
@@ -145,15 +145,6 @@ fn check<T: Exact>(ranks: &Ranks, inputs: &mut [Registered<T>], outputs: &mut [R
         }
     }
 }
-
-const COLLECTIVES: [Collective; 6] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::AllToAll,
-];
 
 /// Whether a call needs no slots: every address that another rank uses is a multiple of 16.
 fn is_direct(collective: Collective, count: usize, shift: usize, size: usize) -> bool {

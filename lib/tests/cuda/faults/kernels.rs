@@ -10,15 +10,7 @@ use tinynccl::{Call, Config, DType, ReduceOp};
 
 use super::gpus;
 use crate::common::lengths;
-
-const COLLECTIVES: [Collective; 6] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::AllToAll,
-];
+use crate::ranks::COLLECTIVES;
 
 const PROTOCOLS: [Protocol; 9] = [
     Protocol::OneShot,
