@@ -1,8 +1,8 @@
 //! The functions behind all versions of the table.
 //!
-//! A process has one [`Net`], however many communicators it has: from the first `init` on, until as many `finalize` have
-//! come (never under versions before 11, which have none). What NCCL holds are addresses of boxes: a [`Listener`], a
-//! [`Sender`], a [`Receiver`]; of requests, which belong to their connections; and [`DONE`].
+//! A process has one [`Net`], however many communicators it has: from the first `init` on, until as many `finalize`
+//! have come (never under versions before 11, which have none). What NCCL holds are addresses of boxes: a [`Listener`],
+//! a [`Sender`], a [`Receiver`]; of requests, which belong to their connections; and [`DONE`].
 
 use std::any::Any;
 use std::collections::HashMap;

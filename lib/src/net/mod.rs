@@ -1,24 +1,24 @@
 //! Connections with posted sends and receives, as NVIDIA's NCCL wants them of a network (`bindings/nccl-net`).
 //!
 //! A [`Listener`] gives out a [`Handle`] of 128 bytes, which its owner sends to a peer by any way; the peer's
-//! [`Net::connect`] makes a [`Sender`] of it, and [`Listener::accept`] the [`Receiver`] at the other end. Data goes that
-//! way only. No call blocks: a thread shakes hands (`dial`), another one accepts (`door`), and threads of their own read
-//! and write the sockets (`worker`).
+//! [`Net::connect`] makes a [`Sender`] of it, and [`Listener::accept`] the [`Receiver`] at the other end. Data goes
+//! that way only. No call blocks: a thread shakes hands (`dial`), another one accepts (`door`), and threads of their
+//! own read and write the sockets (`worker`).
 //!
 //! # A message
 //! The n-th message of a tag goes to the n-th receive that is posted with this tag. Messages over 32 KiB are cut into
-//! *pieces*. A piece is a frame of 40 bytes, which names message and offset, and its bytes; it goes over whichever stream
-//! of the connection is free. So a faster way carries more without being measured, and pieces need no order: the
+//! *pieces*. A piece is a frame of 40 bytes, which names message and offset, and its bytes; it goes over whichever
+//! stream of the connection is free. So a faster way carries more without being measured, and pieces need no order: the
 //! receiver reads each one from the kernel to its place in the posted buffer.
 //!
-//! A piece whose receive is not posted yet is kept in memory of the receiver's. For each tag the sender counts the bytes
-//! that the receiver has not reported as placed, and stops at a window. Therefore that memory is bounded, and a tag
-//! without receives holds no other tag up. The receiver reports a quarter of the window at a time, so small messages
-//! cause no traffic in the other direction.
+//! A piece whose receive is not posted yet is kept in memory of the receiver's. For each tag the sender counts the
+//! bytes that the receiver has not reported as placed, and stops at a window. Therefore that memory is bounded, and a
+//! tag without receives holds no other tag up. The receiver reports a quarter of the window at a time, so small
+//! messages cause no traffic in the other direction.
 //!
 //! | module | idea |
 //! |---|---|
-//! | `ports`, `handle` | addresses of this host, which pairs of two hosts' addresses reach each other, what a handle says |
+//! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, what a handle says |
 //! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
 //! | `link` | a connection: its streams, its requests, how it ends |
 //! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |

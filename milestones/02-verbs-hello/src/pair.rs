@@ -62,8 +62,8 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Either end allows the peer `access` (`enum ibv_access_flags`). It asks for a pause of `min_rnr_timer` when it has
-    /// no RECV, and repeats a message `rnr_retry` times when the peer has none, 7 for ever.
+    /// Either end allows the peer `access` (`enum ibv_access_flags`). It asks for a pause of `min_rnr_timer` when it
+    /// has no RECV, and repeats a message `rnr_retry` times when the peer has none, 7 for ever.
     ///
     /// # Errors
     /// No device; a step that the driver refuses.

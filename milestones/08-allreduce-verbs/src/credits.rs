@@ -7,8 +7,8 @@
 //! freed         how many of them we have freed
 //! told          how many of those the peer knows of                    >  freed - report
 //! ```
-//! Every write carries `freed` in its immediate word. Where nothing is sent for a while, a write of its own carries it: a
-//! *report*, once `report` messages have been freed that the peer does not know of. The library's own is
+//! Every write carries `freed` in its immediate word. Where nothing is sent for a while, a write of its own carries it:
+//! a *report*, once `report` messages have been freed that the peer does not know of. The library's own is
 //! [`layout.rs`](../../../lib/src/transport/verbs/link/layout.rs), with two rings.
 
 /// The purpose of a write.
@@ -103,8 +103,8 @@ impl Credits {
     }
 
     /// How many receives must be posted, so that no write of the peer's finds none while we do not look.
-    // EXERCISE 6 (Credits by hand): each write of the peer's takes one, messages and reports. Count the messages that it
-    // can send while we look at nothing, and the reports if it frees everything that we could send it.
+    // EXERCISE 6 (Credits by hand): each write of the peer's takes one, messages and reports. Count the messages that
+    // it can send while we look at nothing, and the reports if it frees everything that we could send it.
     pub fn receives(&self) -> u64 {
         self.slots + self.slots / self.report
     }

@@ -1,5 +1,5 @@
-//! Messages of 64 bytes between two queue pairs: a write with an immediate word for each, and [`Credits`]. Both ends are in
-//! this process, on the device that milestone 02 would take.
+//! Messages of 64 bytes between two queue pairs: a write with an immediate word for each, and [`Credits`]. Both ends
+//! are in this process, on the device that milestone 02 would take.
 
 use std::sync::Arc;
 

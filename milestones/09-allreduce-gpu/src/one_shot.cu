@@ -1,5 +1,5 @@
-// An all-reduce in one kernel and one step: every rank writes all of its elements into every rank's window, and adds what came
-// into its own. No barrier, no second message: each line brings its own flag.
+// An all-reduce in one kernel and one step: every rank writes all of its elements into every rank's window, and adds
+// what came into its own. No barrier, no second message: each line brings its own flag.
 
 // Where this GPU reaches every rank's window.
 struct Windows {
@@ -15,17 +15,17 @@ __device__ unsigned long long now() {
   return ns;
 }
 
-// The place of line `line` of rank `from` in the window of rank `owner`. Calls take turns with two sets of lines, of `most` lines
-// per rank each: whoever is in call k + 1 has seen lines of call k of all ranks, so all of them have finished call k - 1, whose
-// set it is.
+// The place of line `line` of rank `from` in the window of rank `owner`. Calls take turns with two sets of lines, of
+// `most` lines per rank each: whoever is in call k + 1 has seen lines of call k of all ranks, so all of them have
+// finished call k - 1, whose set it is.
 __device__ unsigned long long place(const Windows& windows, unsigned owner, unsigned from, unsigned ranks, unsigned line,
                                     unsigned most, unsigned call) {
   const unsigned long long row = (unsigned long long)(call % 2) * ranks + from;
   return windows.of[owner] + 16 * (row * most + line);
 }
 
-// A line: two elements, each with the number of the call behind it. 8 bytes arrive as a whole, so an element whose flag is there
-// is there, too.
+// A line: two elements, each with the number of the call behind it. 8 bytes arrive as a whole, so an element whose flag
+// is there is there, too.
 __device__ void store_line(unsigned long long at, float a, float b, unsigned call) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};"
                :
@@ -51,9 +51,9 @@ __device__ bool load_line(unsigned long long at, unsigned call, unsigned long lo
 }
 
 // The sum of `input` over the ranks, in `output`, on every rank. `late` is set to 1 + the rank whose line did not come.
-// EXERCISE 4 (A kernel of your own; needs GPU): in two loops over the lines first, first + step, ...: store the line's two
-// elements (0 behind an odd end) at `place` in every rank's window, ours too; then load each rank's line from ours, in rank
-// order, and add. A line that does not come: set `late` and return.
+// EXERCISE 4 (A kernel of your own; needs GPU): in two loops over the lines first, first + step, ...: store the line's
+// two elements (0 behind an odd end) at `place` in every rank's window, ours too; then load each rank's line from ours,
+// in rank order, and add. A line that does not come: set `late` and return.
 extern "C" __global__ void one_shot(const float* input, float* output, unsigned count, Windows windows, unsigned rank,
                                     unsigned ranks, unsigned most, unsigned call, unsigned* late) {
   const unsigned lines = (count + 1) / 2;

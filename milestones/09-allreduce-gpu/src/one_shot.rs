@@ -78,8 +78,8 @@ impl OneShot {
         launch.arg(input).arg(output).arg(&count).arg(&self.windows).arg(&self.rank).arg(&self.ranks);
         launch.arg(&self.most).arg(&self.call).arg(&mut self.late);
         let config = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the kernel's parameters, in its order. It writes `count` elements of `output`, one word of `late`, and
-        // lines of the windows, which stay as long as this.
+        // SAFETY: the kernel's parameters, in its order. It writes `count` elements of `output`, one word of `late`,
+        // and lines of the windows, which stay as long as this.
         unsafe { launch.launch(config) }?;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! `{{#code PATH HEAD}}`, `{{#output NAME}}`, `{{#animation COLLECTIVE ALGORITHM RANKS}}`, `{{#picture ...}}`,
-//! `{{#plot COLLECTIVE ALGORITHMS RANKS SIZES}}` (simulated), `{{#replay COLLECTIVE ALGORITHMS RANKS SIZE}}` (of one run or
-//! of two), `{{#expected MILESTONE}}` (from its README).
+//! `{{#plot COLLECTIVE ALGORITHMS RANKS SIZES}}` (simulated), `{{#replay COLLECTIVE ALGORITHMS RANKS SIZE}}` (of one
+//! run or of two), `{{#expected MILESTONE}}` (from its README).
 
 use std::fs;
 use std::path::Path;

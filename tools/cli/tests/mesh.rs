@@ -90,8 +90,8 @@ fn await_up(show: impl Fn() -> String) {
     while !show().contains("state UP") {}
 }
 
-/// A line of three nodes, with node 0 in the middle; `more` lays further cables between the others. The cables vanish some
-/// time after their nodes, so those of each line have a `name` of their own.
+/// A line of three nodes, with node 0 in the middle; `more` lays further cables between the others. The cables vanish
+/// some time after their nodes, so those of each line have a `name` of their own.
 fn line(name: &str, more: impl FnOnce(&Node, &Node)) -> (program_kit::process::Outcome, [Option<i32>; 2]) {
     let mut nodes = [Node::new(1, "10.77.1.1"), Node::new(2, "10.77.2.1")];
     for (number, node) in (1..).zip(&nodes) {

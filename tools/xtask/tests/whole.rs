@@ -1,6 +1,6 @@
 //! The whole course as a learner would go through it: each stub compiles and fails its check, each exercise alone makes
-//! it fail, and with all bodies put back it passes. The first attempts of the book's chapter "Six exercises, solved" fail
-//! with what it shows. scripts/learn-tests.sh runs this and says how long it takes.
+//! it fail, and with all bodies put back it passes. The first attempts of the book's chapter "Six exercises, solved"
+//! fail with what it shows. scripts/learn-tests.sh runs this and says how long it takes.
 
 use std::path::Path;
 use std::time::Instant;
@@ -71,8 +71,8 @@ fn walk(learn: &Learn, step: &Step, each: bool) {
     }
 }
 
-/// Checks a first attempt at one exercise, with ours of the others, against what the book shows of it. `LEARN_BLESS` writes
-/// that anew.
+/// Checks a first attempt at one exercise, with ours of the others, against what the book shows of it. `LEARN_BLESS`
+/// writes that anew.
 fn attempt(learn: &Learn, step: &Step, exercises: &[Exercise], e: &Exercise, shown: &Path) {
     write(learn, step, exercises, |_| true);
     let path = learn.step(step).join(&e.file);

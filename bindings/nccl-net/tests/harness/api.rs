@@ -42,7 +42,8 @@ unsafe extern "C" fn log(
 
 fn logger() -> Option<nccl_net_tinynccl::abi::Logger> {
     type Plain = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
-    // SAFETY: on the targets that NCCL has, an argument of the variable part that is a pointer is passed as a named one.
+    // SAFETY: on the targets that NCCL has, an argument of the variable part that is a pointer is passed as a named
+    // one.
     Some(unsafe { std::mem::transmute::<Plain, nccl_net_tinynccl::abi::Logger>(log) })
 }
 

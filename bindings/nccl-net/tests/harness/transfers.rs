@@ -162,8 +162,8 @@ fn a_listener_serves_again_and_again_and_many_connections_live_at_once() {
 /// A receive of the random test: its tag, its number among those of the tag, and its memory.
 type Posted = (usize, usize, Box<[u8]>);
 
-/// Sends and receives of several tags in random order, one far ahead of the other at times, over a window that holds few
-/// of them.
+/// Sends and receives of several tags in random order, one far ahead of the other at times, over a window that holds
+/// few of them.
 #[test]
 fn a_thousand_random_messages_over_a_small_window() {
     const TEST: &str = "transfers::a_thousand_random_messages_over_a_small_window";

@@ -2,8 +2,8 @@
 // give it: for the other ranks it makes no difference, and they may launch the same calls otherwise.
 //
 // Calls of one block run up to four at a time, by different threads, because each is a chain of loads and a flight over
-// the link that wait for each other (ll.cuh says why that overwrites nothing). A block begins others when all its threads
-// are through those before, and all ranks have sent those.
+// the link that wait for each other (ll.cuh says why that overwrites nothing). A block begins others when all its
+// threads are through those before, and all ranks have sent those.
 
 static_assert(TOGETHER == 4, "the threads are cut into at most four shares");
 

@@ -7,9 +7,9 @@
 // each kernel sends at least the hello line to everyone and waits for everyone's.
 //
 // A fused kernel runs TOGETHER calls of one block at the same time. Lines of such calls, and those about calls, have
-// LINE_SETS. Whoever sends call k has finished call k-TOGETHER, and so received a line of it from all ranks, who had then
-// finished call k-2*TOGETHER: the one before in the same set. A call with two sets runs when all before it are finished,
-// and none behind it before it is.
+// LINE_SETS. Whoever sends call k has finished call k-TOGETHER, and so received a line of it from all ranks, who had
+// then finished call k-2*TOGETHER: the one before in the same set. A call with two sets runs when all before it are
+// finished, and none behind it before it is.
 #define TOGETHER (LINE_SETS / 2)
 
 // Lines about the call itself.

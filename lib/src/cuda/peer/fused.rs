@@ -46,7 +46,8 @@ struct Fused {
     unused: u32,
 }
 
-/// What a block does for such a call; `None` for calls that are launched alone: others than those in lines and one step.
+/// What a block does for such a call; `None` for calls that are launched alone: others than those in lines and one
+/// step.
 fn part_of(collective: Collective, protocol: Protocol) -> Option<u32> {
     let framing = match protocol {
         Protocol::OneShot => 0,

@@ -18,8 +18,8 @@ const EPOCH_BYTES: usize = 512;
 /// LL lines about the call itself: its description, the locations of input and output, its end. Four more align the
 /// next sender's lines to a cache line.
 const CALL_LINES: usize = 8;
-/// Sets of the lines about calls, and of those of calls of one block, of which a launch of several calls runs half as many
-/// at the same time (`kernels/ll.cuh`).
+/// Sets of the lines about calls, and of those of calls of one block, of which a launch of several calls runs half as
+/// many at the same time (`kernels/ll.cuh`).
 const LINE_SETS: usize = 8;
 /// LL lines per channel and sender at most.
 const MOST_LINES: usize = 1024;

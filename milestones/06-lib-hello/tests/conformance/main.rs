@@ -1,4 +1,5 @@
-//! The contract of a link, checked over the one in `src/link.rs`: the library's own suite, as it runs over its transports.
+//! The contract of a link, checked over the one in `src/link.rs`: the library's own suite, as it runs over its
+//! transports.
 
 #[macro_use]
 #[path = "../../../../lib/tests/conformance/suite.rs"]

@@ -80,8 +80,8 @@ fn config(blocks: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (1024, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Another job on the GPU: a kernel that computes on half of the multiprocessors. The others have room for the kernels of
-/// a collective, which wait for each other and take a multiprocessor each (lab 17).
+/// Another job on the GPU: a kernel that computes on half of the multiprocessors. The others have room for the kernels
+/// of a collective, which wait for each other and take a multiprocessor each (lab 17).
 struct Other {
     stream: Arc<CudaStream>,
     /// Unloading it would wait for the kernel.
