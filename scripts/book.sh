@@ -26,9 +26,9 @@ build() {
 
 case ${1:-} in
     build) build ;;
-    check) build && tool outputs ;;
+    check) build; tool outputs ;;
     bless) shift && tool outputs --bless "$@" ;;
     look) shift && tool look target/book "$@" ;;
-    serve) build && python3 -m http.server --bind 127.0.0.1 --directory target/book 4780 ;;
+    serve) build; python3 -m http.server --bind 127.0.0.1 --directory target/book 4780 ;;
     *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"; exit 2 ;;
 esac

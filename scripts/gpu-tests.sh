@@ -145,6 +145,6 @@ case ${1-} in
     build) build ;;
     run) run ;;
     sanitize) sanitize ;;
-    '') build && run ;;
+    '') build; run ;;
     *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

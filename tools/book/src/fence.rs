@@ -2,7 +2,7 @@
 //! written by hand are text that is neither, and commands whose programs the check looks up.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
@@ -10,7 +10,7 @@ use crate::paths::repository;
 
 /// Programs of the field that a reader may call.
 const PROGRAMS: &str =
-    "cd cargo git jq export mpirun torchrun python3 rustup perf ss ip nft openssl scp kill nvidia-smi";
+    "all_reduce_perf cd cargo git jq export mpirun torchrun python3 rustup perf ss ip nft openssl scp kill nvidia-smi";
 
 /// Refuses a block in the chapter's own text that is not allowed, with the reason.
 pub(crate) fn check(info: &str, body: &str) -> Result<()> {
@@ -59,12 +59,17 @@ fn command(line: &str) -> Result<()> {
 
 /// Names of the workspace's packages.
 fn packages() -> Vec<String> {
-    let root = repository();
-    let mut folders = ["lib", "lib/plan", "lib/softroce", "bindings/python"].map(|f| root.join(f)).to_vec();
-    for parent in ["milestones", "tools"] {
-        folders.extend(fs::read_dir(root.join(parent)).into_iter().flatten().flatten().map(|e| e.path()));
-    }
-    folders.iter().filter_map(|f| name(&f.join("Cargo.toml"))).collect()
+    let manifest = fs::read_to_string(repository().join("Cargo.toml")).unwrap_or_default();
+    let members = manifest.lines().find_map(|line| line.strip_prefix("members = [")).unwrap_or_default();
+    let folders = members.trim_end_matches(']').split(", ").map(|member| repository().join(member.trim_matches('"')));
+    let below = |folder: PathBuf| -> Vec<PathBuf> {
+        if folder.ends_with("*") {
+            fs::read_dir(folder.with_file_name("")).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+        } else {
+            vec![folder]
+        }
+    };
+    folders.flat_map(below).filter_map(|folder| name(&folder.join("Cargo.toml"))).collect()
 }
 
 fn name(manifest: &Path) -> Option<String> {
@@ -89,6 +94,7 @@ mod tests {
     #[test]
     fn commands_exist() {
         assert!(check("sh", "RUST_LOG=info cargo run -p tcp-echo -- --nagle").is_ok());
+        assert!(check("sh", "cargo build --release -p tinynccl-nccl-net").is_ok());
         assert!(check("sh", "cargo run -p tcp-ecko").is_err());
         assert!(check("sh", "scripts/nothing.sh").is_err());
         assert!(check("sh", "scripts/test.sh && sudo reboot").is_err());
