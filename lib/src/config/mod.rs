@@ -176,6 +176,8 @@ config! {
         "Under NVIDIA's NCCL: bytes of one tag of a connection that may be under way to receives which are not posted yet, and so the memory that they take at most. All processes must set the same.";
     net_speed: usize = 0, "TINYNCCL_NET_SPEED", "Mbit/s; 0: the sum of the interfaces' speeds",
         "Under NVIDIA's NCCL: the speed that NCCL is told, from which it chooses algorithms and the number of channels.";
+    net_rail_timeout: Duration = Duration::from_millis(100), "TINYNCCL_NET_RAIL_TIMEOUT", "seconds, 0.01 to 60",
+        "How long bytes may stay without an acknowledgement on one of several rails to a peer before the others take them over. Rails are pairs of interfaces in common subnets; a lost one is dialed again every few seconds.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -233,6 +235,10 @@ impl Config {
         range("TINYNCCL_NET_INLINE", self.net_inline, 0, 32 << 10)?;
         range("TINYNCCL_NET_WINDOW", self.net_window, (1 << 20).max(4 * self.net_chunk), 1 << 30)?;
         range("TINYNCCL_NET_SPEED", self.net_speed, 0, i32::MAX as usize)?;
+        let rail = self.net_rail_timeout;
+        if !(Duration::from_millis(10)..=Duration::from_secs(60)).contains(&rail) {
+            return Err(Error::config("TINYNCCL_NET_RAIL_TIMEOUT", rail.as_secs_f64(), "expected 0.01 to 60"));
+        }
         range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)?;
         range("TINYNCCL_TRACE_EVENTS", self.trace_events, 1, 256 << 20)
     }

@@ -22,6 +22,8 @@ use crate::transport::{LinkOptions, Peer};
 
 /// How long telling a peer that there is no way to it may take.
 const NEWS: Duration = Duration::from_secs(5);
+/// How long a rail that was lost may take to answer.
+const REDIAL: Duration = Duration::from_secs(2);
 
 /// A connection that is being made.
 #[derive(Debug)]
@@ -139,7 +141,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let link = u32::from_le_bytes(secret::random()?);
     let streams = sockets.len();
     for (stream, socket) in sockets.iter_mut().enumerate() {
-        let hello = hello(inner, handle, link, streams).of_stream(stream);
+        let hello = hello(inner, handle, link, streams, working.len()).of_stream(stream);
         let address = socket.peer_addr().map_or(String::new(), describe);
         let who = Peer { rank: DIALER, peer: ACCEPTOR, address };
         greet(socket, &Caller { hello, secret: handle.key() }, &wait, &who).map_err(reason)?;
@@ -147,12 +149,56 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let name = name(&sockets);
     let words: Vec<String> = working.iter().map(ToString::to_string).collect();
     log::info!("made {name}, over {}", words.join(" and "));
-    link::sender(name, sockets, &inner.config, &inner.workers)
+    let several = working.len() > 1;
+    let sender = link::sender(name, (sockets, several), &inner.config, &inner.workers)?;
+    if several {
+        let redial = Redial { handle: handle.clone(), link, ways: working, streams };
+        inner.rails.watch(inner, &sender.link, Some(redial))?;
+    }
+    Ok(sender)
 }
 
-fn hello(inner: &Inner, handle: &Handle, link: u32, streams: usize) -> Hello {
-    // What both ends must have alike stands where links have the length of a message.
-    let options = LinkOptions { max_message: inner.config.net_window, depth: 1 };
+/// How a connection with several rails was made.
+#[derive(Debug)]
+pub(super) struct Redial {
+    handle: Handle,
+    pub(super) link: u32,
+    pub(super) ways: Vec<Way>,
+    streams: usize,
+}
+
+impl Redial {
+    /// Streams that a way had at first.
+    pub(super) fn streams_of(&self, way: usize) -> usize {
+        let ways = self.ways.len().max(1);
+        self.streams / ways + usize::from(way < self.streams % ways)
+    }
+
+    /// One more stream of the connection, with a number of its own.
+    pub(super) fn stream(
+        &self,
+        inner: &Inner,
+        way: &Way,
+        index: usize,
+        stopped: impl Fn() -> bool,
+    ) -> Result<TcpStream, String> {
+        let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
+        let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
+        let reason = |f: Failure| match f {
+            Failure::Wrong(text) | Failure::Slow(text) => text,
+            Failure::Final(e) => e.to_string(),
+        };
+        let mut socket = attempt(inner, &self.handle, way, &wait).map_err(reason)?;
+        let hello = hello(inner, &self.handle, self.link, self.streams, self.ways.len()).of_stream(index);
+        let who = Peer { rank: DIALER, peer: ACCEPTOR, address: way.to.to_string() };
+        greet(&mut socket, &Caller { hello, secret: self.handle.key() }, &wait, &who).map_err(reason)?;
+        Ok(socket)
+    }
+}
+
+fn hello(inner: &Inner, handle: &Handle, link: u32, streams: usize, rails: usize) -> Hello {
+    // What both ends must have alike stands where links have the length of a message, the rails where they have a depth.
+    let options = LinkOptions { max_message: inner.config.net_window, depth: rails };
     Hello::new((DIALER, ACCEPTOR), (handle.listener, link), &options, false, streams)
 }
 
@@ -167,7 +213,7 @@ fn tell(inner: &Inner, handle: &Handle, error: &Error, stopped: &dyn Fn() -> Opt
     for way in ports::for_news(&handle.addresses).into_iter().chain(ports::for_news(&handle.others)) {
         let Ok(mut socket) = attempt(inner, handle, &way, &wait) else { continue };
         let who = Peer { rank: DIALER, peer: ACCEPTOR, address: way.to.to_string() };
-        let caller = Caller { hello: hello(inner, handle, 0, 0), secret: handle.key() };
+        let caller = Caller { hello: hello(inner, handle, 0, 0, 0), secret: handle.key() };
         if greet(&mut socket, &caller, &wait, &who).is_ok() && socket.write_all(error.to_string().as_bytes()).is_ok() {
             let _ = socket.shutdown(Shutdown::Write);
             return;

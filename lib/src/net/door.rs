@@ -5,13 +5,13 @@ use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::handle::Handle;
-use super::link::{self, Receiver};
+use super::link::{self, Link, Receiver};
 use super::{Inner, ports};
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
@@ -85,6 +85,7 @@ impl Door {
             ports: v4.into_iter().chain(v6).collect(),
             half_open: VecDeque::new(),
             partial: HashMap::new(),
+            links: HashMap::new(),
             strangers: Strangers::new("net: connections turned away:".to_owned()),
         };
         let what = "the acceptor thread of the network".to_owned();
@@ -206,6 +207,8 @@ struct Acceptor {
     ports: Vec<Port>,
     half_open: VecDeque<HalfOpen>,
     partial: HashMap<(u32, u32), Partial>,
+    /// Connections with several rails, which may come to more streams after their listener is gone.
+    links: HashMap<(u32, u32), (Secret, Weak<Link>)>,
     strangers: Strangers,
 }
 
@@ -291,7 +294,7 @@ impl Acceptor {
             Stage::Proof(mut conn, hello, secret, challenge) => {
                 let mut proof = [0; size_of::<Proof>()];
                 match conn.read(&mut proof) {
-                    Ok(true) if challenge.is_met(&hello, &secret, &proof) => self.admit(conn, &hello),
+                    Ok(true) if challenge.is_met(&hello, &secret, &proof) => self.admit(conn, &hello, secret),
                     Ok(true) => Next::Stranger(WRONG_SECRET.to_owned(), Some(conn)),
                     Ok(false) => Next::Stay(Stage::Proof(conn, hello, secret, challenge)),
                     Err(e) => Next::Stranger(format!("{e}, where its proof was expected"), None),
@@ -313,7 +316,9 @@ impl Acceptor {
             Err(Some(reason)) => return Next::Stranger(reason, Some(conn)),
             Err(None) => return Next::Stranger("it does not speak our protocol".to_owned(), None),
         };
-        let Some(secret) = lock(&self.shared.listeners).get(&hello.comm).map(|w| w.secret) else {
+        let listener = lock(&self.shared.listeners).get(&hello.comm).map(|w| w.secret);
+        let known = || self.links.get(&(hello.comm, hello.channel)).map(|(secret, _)| *secret);
+        let Some(secret) = listener.or_else(known) else {
             return Next::Stranger("nobody listens for it any more".to_owned(), Some(conn));
         };
         let asked = Challenge::to(&hello, &secret).map_err(|e| e.to_string());
@@ -324,8 +329,26 @@ impl Acceptor {
     }
 
     /// A connection of a peer that has the handle.
-    fn admit(&mut self, mut conn: StreamConn<TcpStream>, hello: &Hello) -> Next {
+    fn admit(&mut self, mut conn: StreamConn<TcpStream>, hello: &Hello, secret: Secret) -> Next {
         let (streams, stream) = (hello.streams(), hello.stream());
+        let key = (hello.comm, hello.channel);
+        if let Some((_, link)) = self.links.get(&key) {
+            let Some(link) = link.upgrade().filter(|link| link.is_free(stream)) else {
+                return Next::Stranger("its connection is closed".to_owned(), Some(conn));
+            };
+            return match conn.write(&Reply::Welcome.to_bytes()) {
+                Ok(()) => {
+                    let added = link.add(stream, conn.into_inner(), &self.inner.workers);
+                    log::info!(
+                        "net: {}: stream {stream} {}",
+                        link.name(),
+                        if added { "is new" } else { "is too late" }
+                    );
+                    Next::Done
+                }
+                Err(e) => Next::Stranger(e, None),
+            };
+        }
         let (ours, theirs) = (self.inner.config.net_window, hello.options().max_message);
         let wrong = if ours != theirs {
             Some(format!("TINYNCCL_NET_WINDOW is {ours} at one end and {theirs} at the other: set it alike everywhere"))
@@ -347,7 +370,6 @@ impl Acceptor {
         if streams == 0 {
             return Next::Stay(Stage::News(socket, hello.comm, Vec::new()));
         }
-        let key = (hello.comm, hello.channel);
         let deadline = Instant::now() + self.inner.config.connect_timeout;
         let partial = self.partial.entry(key).or_insert_with(|| Partial { sockets: Vec::new(), deadline });
         partial.sockets.resize_with(streams.max(partial.sockets.len()), || None);
@@ -358,16 +380,24 @@ impl Acceptor {
             && let Some(whole) = self.partial.remove(&key)
         {
             let sockets: Vec<TcpStream> = whole.sockets.into_iter().flatten().collect();
-            let made = self.receiver(sockets);
+            let several = hello.options().depth > 1;
+            let made = self.receiver(sockets, several).and_then(|made| {
+                if several {
+                    self.links.retain(|_, (_, link)| link.strong_count() > 0);
+                    self.links.insert(key, (secret, Arc::downgrade(&made.link)));
+                    self.inner.rails.watch(&self.inner, &made.link, None)?;
+                }
+                Ok(made)
+            });
             self.deliver(hello.comm, made);
         }
         Next::Done
     }
 
-    fn receiver(&self, sockets: Vec<TcpStream>) -> Result<Receiver> {
+    fn receiver(&self, sockets: Vec<TcpStream>, several: bool) -> Result<Receiver> {
         let name = super::dial::name(&sockets);
         log::info!("accepted {name}");
-        link::receiver(name, sockets, &self.inner.config, &self.inner.workers)
+        link::receiver(name, (sockets, several), &self.inner.config, &self.inner.workers)
     }
 
     /// Why a peer has no way here.

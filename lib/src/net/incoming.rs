@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use super::frame::{Frame, charge};
-use super::link::{Left, Link, Side, Stream};
+use super::frame::{Frame, Word, charge};
+use super::link::{Left, Link, Side};
+use super::outgoing::COPIED;
+use super::stream::Stream;
 use crate::config::Config;
 use crate::threads::lock;
 
@@ -17,6 +19,8 @@ use crate::threads::lock;
 const TURN: usize = 2 << 20;
 /// Bytes that a stream reads ahead of what it knows a place for.
 const AHEAD: usize = 16 << 10;
+/// Short pieces that are acknowledged together.
+const SHORT_ONES: u64 = 16;
 /// Tags of a connection.
 const MAX_TAGS: usize = 1 << 16;
 
@@ -91,12 +95,12 @@ impl Incoming {
             }
         }
         if self.any_report.load(Ordering::Acquire) {
-            link.wake(0);
+            link.wake_some(1);
         }
     }
 
     /// A piece that came early goes to its place.
-    fn copy(&self, link: &Link, entry: &Entry, frame: &Frame, data: &[u8]) -> Result<(), String> {
+    fn copy(&self, link: &Arc<Link>, entry: &Entry, frame: &Frame, data: &[u8]) -> Result<(), String> {
         entry.check(frame)?;
         // SAFETY: `check` has compared the piece's end with the length of the memory, which is valid by the contract of
         // `Receiver::receive`; the copy is of our own.
@@ -128,7 +132,7 @@ impl Incoming {
     }
 
     /// A piece is read.
-    fn arrived(&self, link: &Link, frame: Frame, target: Target) -> Result<(), String> {
+    fn arrived(&self, link: &Arc<Link>, frame: Frame, target: Target) -> Result<(), String> {
         let data = match target {
             Target::Posted(entry) => {
                 self.placed(link, &entry, &frame);
@@ -154,24 +158,45 @@ impl Incoming {
     }
 
     /// A piece is in its place.
-    fn placed(&self, link: &Link, entry: &Entry, frame: &Frame) {
+    fn placed(&self, link: &Arc<Link>, entry: &Entry, frame: &Frame) {
         let (len, total) = (frame.len as usize, frame.total as usize);
         let whole = entry.got.fetch_add(len, Ordering::AcqRel) + len == total;
+        let mut report = false;
         {
             let mut tags = lock(&self.tags);
             let known = tags.entry(frame.tag).or_default();
             known.placed += charge(len);
             if known.placed - known.reported >= self.window / 4 {
                 known.reported = known.placed;
-                lock(&self.reports).push(Frame::placed(frame.tag, known.placed));
+                lock(&self.reports).push(Frame::say(Word::Placed, frame.tag, known.placed));
                 self.any_report.store(true, Ordering::Release);
+                report = true;
             }
             if whole {
                 known.received(frame.number);
             }
         }
+        if report && link.several {
+            // The stream that the piece came over may be one that takes nothing any more.
+            link.wake_some(1);
+        }
         if whole && let Some(request) = link.requests.get(entry.slot) {
             request.received(entry.place, total);
+        }
+    }
+
+    /// Reports all again: a lost stream may have had some.
+    fn report_again(&self) {
+        let tags = lock(&self.tags);
+        let placed = tags.iter().filter(|(_, tag)| tag.placed > 0);
+        lock(&self.reports).extend(placed.map(|(tag, known)| Frame::say(Word::Placed, *tag, known.placed)));
+        self.any_report.store(true, Ordering::Release);
+    }
+
+    /// A piece that began to come will not come any more.
+    fn forget(&self, frame: &Frame, target: &Target) {
+        if let (Target::Early(_), Some(tag)) = (target, lock(&self.tags).get_mut(&frame.tag)) {
+            tag.held -= charge(frame.len as usize);
         }
     }
 
@@ -239,6 +264,9 @@ pub(super) struct Input {
     to: usize,
     /// The piece that is being read, and how much of it is here.
     piece: Option<(Frame, Target, usize)>,
+    /// Pieces that were read, and how many of them were acknowledged.
+    pieces: u64,
+    acknowledged: u64,
     ended: bool,
 }
 
@@ -248,16 +276,28 @@ impl Input {
         *self = Input { ended: self.ended, ..Input::default() };
     }
 
+    /// Reads nothing any more: the sender has left the stream. Others bring what has not come whole.
+    pub(super) fn leave(&mut self, link: &Arc<Link>, index: usize) {
+        self.ended = true;
+        let Side::In(incoming) = &link.side else { return };
+        if let Some((frame, target, _)) = self.piece.take() {
+            incoming.forget(&frame, &target);
+        }
+        incoming.report_again();
+        link.say(vec![Frame::say(Word::Agreed, index as i32, self.pieces)]);
+        link.restate();
+    }
+
     /// Reads until nothing is there or the turn is over. `hung_up`: the peer is known to have closed.
     pub(super) fn pump(&mut self, link: &Arc<Link>, stream: usize, hung_up: bool) -> Left {
-        let Some(socket) = link.streams.get(stream) else { return Left::Nothing };
+        let Some(socket) = link.stream(stream) else { return Left::Nothing };
         let mut read = 0;
         while !self.ended {
             if link.is_closed() {
                 self.discard(socket);
                 return Left::Nothing;
             }
-            if let Err(detail) = self.digest(link) {
+            if let Err(detail) = self.digest(link, (stream, socket)) {
                 link.fail(format!("stream {stream}: {detail}"));
                 self.ended = true;
                 return Left::Nothing;
@@ -271,7 +311,7 @@ impl Input {
                     read += n;
                     // The kernel had no more: the next event says when it has.
                     if n < room && !hung_up {
-                        let digested = self.digest(link);
+                        let digested = self.digest(link, (stream, socket));
                         if let Err(detail) = digested {
                             link.fail(format!("stream {stream}: {detail}"));
                             self.ended = true;
@@ -288,7 +328,7 @@ impl Input {
     }
 
     #[cold]
-    fn end(&mut self, link: &Link, stream: usize, error: Option<std::io::Error>) {
+    fn end(&mut self, link: &Arc<Link>, stream: usize, error: Option<std::io::Error>) {
         self.ended = true;
         let within = match &self.piece {
             Some((frame, _, at)) => format!(" after {at} of {} bytes of a piece", frame.len),
@@ -296,12 +336,9 @@ impl Input {
             None => String::new(),
         };
         match error {
-            None if within.is_empty() => link.end_of_stream(),
-            None => link.fail(format!(
-                "the peer closed stream {stream}{within}; look at that rank's output for the first error"
-            )),
-            Some(e) => link
-                .fail(format!("reading stream {stream}{within}: {e}; look at that rank's output for the first error")),
+            None if within.is_empty() => link.end_of_stream(stream),
+            None => link.lose(stream, format!("the peer closed it{within}")),
+            Some(e) => link.lose(stream, format!("reading{within}: {e}")),
         }
     }
 
@@ -365,7 +402,7 @@ impl Input {
     }
 
     /// Takes frames and short pieces out of what was read ahead, until more is needed.
-    fn digest(&mut self, link: &Arc<Link>) -> Result<(), String> {
+    fn digest(&mut self, link: &Arc<Link>, (index, stream): (usize, &Stream)) -> Result<(), String> {
         loop {
             if let Some((frame, target, at)) = &mut self.piece {
                 let rest = frame.len as usize - *at;
@@ -391,6 +428,11 @@ impl Input {
                 }
                 if let (Some((frame, target, _)), Side::In(incoming)) = (self.piece.take(), &link.side) {
                     incoming.arrived(link, frame, target)?;
+                    self.pieces += 1;
+                    if link.several && (frame.len > COPIED as u64 || self.pieces - self.acknowledged >= SHORT_ONES) {
+                        self.acknowledged = self.pieces;
+                        stream.acknowledge.store(self.pieces, Ordering::Release);
+                    }
                 }
             }
             let Some(bytes) = self.ahead.get(self.from..self.to).and_then(|b| b.get(..Frame::BYTES)) else {
@@ -398,10 +440,12 @@ impl Input {
             };
             let frame = Frame::parse(bytes)?;
             self.from += Frame::BYTES;
-            match (&link.side, frame.is_piece()) {
-                (Side::In(incoming), true) => self.piece = Some((frame, incoming.target(&frame)?, 0)),
-                (Side::Out(outgoing), false) => outgoing.placed(link, frame.tag, frame.number)?,
-                _ => return Err(format!("expected what this end receives, got {frame:x?}")),
+            match (&link.side, frame.word()) {
+                (Side::In(incoming), None) => self.piece = Some((frame, incoming.target(&frame)?, 0)),
+                (Side::Out(outgoing), Some(Word::Placed)) => outgoing.placed(link, frame.tag, frame.number)?,
+                (Side::Out(outgoing), Some(Word::Read)) => outgoing.read(link, stream, frame.number)?,
+                (_, Some(word)) => link.heard(index, word, &frame)?,
+                (Side::Out(_), None) => return Err(format!("expected what this end receives, got {frame:x?}")),
             }
         }
     }

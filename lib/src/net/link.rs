@@ -1,18 +1,21 @@
 //! A connection: its streams, what is posted on it, and how it ends.
 
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use super::incoming::{Incoming, Input};
-use super::outgoing::{Outgoing, Output};
+use super::frame::{Frame, Word};
+use super::incoming::Incoming;
+use super::outgoing::Outgoing;
 use super::request::{Fate, MAX_GROUP, Request, Requests};
-use super::worker::{Task, Worker, Workers};
+use super::stream::{State, Stream};
+use super::worker::{Task, Workers};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::fork::Kept;
 use crate::threads::lock;
+
+/// Streams that may take the place of lost ones, over the life of a link.
+const SPARE: usize = 48;
 
 /// What a pump left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,31 +24,6 @@ pub(super) enum Left {
     Nothing,
     /// More, after others had their turn.
     More,
-}
-
-/// One TCP connection of a link.
-#[derive(Debug)]
-pub(super) struct Stream {
-    socket: Kept<TcpStream>,
-    worker: Arc<Worker>,
-    /// A [`Task::Work`] for it waits.
-    pub(super) queued: AtomicBool,
-    pub(super) output: Mutex<Output>,
-    pub(super) input: Mutex<Input>,
-}
-
-impl Stream {
-    /// Nothing comes any more, and nothing gets out; `how` much of that.
-    fn shut(&self, how: Shutdown) {
-        // Fails when the peer was first.
-        let _ = self.socket.shutdown(how);
-    }
-}
-
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
 }
 
 /// Which end it is.
@@ -59,41 +37,100 @@ pub(super) enum Side {
 #[derive(Debug)]
 pub(super) struct Link {
     name: String,
-    pub(super) streams: Box<[Stream]>,
+    /// A stream that takes the place of a lost one has a number of its own.
+    streams: Box<[OnceLock<Stream>]>,
     pub(super) side: Side,
     pub(super) requests: Requests,
+    /// Several rails lead to the peer: pieces are acknowledged, and those of a lost stream go over others.
+    pub(super) several: bool,
     fate: Arc<Fate>,
     closed: AtomicBool,
-    /// Streams at whose end the peer said so.
-    ended: AtomicUsize,
     /// The stream that is woken next.
     next: AtomicUsize,
+    /// What the peer must hear of streams, over any other.
+    words: Mutex<Vec<Frame>>,
+    any_word: AtomicBool,
+    /// Two streams that are lost at once do not take each other for the one that is left.
+    losing: Mutex<()>,
 }
 
 impl Link {
-    pub(super) fn new(name: String, sockets: Vec<TcpStream>, side: Side, workers: &Workers) -> Result<Arc<Link>> {
+    pub(super) fn new(
+        name: String,
+        sockets: Vec<TcpStream>,
+        several: bool,
+        side: Side,
+        workers: &Workers,
+    ) -> Result<Arc<Link>> {
         let fate = Arc::new(Fate::default());
-        let stream = |socket| Stream {
-            socket: Kept::new(socket),
-            worker: workers.next(),
-            queued: AtomicBool::new(false),
-            output: Mutex::default(),
-            input: Mutex::default(),
-        };
+        let count = sockets.len();
+        let streams: Vec<OnceLock<Stream>> =
+            sockets.into_iter().map(|socket| OnceLock::from(Stream::new(socket, workers.next()))).collect();
+        let spare = std::iter::repeat_with(OnceLock::new).take(if several { SPARE } else { 0 });
         let link = Arc::new(Link {
             name,
-            streams: sockets.into_iter().map(stream).collect(),
+            streams: streams.into_iter().chain(spare).collect(),
             side,
             requests: Requests::new(&fate, workers.activity()),
+            several,
             fate,
             closed: AtomicBool::new(false),
-            ended: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
+            words: Mutex::default(),
+            any_word: AtomicBool::new(false),
+            losing: Mutex::default(),
         });
-        for (index, stream) in link.streams.iter().enumerate() {
-            stream.worker.push(Task::Add(link.clone(), index));
-        }
+        (0..count).for_each(|index| link.serve(index));
         Ok(link)
+    }
+
+    /// A stream that takes the place of a lost one, under the number that the sender gave it; false if there is no
+    /// room for it, or the link is at its end.
+    pub(super) fn add(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> bool {
+        let Some(place) = self.streams.get(index) else { return false };
+        if self.is_over() || place.set(Stream::new(socket, workers.next())).is_err() {
+            return false;
+        }
+        self.serve(index);
+        if let Side::Out(outgoing) = &self.side {
+            outgoing.wake(self);
+        }
+        true
+    }
+
+    fn serve(self: &Arc<Link>, index: usize) {
+        if let Some(stream) = self.stream(index) {
+            stream.worker.push(Task::Add(self.clone(), index));
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[inline]
+    pub(super) fn stream(&self, index: usize) -> Option<&Stream> {
+        self.streams.get(index)?.get()
+    }
+
+    /// All streams that there ever were, with their numbers.
+    pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
+        self.streams.iter().enumerate().filter_map(|(index, place)| Some((index, place.get()?)))
+    }
+
+    /// Those that carry something.
+    pub(super) fn alive(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
+        self.streams().filter(|(_, stream)| stream.is(State::Alive))
+    }
+
+    /// A number for one more stream.
+    pub(super) fn free_place(&self) -> Option<usize> {
+        self.streams.iter().position(|place| place.get().is_none())
+    }
+
+    /// Whether a stream of this number may be added.
+    pub(super) fn is_free(&self, index: usize) -> bool {
+        !self.is_over() && self.streams.get(index).is_some_and(|place| place.get().is_none())
     }
 
     #[inline]
@@ -101,21 +138,38 @@ impl Link {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Whether nothing comes of it any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_closed() || self.fate.check().is_err()
+    }
+
     /// Has a stream's thread look for something to send.
-    pub(super) fn wake(self: &Arc<Link>, stream: usize) {
-        if let Some(stream_of) = self.streams.get(stream)
-            && !stream_of.queued.swap(true, Ordering::AcqRel)
+    pub(super) fn wake(self: &Arc<Link>, index: usize) {
+        if let Some(stream) = self.stream(index)
+            && !stream.queued.swap(true, Ordering::AcqRel)
         {
-            stream_of.worker.push(Task::Work(self.clone(), stream));
+            stream.worker.push(Task::Work(self.clone(), index));
         }
     }
 
     /// As [`Link::wake`] for so many streams, others each time.
-    pub(super) fn wake_some(self: &Arc<Link>, streams: usize) {
-        let all = self.streams.len();
-        let some = streams.min(all);
-        let first = self.next.fetch_add(some, Ordering::Relaxed);
-        (0..some).for_each(|i| self.wake(first.wrapping_add(i) % all));
+    pub(super) fn wake_some(self: &Arc<Link>, some: usize) {
+        let all = self.alive().count();
+        let some = some.min(all);
+        let first = self.next.fetch_add(some, Ordering::Relaxed) % all.max(1);
+        self.alive().cycle().skip(first).take(some).for_each(|(index, _)| self.wake(index));
+    }
+
+    /// Whether a piece would arrive over this stream as early as over any other; else the one that should take it.
+    pub(super) fn turn(&self, index: usize, bytes: usize) -> Result<(), usize> {
+        let fastest = self.alive().map(|(_, stream)| stream.load.rate()).max().unwrap_or(0);
+        let arrival = |stream: &Stream| stream.load.arrival(bytes as u64, fastest);
+        let own = self.stream(index).map_or(f64::INFINITY, arrival);
+        let best = self.alive().map(|(i, stream)| (i, arrival(stream))).min_by(|a, b| a.1.total_cmp(&b.1));
+        match best {
+            Some((other, time)) if other != index && time < own => Err(other),
+            _ => Ok(()),
+        }
     }
 
     /// The end of everything on this link, for the reason `detail`.
@@ -125,7 +179,7 @@ impl Link {
             return;
         }
         if self.fate.seal(self.error(detail)) {
-            self.streams.iter().for_each(|s| s.shut(Shutdown::Both));
+            self.streams().for_each(|(_, stream)| stream.shut(Shutdown::Both));
         }
     }
 
@@ -139,11 +193,88 @@ impl Link {
 
     /// The peer has closed a stream, between two pieces. What came over the others before still counts.
     #[cold]
-    pub(super) fn end_of_stream(&self) {
-        let ended = self.ended.fetch_add(1, Ordering::AcqRel) + 1;
-        if ended == self.streams.len() && !self.is_closed() {
+    pub(super) fn end_of_stream(self: &Arc<Link>, index: usize) {
+        if let Some(stream) = self.stream(index) {
+            stream.becomes(State::Ended);
+        }
+        // Or the peer has given it up, and did not read the last word.
+        self.restate();
+        if self.alive().next().is_none() && !self.is_closed() {
             let detail = "the peer closed it; look at that rank's output for the first error";
             self.fate.seal(self.error(detail.to_owned()));
+        }
+    }
+
+    /// A stream is of no use any more, for the reason `detail`. The others carry on, if there are others.
+    #[cold]
+    pub(super) fn lose(self: &Arc<Link>, index: usize, detail: String) {
+        let Some(stream) = self.stream(index) else { return };
+        {
+            let _one_at_a_time = lock(&self.losing);
+            if self.is_closed() || stream.is(State::Lost) || stream.is(State::Gone) {
+                return;
+            }
+            if !self.several || self.alive().all(|(other, _)| other == index) {
+                return self.fail(format!("stream {index}: {detail}; look at that rank's output for the first error"));
+            }
+            stream.becomes(State::Lost);
+        }
+        log::warn!("net: {}: stream {index} over {}: {detail}; others carry on", self.name, stream.way());
+        stream.shut(Shutdown::Both);
+        self.restate();
+    }
+
+    /// Tells the peer of all streams that are lost: it may not have heard it, if that went over one of them.
+    pub(super) fn restate(self: &Arc<Link>) {
+        let word = match self.side {
+            Side::Out(_) => Word::Left,
+            Side::In(_) => Word::Lost,
+        };
+        let lost = self.streams().filter(|(_, stream)| stream.is(State::Lost));
+        let words: Vec<Frame> = lost.map(|(index, _)| Frame::say(word, index as i32, 0)).collect();
+        if !words.is_empty() {
+            self.say(words);
+        }
+    }
+
+    /// The peer hears this over whichever stream is free first.
+    pub(super) fn say(self: &Arc<Link>, words: Vec<Frame>) {
+        lock(&self.words).extend(words);
+        self.any_word.store(true, Ordering::Release);
+        self.wake_some(usize::MAX);
+    }
+
+    /// The next word for the peer, if there is one.
+    pub(super) fn word(&self) -> Option<Frame> {
+        if !self.any_word.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut words = lock(&self.words);
+        let word = words.pop();
+        self.any_word.store(!words.is_empty(), Ordering::Release);
+        word
+    }
+
+    /// A word of the peer's about a stream, which came over the stream `over`.
+    #[cold]
+    pub(super) fn heard(self: &Arc<Link>, over: usize, word: Word, frame: &Frame) -> Result<(), String> {
+        let about = frame.stream();
+        let stream = self.stream(about).filter(|_| self.several && about != over);
+        let stream = stream.ok_or_else(|| format!("expected a word on another stream, got {frame:x?}"))?;
+        match (word, &self.side) {
+            (Word::Lost, Side::Out(_)) => {
+                self.lose(about, "the peer can read nothing from it".to_owned());
+                Ok(())
+            }
+            // Its own thread stops reading, then answers.
+            (Word::Left, Side::In(_)) => {
+                stream.becomes(State::Gone);
+                stream.shut(Shutdown::Both);
+                stream.worker.push(Task::Leave(self.clone(), about));
+                Ok(())
+            }
+            (Word::Agreed, Side::Out(outgoing)) => outgoing.agreed(self, stream, frame.number),
+            _ => Err(format!("expected what this end receives, got {frame:x?}")),
         }
     }
 
@@ -155,13 +286,13 @@ impl Link {
             Side::Out(outgoing) => outgoing.clear(),
             Side::In(_) => false,
         };
-        for stream in &self.streams {
+        for (_, stream) in self.streams() {
             // A pump that holds one of these is in a call that does not wait; the next one finds the link closed.
             whole &= lock(&stream.output).clear();
             lock(&stream.input).clear();
         }
         self.requests.abandon();
-        for (index, stream) in self.streams.iter().enumerate() {
+        for (index, stream) in self.streams() {
             stream.shut(if whole { Shutdown::Write } else { Shutdown::Both });
             stream.worker.push(Task::Close { link: self.clone(), stream: index, linger: whole });
         }
@@ -238,14 +369,24 @@ impl Drop for Receiver {
     }
 }
 
-/// The two sides of a new link.
-pub(super) fn sender(name: String, sockets: Vec<TcpStream>, config: &Config, workers: &Workers) -> Result<Sender> {
+/// The two sides of a new link. `several`: rails lead to the peer, not only one.
+pub(super) fn sender(
+    name: String,
+    (sockets, several): (Vec<TcpStream>, bool),
+    config: &Config,
+    workers: &Workers,
+) -> Result<Sender> {
     let side = Side::Out(Outgoing::new(config));
-    Ok(Sender { link: Link::new(name, sockets, side, workers)? })
+    Ok(Sender { link: Link::new(name, sockets, several, side, workers)? })
 }
 
 /// As [`sender`].
-pub(super) fn receiver(name: String, sockets: Vec<TcpStream>, config: &Config, workers: &Workers) -> Result<Receiver> {
+pub(super) fn receiver(
+    name: String,
+    (sockets, several): (Vec<TcpStream>, bool),
+    config: &Config,
+    workers: &Workers,
+) -> Result<Receiver> {
     let side = Side::In(Incoming::new(config));
-    Ok(Receiver { link: Link::new(name, sockets, side, workers)? })
+    Ok(Receiver { link: Link::new(name, sockets, several, side, workers)? })
 }

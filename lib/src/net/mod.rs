@@ -16,11 +16,19 @@
 //! tag without receives holds no other tag up. The receiver reports a quarter of the window at a time, so small
 //! messages cause no traffic in the other direction.
 //!
+//! # Several rails
+//! Where two hosts have several subnets in common, a connection has streams over each. Then the receiver acknowledges
+//! the pieces that it has read from a stream, and a send is over when that has come (short pieces are copied, and do not
+//! wait). The sender gives each piece to the stream over which it would arrive first, by the rates that the
+//! acknowledgements show. When a stream is lost, the sender says so over another one, the receiver answers how many
+//! pieces it had read from it, and the others go again: each piece arrives once, and no place is written twice.
+//!
 //! | module | idea |
 //! |---|---|
 //! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, what a handle says |
 //! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
-//! | `link` | a connection: its streams, its requests, how it ends |
+//! | `link`, `stream` | a connection: its streams, its requests, how it ends |
+//! | `rails` | streams that do not get through, and new ones in their place |
 //! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
 //! | `frame`, `request`, `worker` | the bytes before a piece, what is posted, the threads |
 
@@ -32,7 +40,9 @@ mod incoming;
 mod link;
 mod outgoing;
 mod ports;
+mod rails;
 mod request;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -51,6 +61,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::tcp::SocketOptions;
 use door::Door;
+use rails::Rails;
 use worker::Workers;
 
 /// A process's place in the network: its addresses, its threads, and where it listens.
@@ -71,6 +82,7 @@ struct Inner {
     host: u64,
     sockets: SocketOptions,
     workers: Workers,
+    rails: Rails,
 }
 
 impl Net {
@@ -92,7 +104,8 @@ impl Net {
         let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let workers = Workers::start(config)?;
         let host = handle::host(&Host::current());
-        let inner = Arc::new(Inner { config: config.clone(), ports, others, host, sockets, workers });
+        let inner =
+            Arc::new(Inner { config: config.clone(), ports, others, host, sockets, workers, rails: Rails::default() });
         let door = Door::open(&inner)?;
         Ok(Net { inner, door })
     }

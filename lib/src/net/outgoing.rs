@@ -5,21 +5,25 @@ use std::io::IoSlice;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use super::frame::{Frame, charge};
+use super::frame::{Frame, Word, charge};
 use super::link::{Left, Link, Side};
+use super::stream::{State, Stream};
 use crate::config::Config;
 use crate::threads::{lock, try_lock};
 
 /// A message is not cut below this.
 const WHOLE: usize = 32 << 10;
-/// A piece that is copied behind its frame, as one place costs the kernel less than two.
-const COPIED: usize = 2 << 10;
+/// A piece that is copied behind its frame, as one place costs the kernel less than two; and acknowledged with others.
+pub(super) const COPIED: usize = 2 << 10;
 /// What a stream writes before others of its thread have their turn.
 const TURN: usize = 2 << 20;
+/// Bytes from which a stream's rate is taken.
+const MEASURED: usize = 128 << 10;
 
 /// The memory of a posted send.
 #[derive(Debug, Clone, Copy)]
@@ -54,13 +58,15 @@ struct Tag {
 struct Queue {
     jobs: VecDeque<Job>,
     tags: Vec<Tag>,
+    /// Pieces that a lost stream had, and which did not arrive. They have their place in the window.
+    again: VecDeque<Piece>,
 }
 
 /// What is posted and not sent yet.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     queue: Mutex<Queue>,
-    /// Jobs in the queue, to look at without its lock.
+    /// Jobs and pieces in the queue, to look at without its lock.
     waiting: AtomicUsize,
     chunk: usize,
     window: u64,
@@ -68,11 +74,33 @@ pub(super) struct Outgoing {
 }
 
 /// A piece on its way.
+#[derive(Debug)]
 struct Piece {
     frame: Frame,
-    slot: usize,
-    data: Source,
-    len: usize,
+    bytes: Bytes,
+}
+
+/// Where the bytes of a piece are.
+#[derive(Debug)]
+enum Bytes {
+    /// In the memory of a posted send, whose request is open.
+    Posted(usize, Source),
+    /// Here, and the request does not wait for it.
+    Copied(Vec<u8>),
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        self.frame.len as usize
+    }
+
+    /// The request that it belongs to, and how much of that is over with this piece.
+    fn share(&self) -> Option<(usize, usize)> {
+        match self.bytes {
+            Bytes::Posted(slot, _) => Some((slot, self.len().max(1))),
+            Bytes::Copied(_) => None,
+        }
+    }
 }
 
 impl Outgoing {
@@ -91,17 +119,20 @@ impl Outgoing {
         let piece = if len <= WHOLE {
             len
         } else {
-            len.div_ceil(link.streams.len()).next_multiple_of(4 << 10).clamp(WHOLE, self.chunk)
+            len.div_ceil(link.alive().count().max(1)).next_multiple_of(4 << 10).clamp(WHOLE, self.chunk)
         };
         {
             let mut queue = lock(&self.queue);
             let number = queue.tag(tag).next;
             queue.tag(tag).next += 1;
             queue.jobs.push_back(Job { slot, data: Source(data), len, at: 0, piece, tag, number });
-            self.waiting.store(queue.jobs.len(), Ordering::Release);
+            self.note(&queue);
         }
         if len <= self.inline {
-            for (index, stream) in link.streams.iter().enumerate() {
+            for (index, stream) in link.alive() {
+                if link.several && link.turn(index, len).is_err() {
+                    continue;
+                }
                 let Some(mut output) = try_lock(&stream.output) else { continue };
                 if output.is_idle() {
                     output.pump(link, index, self.inline);
@@ -114,13 +145,29 @@ impl Outgoing {
         }
     }
 
+    fn note(&self, queue: &Queue) {
+        self.waiting.store(queue.jobs.len() + queue.again.len(), Ordering::Release);
+    }
+
+    /// Has all streams look for something to send, if there is something.
+    pub(super) fn wake(&self, link: &Arc<Link>) {
+        if self.waiting.load(Ordering::Acquire) > 0 {
+            link.wake_some(usize::MAX);
+        }
+    }
+
     /// The next piece of at most `most` bytes for which its tag has room.
     fn take(&self, most: usize) -> Option<Piece> {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
         let mut queue = lock(&self.queue);
-        let Queue { jobs, tags } = &mut *queue;
+        if queue.again.front().is_some_and(|piece| piece.len() <= most) {
+            let piece = queue.again.pop_front();
+            self.note(&queue);
+            return piece;
+        }
+        let Queue { jobs, tags, .. } = &mut *queue;
         let room = |job: &Job| {
             let len = (job.len - job.at).min(job.piece);
             let tag = tags.iter().position(|t| t.tag == job.tag)?;
@@ -134,10 +181,11 @@ impl Outgoing {
         job.at += len;
         // SAFETY: `at` is at most the length of the memory.
         let data = Source(unsafe { job.data.0.add(at) });
-        let piece = Piece { frame: Frame::piece(job.tag, job.number, job.len, at, len), slot: job.slot, data, len };
+        let frame = Frame::piece(job.tag, job.number, job.len, at, len);
+        let piece = Piece { frame, bytes: Bytes::Posted(job.slot, data) };
         if job.at == job.len {
             jobs.remove(index);
-            self.waiting.store(jobs.len(), Ordering::Release);
+            self.note(&queue);
         }
         Some(piece)
     }
@@ -151,18 +199,52 @@ impl Outgoing {
             // Reports come over several streams.
             known.placed = known.placed.max(bytes);
         }
-        if self.waiting.load(Ordering::Acquire) > 0 {
-            link.wake_some(link.streams.len());
+        self.wake(link);
+        Ok(())
+    }
+
+    /// The receiver has read so many pieces from a stream.
+    pub(super) fn read(&self, link: &Arc<Link>, stream: &Stream, pieces: u64) -> Result<(), String> {
+        {
+            let mut output = lock(&stream.output);
+            // What was sent last over a stream that others replace is read late.
+            if stream.is(State::Gone) {
+                return Ok(());
+            }
+            output.read(link, stream, pieces)?;
         }
+        self.wake(link);
+        Ok(())
+    }
+
+    /// The same of a lost stream, from which nothing more is read: the other pieces go over other streams.
+    pub(super) fn agreed(&self, link: &Arc<Link>, stream: &Stream, pieces: u64) -> Result<(), String> {
+        let left = {
+            let mut output = lock(&stream.output);
+            if !stream.is(State::Lost) {
+                // Said twice.
+                return Ok(());
+            }
+            output.read(link, stream, pieces)?;
+            stream.becomes(State::Gone);
+            output.leave(link)
+        };
+        {
+            let mut queue = lock(&self.queue);
+            queue.again.extend(left);
+            self.note(&queue);
+        }
+        self.wake(link);
         Ok(())
     }
 
     /// Forgets what was not begun; true when there was nothing.
     pub(super) fn clear(&self) -> bool {
         let mut queue = lock(&self.queue);
-        let whole = queue.jobs.is_empty();
+        let whole = queue.jobs.is_empty() && queue.again.is_empty();
         queue.jobs.clear();
-        self.waiting.store(0, Ordering::Release);
+        queue.again.clear();
+        self.note(&queue);
         whole
     }
 }
@@ -178,7 +260,7 @@ impl Queue {
     }
 }
 
-/// What a stream is writing.
+/// What a stream is writing, and what the peer has not acknowledged yet.
 #[derive(Debug)]
 pub(super) struct Output {
     /// A frame, and what was copied behind it.
@@ -190,7 +272,15 @@ pub(super) struct Output {
     at: usize,
     /// The request that it belongs to, and how much of it is over when it is written.
     done: Option<(usize, usize)>,
+    /// It is a piece, not a word.
+    piece: bool,
     blocked: bool,
+    /// Pieces that were begun, oldest first, where the link has several rails; and how many went before these.
+    sent: VecDeque<Piece>,
+    read: u64,
+    /// What arrived since when, for the stream's rate.
+    measured: usize,
+    since: Option<Instant>,
 }
 
 impl Default for Output {
@@ -202,14 +292,23 @@ impl Default for Output {
             len: 0,
             at: 0,
             done: None,
+            piece: false,
             blocked: false,
+            sent: VecDeque::new(),
+            read: 0,
+            measured: 0,
+            since: None,
         }
     }
 }
 
 impl Output {
     fn is_idle(&self) -> bool {
-        !self.blocked && self.head_at == self.head.len() && self.at == self.len
+        !self.blocked && self.is_written()
+    }
+
+    fn is_written(&self) -> bool {
+        self.head_at == self.head.len() && self.at == self.len
     }
 
     /// The socket takes more again.
@@ -219,38 +318,34 @@ impl Output {
 
     /// Forgets the piece; true when there was none.
     pub(super) fn clear(&mut self) -> bool {
-        let whole = self.head_at == self.head.len() && self.at == self.len;
+        let whole = self.is_written();
         *self = Output::default();
         whole
     }
 
     /// Writes until there is nothing of at most `most` bytes, the kernel takes no more, or the turn is over.
-    pub(super) fn pump(&mut self, link: &Arc<Link>, stream: usize, most: usize) -> Left {
-        let Some(socket) = link.streams.get(stream) else { return Left::Nothing };
+    pub(super) fn pump(&mut self, link: &Arc<Link>, index: usize, most: usize) -> Left {
+        let Some(stream) = link.stream(index) else { return Left::Nothing };
         let mut written = 0;
-        while !self.blocked && !link.is_closed() {
+        while !self.blocked && !link.is_closed() && stream.is(State::Alive) {
             if self.is_idle() {
                 if written >= TURN {
                     return Left::More;
                 }
-                if !self.load(link, most) {
+                if !self.load(link, (index, stream), most) {
                     return Left::Nothing;
                 }
             }
-            match self.write(socket) {
+            match self.write(stream) {
                 Ok(n) => written += n,
                 Err(Errno::AGAIN) => self.blocked = true,
                 Err(Errno::INTR) => {}
                 Err(e) => {
-                    let e = std::io::Error::from(e);
-                    link.fail(format!(
-                        "writing to stream {stream}: {e}; look at that rank's output for the first error"
-                    ));
+                    link.lose(index, format!("writing: {}", std::io::Error::from(e)));
                     return Left::Nothing;
                 }
             }
-            if self.head_at == self.head.len()
-                && self.at == self.len
+            if self.is_written()
                 && let Some((slot, amount)) = self.done.take()
                 && let Some(request) = link.requests.get(slot)
             {
@@ -261,27 +356,111 @@ impl Output {
     }
 
     /// The next thing to write, if there is one.
-    fn load(&mut self, link: &Link, most: usize) -> bool {
+    fn load(&mut self, link: &Arc<Link>, (index, stream): (usize, &Stream), most: usize) -> bool {
         self.head.clear();
-        (self.head_at, self.at, self.len) = (0, 0, 0);
+        (self.head_at, self.at, self.len, self.piece) = (0, 0, 0, false);
+        if let Some(word) = link.word() {
+            if !stream.is(State::Alive) {
+                // What was lost with it is said again after it was lost, but this may have been part of that.
+                link.say(vec![word]);
+                return false;
+            }
+            self.head.extend(bytemuck::bytes_of(&word));
+            return true;
+        }
         match &link.side {
-            Side::In(incoming) => match incoming.report() {
-                Some(frame) => self.head.extend(bytemuck::bytes_of(&frame)),
-                None => return false,
+            Side::In(incoming) => match stream.acknowledge.swap(0, Ordering::AcqRel) {
+                0 => match incoming.report() {
+                    Some(frame) => self.head.extend(bytemuck::bytes_of(&frame)),
+                    None => return false,
+                },
+                pieces => self.head.extend(bytemuck::bytes_of(&Frame::say(Word::Read, 0, pieces))),
             },
             Side::Out(outgoing) => {
-                let Some(piece) = outgoing.take(most) else { return false };
-                self.head.extend(bytemuck::bytes_of(&piece.frame));
-                self.done = Some((piece.slot, piece.len.max(1)));
-                if piece.len <= COPIED && piece.len > 0 {
-                    // SAFETY: part of a posted send, valid until its request is done, which is after this is written.
-                    self.head.extend(unsafe { std::slice::from_raw_parts(piece.data.0, piece.len) });
-                } else {
-                    (self.data, self.len) = (piece.data, piece.len);
+                if link.several
+                    && outgoing.waiting.load(Ordering::Acquire) > 0
+                    && let Err(other) = link.turn(index, WHOLE)
+                {
+                    link.wake(other);
+                    return false;
                 }
+                let Some(piece) = outgoing.take(most) else { return false };
+                self.begin(piece, link.several.then_some(stream));
             }
         }
         true
+    }
+
+    /// A piece is written next. With `acknowledged` it is kept until the peer has read it from that stream.
+    fn begin(&mut self, piece: Piece, acknowledged: Option<&Stream>) {
+        let len = piece.len();
+        self.head.extend(bytemuck::bytes_of(&piece.frame));
+        (self.done, self.piece) = (piece.share(), true);
+        let copied = match &piece.bytes {
+            Bytes::Copied(bytes) => {
+                self.head.extend(bytes);
+                true
+            }
+            Bytes::Posted(_, data) if len <= COPIED && len > 0 => {
+                // SAFETY: part of a posted send, valid until its request is done, which is after this is written.
+                self.head.extend(unsafe { std::slice::from_raw_parts(data.0, len) });
+                true
+            }
+            Bytes::Posted(_, data) => {
+                (self.data, self.len) = (*data, len);
+                len == 0
+            }
+        };
+        let Some(stream) = acknowledged else { return };
+        if self.sent.is_empty() {
+            (self.measured, self.since) = (0, Some(Instant::now()));
+        }
+        stream.load.add(len);
+        self.sent.push_back(if copied {
+            // A short message is done when it is written: a message more for each would cost more than the copy.
+            let bytes = self.head.get(Frame::BYTES..).unwrap_or_default().to_vec();
+            Piece { frame: piece.frame, bytes: Bytes::Copied(bytes) }
+        } else {
+            self.done = None;
+            piece
+        });
+    }
+
+    /// The peer has read so many pieces from this stream.
+    fn read(&mut self, link: &Link, stream: &Stream, pieces: u64) -> Result<(), String> {
+        let written = self.read + self.sent.len() as u64 - u64::from(self.piece && !self.is_written());
+        if pieces > written {
+            return Err(format!("expected at most {written} pieces to be read, got {pieces}"));
+        }
+        while self.read < pieces
+            && let Some(piece) = self.sent.pop_front()
+        {
+            self.read += 1;
+            stream.load.remove(piece.len());
+            self.measured += piece.len();
+            if let Some((slot, amount)) = piece.share()
+                && let Some(request) = link.requests.get(slot)
+            {
+                request.finish(amount);
+            }
+        }
+        if self.measured >= MEASURED
+            && let Some(since) = self.since.replace(Instant::now())
+        {
+            stream.load.measured(std::mem::take(&mut self.measured), since.elapsed().as_secs_f64());
+        }
+        Ok(())
+    }
+
+    /// The pieces of a lost stream, which others take.
+    fn leave(&mut self, link: &Link) -> VecDeque<Piece> {
+        if let Some((slot, amount)) = self.done.take()
+            && let Some(request) = link.requests.get(slot)
+        {
+            // It was copied, and is not needed any more.
+            request.finish(amount);
+        }
+        std::mem::take(self).sent
     }
 
     fn write(&mut self, socket: &impl AsFd) -> Result<usize, Errno> {

@@ -1,5 +1,7 @@
 //! Two ends in one process.
 
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -124,5 +126,134 @@ fn no_way_is_an_error_at_both_ends_that_names_all_ports() {
         // The listener hears of it over another interface.
         let accepted = until("an error", || listener.accept().err()).to_string();
         assert!(accepted.contains(&dialed), "{accepted}");
+    }
+}
+
+/// Streams of a link whose two ends are here, as if over several rails.
+struct Ends {
+    net: Net,
+    out: Sender,
+    into: Receiver,
+}
+
+impl Ends {
+    fn new() -> Ends {
+        let net = net(|c| (c.net_chunk, c.net_window) = (64 << 10, 1 << 20));
+        let (outs, intos) = (0..4).map(sockets).unzip();
+        let (config, workers) = (&net.inner.config, &net.inner.workers);
+        let out = link::sender("out".to_owned(), (outs, true), config, workers).unwrap();
+        let into = link::receiver("in".to_owned(), (intos, true), config, workers).unwrap();
+        Ends { net, out, into }
+    }
+
+    /// Streams that both ends take for alive.
+    fn alive(&self) -> Vec<usize> {
+        let there = |index: usize| self.into.link.alive().any(|(i, _)| i == index);
+        self.out.link.alive().map(|(index, _)| index).filter(|index| there(*index)).collect()
+    }
+
+    /// A stream more; false when that were enough.
+    fn add(&self) -> bool {
+        let Some(index) = self.out.link.free_place() else { return false };
+        let (out, into) = sockets(index);
+        let workers = &self.net.inner.workers;
+        assert!(self.into.link.add(index, into, workers) && self.out.link.add(index, out, workers));
+        true
+    }
+}
+
+/// Both ends of a TCP connection, on one of two addresses.
+fn sockets(index: usize) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 1 + index as u8 % 2), 0)).unwrap();
+    let out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let into = listener.accept().unwrap().0;
+    for socket in [&out, &into] {
+        socket.set_nonblocking(true).unwrap();
+        socket.set_nodelay(true).unwrap();
+    }
+    (out, into)
+}
+
+#[test]
+fn lost_streams_cost_no_message_and_repeat_none() {
+    for seed in 0..4 {
+        let mut random = numbers(seed);
+        let ends = Ends::new();
+        let (mut sent, mut lost) = (0, 0);
+        while lost < 40 {
+            let messages: Vec<Vec<u8>> = (0..8)
+                .map(|_| {
+                    sent += 1;
+                    let len = [0, 7, 1500, 40_000, 700_000][random() % 5];
+                    pattern(len, sent)
+                })
+                .collect();
+            let mut got = vec![vec![0u8; 700_000]; 8];
+            // SAFETY: all of it lives until the requests are done.
+            unsafe {
+                let late = random().is_multiple_of(2);
+                let receive = |got: &mut Vec<Vec<u8>>| -> Vec<*const Request> {
+                    let post = |g: &mut Vec<u8>| ends.into.receive(&[(g.as_mut_ptr(), g.len(), 0)]).unwrap().unwrap();
+                    got.iter_mut().map(|g| std::ptr::from_ref(post(g))).collect()
+                };
+                let early = if late { Vec::new() } else { receive(&mut got) };
+                let sends: Vec<_> =
+                    messages.iter().map(|m| ends.out.send(m.as_ptr(), m.len(), 0).unwrap().unwrap()).collect();
+                for _ in 0..random() % 3 {
+                    let alive = ends.alive();
+                    if alive.len() > 2 {
+                        let stream = alive[random() % alive.len()];
+                        let link = if random().is_multiple_of(2) { &ends.out.link } else { &ends.into.link };
+                        link.lose(stream, "a test loses it".to_owned());
+                        lost += 1;
+                    }
+                }
+                let receives = if late { receive(&mut got) } else { early };
+                for (receive, message) in receives.into_iter().zip(&messages) {
+                    assert_eq!(wait(&*receive), [message.len()]);
+                }
+                sends.into_iter().zip(&messages).for_each(|(s, m)| assert_eq!(wait(s), [m.len()]));
+            }
+            for (number, (got, message)) in got.iter().zip(&messages).enumerate() {
+                assert!(got[..message.len()] == message[..], "seed {seed}, message {number} before {sent}");
+            }
+            while ends.alive().len() < 4 && ends.add() {}
+        }
+    }
+}
+
+/// Numbers that look random (Knuth's multiplier), the same for the same seed.
+fn numbers(seed: u64) -> impl FnMut() -> usize {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize
+    }
+}
+
+#[test]
+fn words_that_make_no_sense_end_the_connection() {
+    let cases: [(bool, frame::Word, i32, u64); 5] = [
+        (true, frame::Word::Read, 0, 1),
+        (true, frame::Word::Left, 1, 0),
+        (true, frame::Word::Agreed, 99, 0),
+        (false, frame::Word::Lost, 1, 0),
+        (false, frame::Word::Left, -1, 0),
+    ];
+    for (to_sender, word, about, number) in cases {
+        let net = net(|_| ());
+        let (ours, theirs) = sockets(0);
+        let (config, workers) = (&net.inner.config, &net.inner.workers);
+        let all = (vec![ours, sockets(1).0], true);
+        let (sender, receiver, link);
+        if to_sender {
+            sender = link::sender("x".to_owned(), all, config, workers).unwrap();
+            link = sender.link.clone();
+        } else {
+            receiver = link::receiver("x".to_owned(), all, config, workers).unwrap();
+            link = receiver.link.clone();
+        }
+        (&theirs).write_all(bytemuck::bytes_of(&frame::Frame::say(word, about, number))).unwrap();
+        until("its end", || link.is_over().then_some(()));
     }
 }

@@ -33,6 +33,8 @@ pub(super) enum Task {
     Add(Arc<Link>, usize),
     /// The stream may have something to send.
     Work(Arc<Link>, usize),
+    /// The sender has left this stream, and others bring its pieces.
+    Leave(Arc<Link>, usize),
     /// Its owner has closed it; `linger`: what is in the kernel should still arrive.
     Close { link: Arc<Link>, stream: usize, linger: bool },
 }
@@ -143,7 +145,7 @@ struct Served {
 impl Served {
     /// Closed by its owner, with bytes that the peer's kernel does not have yet.
     fn has_unsent(&self) -> bool {
-        let Some(of) = self.link.streams.get(self.stream).filter(|_| self.until.is_some()) else { return false };
+        let Some(of) = self.link.stream(self.stream).filter(|_| self.until.is_some()) else { return false };
         let mut bytes: libc::c_int = 0;
         // SAFETY: writes the number of bytes into a variable of ours.
         let status = unsafe { libc::ioctl(of.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
@@ -239,11 +241,19 @@ impl Run {
             match task {
                 Task::Add(link, stream) => self.add(link, stream),
                 Task::Work(link, stream) => {
-                    if let Some(of) = link.streams.get(stream) {
+                    if let Some(of) = link.stream(stream) {
                         of.queued.store(false, Ordering::Release);
                         if lock(&of.output).pump(&link, stream, usize::MAX) == Left::More {
                             link.wake(stream);
                         }
+                    }
+                }
+                Task::Leave(link, stream) => {
+                    if let Some(of) = link.stream(stream) {
+                        lock(&of.input).leave(&link, stream);
+                    }
+                    if let Some(key) = self.key(&link, stream) {
+                        self.remove(key);
                     }
                 }
                 Task::Close { link, stream, linger } => self.close(&link, stream, linger),
@@ -253,7 +263,7 @@ impl Run {
     }
 
     fn add(&mut self, link: Arc<Link>, stream: usize) {
-        let Some(of) = link.streams.get(stream) else { return };
+        let Some(of) = link.stream(stream) else { return };
         self.next_key += 1;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         if let Err(e) = epoll::add(&self.epoll, of, epoll::EventData::new_u64(self.next_key), flags) {
@@ -262,9 +272,14 @@ impl Run {
         self.streams.insert(self.next_key, Served { link, stream, until: None });
     }
 
+    fn key(&self, link: &Arc<Link>, stream: usize) -> Option<u64> {
+        let mut served = self.streams.iter().filter(|(_, s)| s.stream == stream && Arc::ptr_eq(&s.link, link));
+        served.next().map(|(key, _)| *key)
+    }
+
     fn close(&mut self, link: &Arc<Link>, stream: usize, linger: bool) {
-        let found = self.streams.iter_mut().find(|(_, s)| s.stream == stream && Arc::ptr_eq(&s.link, link));
-        let Some((&key, served)) = found else { return };
+        let Some(key) = self.key(link, stream) else { return };
+        let Some(served) = self.streams.get_mut(&key) else { return };
         if linger {
             served.until = Some(Instant::now() + LINGER);
             self.lingering += 1;
@@ -278,7 +293,7 @@ impl Run {
     fn remove(&mut self, key: u64) {
         let Some(Served { link, stream, until }) = self.streams.remove(&key) else { return };
         self.lingering -= usize::from(until.is_some());
-        if let Some(of) = link.streams.get(stream) {
+        if let Some(of) = link.stream(stream) {
             // The socket goes with the last stream of the link, and no event of it must come before.
             let _ = epoll::delete(&self.epoll, of);
         }
@@ -286,7 +301,7 @@ impl Run {
 
     fn event(&mut self, key: u64, flags: epoll::EventFlags) {
         let Some(Served { link, stream, until }) = self.streams.get(&key) else { return };
-        let Some(of) = link.streams.get(*stream) else { return };
+        let Some(of) = link.stream(*stream) else { return };
         let mut left = Left::Nothing;
         let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         let mut over = false;

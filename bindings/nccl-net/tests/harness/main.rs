@@ -9,6 +9,7 @@
 //! | `ring` | ranks as threads and as processes |
 //! | `failures` | strangers, peers that die, closing in flight |
 //! | `nodes` | network namespaces as nodes, with a cable per pair |
+//! | `rails` | nodes with several cables, of which one is cut, or slower |
 //! | `first` | the plugin of the book |
 //! | `again` | this program again, as another process |
 
@@ -18,5 +19,6 @@ mod failures;
 mod first;
 mod layout;
 mod nodes;
+mod rails;
 mod ring;
 mod transfers;

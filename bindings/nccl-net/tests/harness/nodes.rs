@@ -9,12 +9,12 @@ use super::again::{self, Process, hear, hex, say, unhex};
 use super::api::*;
 
 /// This process's place in a test of `nodes`: the test again within namespaces of its own, or a node, or none yet.
-enum Place {
+pub(crate) enum Place {
     Inside,
     Node(String),
 }
 
-fn place(test: &str) -> Option<Place> {
+pub(crate) fn place(test: &str) -> Option<Place> {
     match again::role() {
         Some(role) if role == "inside" => Some(Place::Inside),
         Some(role) => Some(Place::Node(role)),
@@ -51,24 +51,27 @@ fn ip(words: &str) {
 }
 
 /// A node in a network namespace of its own, in which it waits.
-fn node(test: &str, name: &str, settings: &[(&str, &str)]) -> Process {
+pub(crate) fn node(test: &str, name: &str, settings: &[(&str, &str)]) -> Process {
     let mut node = again::start(&["unshare", "-n"], test, name, settings);
     assert_eq!(node.line(), "here");
     node
 }
 
+/// Runs a command in the network of a node.
+pub(crate) fn within(node: &Process, words: &str) -> std::process::Output {
+    let mut command = Command::new("nsenter");
+    command.args(["-t", &node.id().to_string(), "-n"]).args(words.split(' ')).output().expect("nsenter")
+}
+
 /// A cable between two nodes, with 10.0.`subnet`.0/30.
-fn cable(a: (&str, &Process), b: (&str, &Process), subnet: u8) {
+pub(crate) fn cable(a: (&str, &Process), b: (&str, &Process), subnet: u8) {
     cable_with(a, b, |end| format!("10.0.{subnet}.{end}/30"));
 }
 
 /// A cable between two nodes, whose ends 1 and 2 have these addresses.
 fn cable_with(a: (&str, &Process), b: (&str, &Process), address: impl Fn(usize) -> String) {
     ip(&format!("link add name {} netns {} type veth peer name {} netns {}", a.0, a.1.id(), b.0, b.1.id()));
-    let inside = |node: &Process, words: &str| {
-        let mut command = Command::new("nsenter");
-        command.args(["-t", &node.id().to_string(), "-n", "ip"]).args(words.split(' ')).output().expect("nsenter")
-    };
+    let inside = |node: &Process, words: &str| within(node, &format!("ip {words}"));
     for (end, (name, node)) in [(1, a), (2, b)] {
         for words in [format!("addr add {} dev {name}", address(end)), format!("link set {name} up")] {
             let run = inside(node, &words);
@@ -85,7 +88,7 @@ fn cable_with(a: (&str, &Process), b: (&str, &Process), address: impl Fn(usize) 
 }
 
 /// Bytes that an interface of this node has sent.
-fn sent_over(interface: &str) -> u64 {
+pub(crate) fn sent_over(interface: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/net/dev").unwrap();
     let line = text.lines().find_map(|l| l.trim().strip_prefix(interface)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("no {interface} in {text}")).split_whitespace().nth(8).unwrap().parse().unwrap()

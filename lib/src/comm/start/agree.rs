@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 28] = [
+    const MAY_DIFFER: [&str; 29] = [
         "TINYNCCL_PORT_RANGE",
         "TINYNCCL_SECRET",
         "TINYNCCL_SECRET_FILE",
@@ -96,6 +96,7 @@ mod tests {
         "TINYNCCL_NET_INLINE",
         "TINYNCCL_NET_WINDOW",
         "TINYNCCL_NET_SPEED",
+        "TINYNCCL_NET_RAIL_TIMEOUT",
     ];
 
     #[test]

@@ -1,0 +1,179 @@
+//! Two nodes with several cables: one that is cut in mid-run costs no message, and is taken back; a slow one gets less.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::again::{Process, hear, hex, say, unhex};
+use super::api::*;
+use super::nodes::{Place, cable, node, place, sent_over, within};
+
+const LEN: usize = 1 << 20;
+/// Messages under way at once.
+const DEPTH: usize = 4;
+
+/// The sending end: it has the handle of the other node's listener.
+struct Sending {
+    api: Api,
+    comm: Comm,
+    /// Messages by what they begin with.
+    next: AtomicU64,
+}
+
+impl Sending {
+    /// Sends messages, of which the last one says so, until `enough` of how many were sent.
+    fn phase(&self, enough: impl Fn(u64) -> bool) -> u64 {
+        let mut open: Vec<(Comm, Vec<u8>)> = Vec::new();
+        for count in 1.. {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let last = enough(count);
+            // Short ones between, which are acknowledged together.
+            let len = if number % 3 == 2 { 100 + number as usize % 1000 } else { LEN };
+            let mut data = pattern(len, number as usize);
+            data[..8].copy_from_slice(&number.to_le_bytes());
+            data[8] = u8::from(last);
+            let post = || Some(self.api.isend(self.comm, &data, 0).unwrap()).filter(|request| !request.is_null());
+            let request = until("a free request", post);
+            open.push((request, data));
+            while open.len() > if last { 0 } else { DEPTH } {
+                let (request, _data) = open.remove(0);
+                self.api.wait(request, 1);
+            }
+            if last {
+                return count;
+            }
+        }
+        unreachable!("messages without an end")
+    }
+}
+
+/// The receiving end: all messages of a phase, each whole and in its order.
+fn receive(api: Api, comm: Comm, next: &mut u64) {
+    loop {
+        let mut data = vec![0u8; LEN];
+        let request = api.irecv(comm, &mut [(&mut data, 0)]).unwrap();
+        let len = api.wait(request, 1)[0];
+        assert_eq!(data[..8], next.to_le_bytes(), "the message after {}", *next);
+        let last = data[8] == 1;
+        let mut expected = pattern(len, *next as usize);
+        expected[..9].copy_from_slice(&data[..9]);
+        assert!(data[..len] == expected, "message {} of {len} bytes", *next);
+        *next += 1;
+        if last {
+            return;
+        }
+    }
+}
+
+/// Streams that are lost now, by the log.
+fn lost() -> usize {
+    let log = LOG.lock().unwrap();
+    log.matches("others carry on").count() - log.matches("is back").count()
+}
+
+/// A node of two: `b` receives, `a` sends in phases that the test begins.
+fn talk(name: &str, enough: impl Fn(&str, u64) -> bool) {
+    say("here");
+    assert_eq!(hear(), "cabled");
+    let api = Api::init(12);
+    let (handle, listen) = api.listen();
+    say(&hex(&handle));
+    let mut theirs = unhex(&hear());
+    if name == "a" {
+        let comm = until("a connection", || Some(api.try_connect(&mut theirs).unwrap()).filter(|c| !c.is_null()));
+        let sending = Sending { api, comm, next: AtomicU64::new(0) };
+        loop {
+            let phase = hear();
+            if phase == "end" {
+                break;
+            }
+            let before = sent_over("r1");
+            let count = sending.phase(|count| enough(&phase, count));
+            let all = sent_over("r0") + sent_over("r1");
+            say(&format!("{count} {} {all}", sent_over("r1") - before));
+        }
+        api.close_send(comm);
+    } else {
+        let comm = until("a connection", || Some(api.try_accept(listen).unwrap()).filter(|c| !c.is_null()));
+        // NCCL closes a listener when it has its connection.
+        let mut next = 0;
+        while hear() != "end" {
+            receive(api, comm, &mut next);
+            say("received");
+        }
+        api.close_recv(comm);
+    }
+    api.close_listen(listen);
+    api.finalize();
+    say("done");
+}
+
+/// Two nodes with cables r0 and r1, whose connection stands.
+fn two(test: &str) -> [Process; 2] {
+    let mut nodes = ["a", "b"].map(|name| node(test, name, &[]));
+    let [a, b] = &nodes;
+    cable(("r0", a), ("r0", b), 1);
+    cable(("r1", a), ("r1", b), 2);
+    nodes.iter_mut().for_each(|node| node.tell("cabled"));
+    let [a, b] = &mut nodes;
+    let handles = (a.line(), b.line());
+    a.tell(&handles.1);
+    b.tell(&handles.0);
+    nodes
+}
+
+/// Begins a phase; how many messages there were, and what went over r1, is known when `finish` returns.
+fn begin(nodes: &mut [Process; 2], phase: &str) {
+    nodes.iter_mut().for_each(|node| node.tell(phase));
+}
+
+fn finish([a, b]: &mut [Process; 2]) -> (u64, u64) {
+    let line = a.line();
+    let mut words = line.split(' ').map(|word| word.parse().unwrap());
+    assert_eq!(b.line(), "received");
+    (words.next().unwrap(), words.next().unwrap())
+}
+
+fn end(mut nodes: [Process; 2]) {
+    begin(&mut nodes, "end");
+    nodes.into_iter().for_each(Process::finish);
+    say("done");
+}
+
+#[track_caller]
+fn run(node: &Process, words: &str) {
+    let run = within(node, words);
+    assert!(run.status.success(), "{words}: {}", String::from_utf8_lossy(&run.stderr));
+}
+
+#[test]
+fn a_cable_that_is_cut_costs_no_message_and_is_taken_back() {
+    const TEST: &str = "rails::a_cable_that_is_cut_costs_no_message_and_is_taken_back";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(name)) => {
+            // Two of four streams are on each cable.
+            return talk(&name, |phase, count| {
+                count >= 50 && (phase != "cut" || lost() == 2) && (phase != "back" || lost() == 0)
+            });
+        }
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = two(TEST);
+    begin(&mut nodes, "whole");
+    let (_, over) = finish(&mut nodes);
+    assert!(over > 1 << 20, "{over} bytes over r1");
+    for _ in 0..2 {
+        begin(&mut nodes, "cut");
+        run(&nodes[1], "ip link set r1 down");
+        finish(&mut nodes);
+        begin(&mut nodes, "without");
+        let (_, over) = finish(&mut nodes);
+        assert!(over < 100_000, "{over} bytes over a cable that is cut");
+        run(&nodes[1], "ip link set r1 up");
+        begin(&mut nodes, "back");
+        finish(&mut nodes);
+        begin(&mut nodes, "whole");
+        let (_, over) = finish(&mut nodes);
+        assert!(over > 1 << 20, "{over} bytes over r1");
+    }
+    end(nodes);
+}

@@ -1,0 +1,194 @@
+//! One TCP connection of a link: its socket, whether it still carries anything, and how much is under way on it.
+
+use std::fmt;
+use std::net::{IpAddr, Shutdown, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::incoming::Input;
+use super::outgoing::Output;
+use super::worker::Worker;
+use crate::fork::Kept;
+
+/// The addresses at a stream's ends, ours first. Streams with the same ones share a cable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rail {
+    pub(super) ours: IpAddr,
+    pub(super) theirs: IpAddr,
+}
+
+impl fmt::Display for Rail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} -> {}", self.ours, self.theirs)
+    }
+}
+
+/// Where a stream is in its life; it only moves down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum State {
+    Alive,
+    /// The peer has closed it, between two pieces.
+    Ended,
+    /// This end has given it up, and the peer has not said yet what came over it.
+    Lost,
+    /// Both ends know.
+    Gone,
+}
+
+/// A stream of a link.
+#[derive(Debug)]
+pub(super) struct Stream {
+    socket: Kept<TcpStream>,
+    pub(super) rail: Option<Rail>,
+    pub(super) worker: Arc<Worker>,
+    state: AtomicU8,
+    /// A task for it waits.
+    pub(super) queued: AtomicBool,
+    pub(super) output: Mutex<Output>,
+    pub(super) input: Mutex<Input>,
+    pub(super) load: Load,
+    /// Pieces that were read from it, if the peer should hear of them.
+    pub(super) acknowledge: AtomicU64,
+}
+
+impl Stream {
+    pub(super) fn new(socket: TcpStream, worker: Arc<Worker>) -> Stream {
+        let rail = match (socket.local_addr(), socket.peer_addr()) {
+            (Ok(ours), Ok(theirs)) => Some(Rail { ours: ours.ip(), theirs: theirs.ip() }),
+            _ => None,
+        };
+        Stream {
+            socket: Kept::new(socket),
+            rail,
+            worker,
+            state: AtomicU8::new(State::Alive as u8),
+            queued: AtomicBool::new(false),
+            output: Mutex::default(),
+            input: Mutex::default(),
+            load: Load::default(),
+            acknowledge: AtomicU64::new(0),
+        }
+    }
+
+    /// Nothing comes any more, and nothing gets out; `how` much of that.
+    pub(super) fn shut(&self, how: Shutdown) {
+        // Fails when the peer was first.
+        let _ = self.socket.shutdown(how);
+    }
+
+    #[inline]
+    pub(super) fn is(&self, state: State) -> bool {
+        self.state.load(Ordering::Acquire) == state as u8
+    }
+
+    /// True if it was not that far.
+    pub(super) fn becomes(&self, state: State) -> bool {
+        self.state.fetch_max(state as u8, Ordering::AcqRel) < state as u8
+    }
+
+    /// Its addresses in words.
+    pub(super) fn way(&self) -> String {
+        self.rail.map_or_else(|| "an unknown way".to_owned(), |rail| rail.to_string())
+    }
+
+    /// Bytes that the kernel has sent without an acknowledgement, if there are any, and those acknowledged so far.
+    pub(super) fn in_flight(&self) -> Option<(bool, u64)> {
+        // struct tcp_info: tcpi_unacked is the 32-bit number at 24, tcpi_bytes_acked the 64-bit number at 120.
+        const UNACKED: usize = 24;
+        const ACKED: usize = 120;
+        let mut info = [0u8; 256];
+        let mut len = info.len() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes into an array of ours of this length.
+        let status = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                info.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        };
+        if status != 0 || (len as usize) < ACKED + 8 {
+            return None;
+        }
+        let unacked = info.get(UNACKED..UNACKED + 4)?.iter().any(|byte| *byte != 0);
+        let acked = u64::from_ne_bytes(info.get(ACKED..ACKED + 8)?.try_into().ok()?);
+        Some((unacked, acked))
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// What is under way on a stream, and how fast it was so far.
+#[derive(Debug, Default)]
+pub(super) struct Load {
+    bytes: AtomicU64,
+    /// KiB per second; 0: not known.
+    rate: AtomicU64,
+}
+
+impl Load {
+    pub(super) fn add(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn rate(&self) -> u64 {
+        self.rate.load(Ordering::Relaxed)
+    }
+
+    /// So many bytes arrived within so many seconds.
+    pub(super) fn measured(&self, bytes: usize, seconds: f64) {
+        let now = (bytes as f64 / 1024.0 / seconds.max(1e-6)).max(1.0) as u64;
+        let before = self.rate();
+        self.rate.store(if before == 0 { now } else { (3 * before + now) / 4 }, Ordering::Relaxed);
+    }
+
+    /// When `more` bytes would have arrived, in no unit, at `rate` where nothing is known.
+    pub(super) fn arrival(&self, more: u64, rate: u64) -> f64 {
+        let own = if self.rate() == 0 { rate } else { self.rate() };
+        (self.bytes.load(Ordering::Relaxed) + more) as f64 / own.max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_faster_stream_is_due_until_it_has_more_under_way() {
+        let (fast, slow) = (Load::default(), Load::default());
+        assert_eq!(fast.arrival(1000, 0), slow.arrival(1000, 0), "nothing is known");
+        fast.measured(2 << 20, 1.0);
+        slow.measured(1 << 20, 1.0);
+        assert!(fast.arrival(1000, 0) < slow.arrival(1000, 0));
+        fast.add(2000);
+        assert!(fast.arrival(1000, 0) > slow.arrival(1000, 0));
+        slow.add(500);
+        assert_eq!(fast.arrival(1000, 0), slow.arrival(1000, 0));
+        fast.remove(2000);
+        // One that is new is taken for as fast as the fastest.
+        assert_eq!(Load::default().arrival(1000, fast.rate()), fast.arrival(1000, 0));
+    }
+
+    #[test]
+    fn a_state_only_moves_down() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let workers = super::super::worker::Workers::start(&crate::Config::default()).unwrap();
+        let stream = Stream::new(socket, workers.next());
+        assert_eq!(stream.way(), "127.0.0.1 -> 127.0.0.1");
+        assert!(stream.becomes(State::Lost) && !stream.becomes(State::Ended) && stream.is(State::Lost));
+        assert!(stream.becomes(State::Gone) && !stream.becomes(State::Gone));
+        assert!(stream.in_flight().is_some_and(|(unacked, _)| !unacked));
+    }
+}
