@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -152,7 +152,8 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let several = working.len() > 1;
     let sender = link::sender(name, (sockets, several), &inner.config, &inner.workers)?;
     if several {
-        let redial = Redial { handle: handle.clone(), link, ways: working, streams };
+        let next = AtomicUsize::new(streams);
+        let redial = Redial { handle: handle.clone(), link, ways: working, streams, next };
         inner.rails.watch(inner, &sender.link, Some(redial))?;
     }
     Ok(sender)
@@ -165,6 +166,8 @@ pub(super) struct Redial {
     pub(super) link: u32,
     pub(super) ways: Vec<Way>,
     streams: usize,
+    /// The number of the next stream. A number is not used again: the peer may have taken what failed here.
+    next: AtomicUsize,
 }
 
 impl Redial {
@@ -174,14 +177,13 @@ impl Redial {
         self.streams / ways + usize::from(way < self.streams % ways)
     }
 
-    /// One more stream of the connection, with a number of its own.
+    /// One more stream of the connection, and its number.
     pub(super) fn stream(
         &self,
         inner: &Inner,
         way: &Way,
-        index: usize,
         stopped: impl Fn() -> bool,
-    ) -> Result<TcpStream, String> {
+    ) -> Result<(usize, TcpStream), String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
         let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
         let reason = |f: Failure| match f {
@@ -189,10 +191,11 @@ impl Redial {
             Failure::Final(e) => e.to_string(),
         };
         let mut socket = attempt(inner, &self.handle, way, &wait).map_err(reason)?;
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
         let hello = hello(inner, &self.handle, self.link, self.streams, self.ways.len()).of_stream(index);
         let who = Peer { rank: DIALER, peer: ACCEPTOR, address: way.to.to_string() };
         greet(&mut socket, &Caller { hello, secret: self.handle.key() }, &wait, &who).map_err(reason)?;
-        Ok(socket)
+        Ok((index, socket))
     }
 }
 

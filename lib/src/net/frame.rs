@@ -19,7 +19,7 @@ pub(super) struct Frame {
 
 const PIECE: u32 = 0x7069_6563;
 
-/// What a frame without a piece says. The last four are said where several rails lead to the peer.
+/// What a frame without a piece says. All but the first are said where several rails lead to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Word {
@@ -33,10 +33,12 @@ pub(super) enum Word {
     Left = 0x6c65_6674,
     /// The answer to that: the receiver has read so many pieces from it.
     Agreed = 0x6167_7265,
+    /// The sender has this stream, which takes the place of a lost one.
+    Joined = 0x6a6f_696e,
 }
 
 impl Word {
-    const ALL: [Word; 5] = [Word::Placed, Word::Read, Word::Lost, Word::Left, Word::Agreed];
+    const ALL: [Word; 6] = [Word::Placed, Word::Read, Word::Lost, Word::Left, Word::Agreed, Word::Joined];
 }
 
 /// What a piece counts for besides its bytes: empty messages are bounded, too.

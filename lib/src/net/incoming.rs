@@ -11,7 +11,7 @@ use rustix::net::RecvFlags;
 use super::frame::{Frame, Word, charge};
 use super::link::{Left, Link, Side};
 use super::outgoing::COPIED;
-use super::stream::Stream;
+use super::stream::{State, Stream};
 use crate::config::Config;
 use crate::threads::lock;
 
@@ -444,6 +444,7 @@ impl Input {
                 (Side::In(incoming), None) => self.piece = Some((frame, incoming.target(&frame)?, 0)),
                 (Side::Out(outgoing), Some(Word::Placed)) => outgoing.placed(link, frame.tag, frame.number)?,
                 (Side::Out(outgoing), Some(Word::Read)) => outgoing.read(link, stream, frame.number)?,
+                (Side::In(_), Some(Word::Joined)) => drop(stream.becomes(State::Alive)),
                 (_, Some(word)) => link.heard(index, word, &frame)?,
                 (Side::Out(_), None) => return Err(format!("expected what this end receives, got {frame:x?}")),
             }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::frame::{Frame, Word};
 use super::incoming::Incoming;
-use super::outgoing::Outgoing;
+use super::outgoing::{Outgoing, Output};
 use super::request::{Fate, MAX_GROUP, Request, Requests};
 use super::stream::{State, Stream};
 use super::worker::{Task, Workers};
@@ -64,8 +64,10 @@ impl Link {
     ) -> Result<Arc<Link>> {
         let fate = Arc::new(Fate::default());
         let count = sockets.len();
-        let streams: Vec<OnceLock<Stream>> =
-            sockets.into_iter().map(|socket| OnceLock::from(Stream::new(socket, workers.next()))).collect();
+        let streams: Vec<OnceLock<Stream>> = sockets
+            .into_iter()
+            .map(|socket| OnceLock::from(Stream::new(socket, State::Alive, workers.next())))
+            .collect();
         let spare = std::iter::repeat_with(OnceLock::new).take(if several { SPARE } else { 0 });
         let link = Arc::new(Link {
             name,
@@ -88,7 +90,13 @@ impl Link {
     /// room for it, or the link is at its end.
     pub(super) fn add(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> bool {
         let Some(place) = self.streams.get(index) else { return false };
-        if self.is_over() || place.set(Stream::new(socket, workers.next())).is_err() {
+        let (state, output) = match self.side {
+            Side::Out(_) => (State::Alive, Output::joining(index)),
+            Side::In(_) => (State::New, Output::default()),
+        };
+        let stream = Stream::new(socket, state, workers.next());
+        *lock(&stream.output) = output;
+        if self.is_over() || place.set(stream).is_err() {
             return false;
         }
         self.serve(index);
@@ -121,11 +129,6 @@ impl Link {
     /// Those that carry something.
     pub(super) fn alive(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
         self.streams().filter(|(_, stream)| stream.is(State::Alive))
-    }
-
-    /// A number for one more stream.
-    pub(super) fn free_place(&self) -> Option<usize> {
-        self.streams.iter().position(|place| place.get().is_none())
     }
 
     /// Whether a stream of this number may be added.

@@ -303,6 +303,12 @@ impl Default for Output {
 }
 
 impl Output {
+    /// Of a stream in the place of a lost one, whose first bytes say that this end has it.
+    pub(super) fn joining(index: usize) -> Output {
+        let head = bytemuck::bytes_of(&Frame::say(Word::Joined, index as i32, 0)).to_vec();
+        Output { head, ..Output::default() }
+    }
+
     fn is_idle(&self) -> bool {
         !self.blocked && self.is_written()
     }

@@ -154,9 +154,9 @@ impl Shared {
 
     /// Makes a stream in the place of a lost one; its number.
     fn mend(&self, inner: &Inner, link: &Arc<Link>, redial: &Redial, way: &Way) -> Result<usize, String> {
-        let index = link.free_place().ok_or("too many streams were lost")?;
-        let socket = redial.stream(inner, way, index, || self.stopped())?;
-        if link.add(index, socket, &inner.workers) { Ok(index) } else { Err("the connection has ended".to_owned()) }
+        let (index, socket) = redial.stream(inner, way, || self.stopped())?;
+        let added = link.add(index, socket, &inner.workers);
+        added.then_some(index).ok_or_else(|| format!("there is no room for a stream {index}"))
     }
 }
 

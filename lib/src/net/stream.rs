@@ -28,6 +28,8 @@ impl fmt::Display for Rail {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum State {
+    /// Accepted in the place of a lost one, and the sender has not said yet that it has it, too.
+    New,
     Alive,
     /// The peer has closed it, between two pieces.
     Ended,
@@ -54,7 +56,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(socket: TcpStream, worker: Arc<Worker>) -> Stream {
+    pub(super) fn new(socket: TcpStream, state: State, worker: Arc<Worker>) -> Stream {
         let rail = match (socket.local_addr(), socket.peer_addr()) {
             (Ok(ours), Ok(theirs)) => Some(Rail { ours: ours.ip(), theirs: theirs.ip() }),
             _ => None,
@@ -63,7 +65,7 @@ impl Stream {
             socket: Kept::new(socket),
             rail,
             worker,
-            state: AtomicU8::new(State::Alive as u8),
+            state: AtomicU8::new(state as u8),
             queued: AtomicBool::new(false),
             output: Mutex::default(),
             input: Mutex::default(),
@@ -185,8 +187,9 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let workers = super::super::worker::Workers::start(&crate::Config::default()).unwrap();
-        let stream = Stream::new(socket, workers.next());
+        let stream = Stream::new(socket, State::New, workers.next());
         assert_eq!(stream.way(), "127.0.0.1 -> 127.0.0.1");
+        assert!(stream.becomes(State::Alive) && stream.is(State::Alive));
         assert!(stream.becomes(State::Lost) && !stream.becomes(State::Ended) && stream.is(State::Lost));
         assert!(stream.becomes(State::Gone) && !stream.becomes(State::Gone));
         assert!(stream.in_flight().is_some_and(|(unacked, _)| !unacked));

@@ -1,0 +1,119 @@
+//! How fast a connection of `tinynccl::net` is, the one under NVIDIA's NCCL. `scripts/net-rails.sh` runs it between
+//! network namespaces.
+//!
+//! ```text
+//! cargo run --release -p tinynccl --example net_speed                         # prints a handle
+//! cargo run --release -p tinynccl --example net_speed HANDLE [SECONDS [BYTES]]   # sends to it
+//! ```
+//! The receiver prints, at the end, megabytes per second from the first message to the last, and the longest time
+//! between two messages. Several handles, with commas between, are sent to at once.
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use tinynccl::Config;
+use tinynccl::net::{Handle, MAX_GROUP, Net, Receiver, Request, Sender};
+
+/// Messages under way.
+const DEPTH: usize = 8;
+const LARGEST: usize = 16 << 20;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let net = Net::new(&Config::from_env()?)?;
+    match arguments.first() {
+        None => receive(&net),
+        Some(handles) => {
+            let seconds = arguments.get(1).map_or(Ok(3.0), |s| s.parse())?;
+            let bytes = arguments.get(2).map_or(Ok(1 << 20), |s| s.parse())?;
+            if bytes > LARGEST {
+                return Err(format!("expected at most {LARGEST} bytes, got {bytes}").into());
+            }
+            let senders = handles.split(',').map(|h| connect(&net, h)).collect::<Result<Vec<Sender>>>()?;
+            send(&senders, bytes, Duration::from_secs_f64(seconds))
+        }
+    }
+}
+
+fn connect(net: &Net, text: &str) -> Result<Sender> {
+    let digit = |byte: &u8| (*byte as char).to_digit(16).map(|digit| digit as u8);
+    let byte = |pair: &[u8]| Some(digit(pair.first()?)? << 4 | digit(pair.get(1)?)?);
+    let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+    let handle = bytes.and_then(|bytes| bytes.try_into().ok()).ok_or("expected a handle as the receiver prints it")?;
+    let connecting = net.connect(&Handle::parse(&handle)?)?;
+    loop {
+        match connecting.poll()? {
+            Some(sender) => return Ok(sender),
+            None => std::thread::yield_now(),
+        }
+    }
+}
+
+fn send(senders: &[Sender], bytes: usize, time: Duration) -> Result<()> {
+    let data = vec![7u8; bytes];
+    let mut open: Vec<Vec<Option<&Request>>> = senders.iter().map(|_| vec![None; DEPTH]).collect();
+    let start = Instant::now();
+    while start.elapsed() < time || open.iter().flatten().any(Option::is_some) {
+        for (sender, open) in senders.iter().zip(&mut open) {
+            for place in open {
+                if let Some(request) = place
+                    && request.test(&mut [0; MAX_GROUP])?.is_some()
+                {
+                    *place = None;
+                }
+                if place.is_none() && start.elapsed() < time {
+                    // SAFETY: `data` lives until all requests are done, and nobody writes to it.
+                    *place = unsafe { sender.send(data.as_ptr(), data.len(), 0)? };
+                }
+            }
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn receive(net: &Net) -> Result<()> {
+    let (handle, listener) = net.listen()?;
+    println!("{}", handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    let receiver: Receiver = loop {
+        match listener.accept()? {
+            Some(receiver) => break receiver,
+            None => std::thread::yield_now(),
+        }
+    };
+    let mut memory = vec![vec![0u8; LARGEST]; DEPTH];
+    // SAFETY: `memory` outlives the requests, each of which has a vector of its own.
+    let mut post = |place: usize| unsafe { receiver.receive(&[(memory[place].as_mut_ptr(), LARGEST, 0)]) };
+    let mut open = (0..DEPTH).map(&mut post).collect::<tinynccl::Result<Vec<_>>>()?;
+    let (mut total, mut first, mut last, mut pause) = (0, None, Instant::now(), Duration::ZERO);
+    // The end of the connection is the end of the run.
+    'run: loop {
+        for (place, open) in open.iter_mut().enumerate() {
+            let Some(request) = *open else { break 'run };
+            let mut sizes = [0; MAX_GROUP];
+            loop {
+                match request.test(&mut sizes) {
+                    Ok(Some(_)) => break,
+                    Ok(None) => std::thread::yield_now(),
+                    Err(_) => break 'run,
+                }
+            }
+            let now = Instant::now();
+            match first {
+                None => first = Some(now),
+                Some(_) => {
+                    total += sizes[0];
+                    pause = pause.max(now - last);
+                }
+            }
+            last = now;
+            let Ok(next) = post(place) else { break 'run };
+            *open = next;
+        }
+    }
+    let time = first.map_or(Duration::ZERO, |first| last - first).as_secs_f64();
+    println!("{:.1} MB/s, longest pause {:.1} ms", total as f64 / 1e6 / time.max(1e-9), pause.as_secs_f64() * 1e3);
+    Ok(())
+}

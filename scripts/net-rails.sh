@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# How fast connections with several rails are, and what a rail costs that dies: network namespaces are nodes, and cables
+# have the rates that `tc` gives them.
+#
+#   scripts/net-rails.sh [ROUNDS]      each row ROUNDS times (3), and the median
+#
+# Needs unshare, ip and tc, and user namespaces where it is not run by root. Rates are megabits per second; the column
+# `of` compares with the sum of the cables' rates, less 5.2 % for the headers of Ethernet, IP and TCP.
+set -eu -o pipefail
+cd "$(dirname "$0")/.."
+if [[ ${1-} == -* ]]; then sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; fi
+rounds=${1:-3}
+if [[ -z ${NET_RAILS_INSIDE-} ]]; then
+    cargo build -q --release --locked -p tinynccl --example net_speed
+    export NET_RAILS_INSIDE=1
+    exec unshare -Urn "$0" "$rounds"
+fi
+program=$PWD/target/release/examples/net_speed
+work=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
+
+# Nodes a, b and c: processes that keep their networks.
+declare -A node
+for name in a b c; do
+    unshare -n sleep 3600 &
+    node[$name]=$!
+done
+for name in a b c; do
+    until [[ $(readlink "/proc/${node[$name]}/ns/net") != "$(readlink /proc/self/ns/net)" ]]; do :; done
+done
+within() { nsenter -t "${node[$1]}" -n "${@:2}"; }
+names=("a b 1" "a b 2" "b c 3" "c a 4")
+for cable in "${names[@]}"; do
+    read -r one two number <<<"$cable"
+    ip link add name "r$number" netns "${node[$one]}" type veth peer name "r$number" netns "${node[$two]}"
+    within "$one" ip addr add "10.0.$number.1/30" dev "r$number"
+    within "$two" ip addr add "10.0.$number.2/30" dev "r$number"
+done
+
+# cable NUMBER RATE: both ends; 0 takes it away.
+cable() {
+    local one two number
+    for line in "${names[@]}"; do
+        read -r one two number <<<"$line"
+        [[ $number == "$1" ]] || continue
+        for end in $one $two; do
+            if [[ $2 == 0 ]]; then
+                within "$end" ip link set "r$1" down
+            else
+                within "$end" ip link set "r$1" up
+                within "$end" tc qdisc replace dev "r$1" root tbf rate "$2mbit" burst 256kb latency 20ms
+            fi
+        done
+    done
+}
+cables() {
+    local number=1
+    for rate in "$@"; do
+        cable $number "$rate"
+        number=$((number + 1))
+    done
+    for end in "a r1" "a r2" "b r3" "c r4"; do
+        read -r name port <<<"$end"
+        if within "$name" ip -o link show "$port" | grep -q ',UP'; then
+            until within "$name" ip -o link show "$port" | grep -q 'state UP'; do :; done
+        fi
+    done
+}
+
+# flows SECONDS "FROM TO"...: all at once; the sum of their MB/s and the longest of their pauses.
+flows() {
+    local seconds=$1 from to pids=()
+    shift
+    rm -f "$work"/*
+    for flow in "$@"; do
+        read -r from to <<<"$flow"
+        within "$to" "$program" >"$work/$from$to" 2>"$work/$from$to.log" &
+        pids+=($!)
+        until [[ -s $work/$from$to ]]; do :; done
+    done
+    for flow in "$@"; do
+        read -r from to <<<"$flow"
+        within "$from" "$program" "$(head -n 1 "$work/$from$to")" "$seconds" 2>>"$work/$from$to.log" &
+        pids+=($!)
+    done
+    wait "${pids[@]}"
+    cat "$work"/?? | awk '/MB/ { sum += $1; if ($5 > most) most = $5 } END { print sum, most }'
+}
+
+median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
+
+# row TEXT SUM COMMAND...: runs it in all rounds. SUM: megabits per second of its cables.
+row() {
+    local text=$1 sum=$2
+    shift 2
+    : >"$work.rows"
+    for ((round = 0; round < rounds; round++)); do "$@" >>"$work.rows"; done
+    local speed pause
+    speed=$(awk '{ print $1 * 8 }' "$work.rows" | median)
+    pause=$(awk '{ print $2 }' "$work.rows" | median)
+    printf '%-44s %8.0f %6s %10.1f\n' "$text" "$speed" \
+        "$(awk -v s="$speed" -v all="$sum" 'BEGIN { if (all) printf "%.2f", s / (all * 0.948); else print "-" }')" "$pause"
+    rm -f "$work.rows"
+}
+
+# A cable is cut in the middle of a run, and comes back if a second time is given.
+cut_after() {
+    local seconds=$1 after=$2 back=${3-}
+    (sleep "$after"; cable 2 0; [[ -z $back ]] || { sleep "$back"; cable 2 1000; }) &
+    local cutter=$!
+    flows "$seconds" "a b"
+    wait "$cutter"
+    cable 2 1000
+}
+
+printf '%-44s %8s %6s %10s\n' 'a to b, 1 MiB, 8 under way' 'Mbit/s' of 'pause, ms'
+cables 1000 0 0 0
+row 'one cable of 1000' 1000 flows 3 "a b"
+cables 500 0 0 0
+row 'one cable of 500' 500 flows 3 "a b"
+cables 1000 1000 0 0
+row 'two of 1000' 2000 flows 3 "a b"
+cables 1000 500 0 0
+row 'one of 1000, one of 500' 1500 flows 3 "a b"
+cables 1000 100 0 0
+row 'one of 1000, one of 100' 1100 flows 3 "a b"
+cables 1000 1000 0 0
+row 'two of 1000, one cut after 1 of 3 s' 0 cut_after 3 1
+row 'the same, back after 2 of 8 s' 0 cut_after 8 1 1
+cables 1000 0 1000 1000
+row 'triangle of 1000: all six ways at once' 6000 flows 3 "a b" "b a" "b c" "c b" "c a" "a c"
