@@ -222,7 +222,8 @@ mod tests {
         assert_eq!(browser.evaluate(PREDICTED).unwrap(), json!([]));
     }
 
-    /// A picture of black lines on white, as the simulator draws it, must not be a white block on a dark page.
+    /// A picture of black lines on white, as the simulator draws it, must not be a white or black block on a dark page,
+    /// also where the box around it fades because there is more at the right.
     #[test]
     fn pictures_follow_the_books_dark_theme() {
         let Some(mut browser) = started() else { return };
@@ -230,10 +231,10 @@ mod tests {
         let svg = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 60 40'><rect width='60' height='40' fill='white'/></svg>";
         fs::write(folder.path().join("plot.svg"), svg).unwrap();
         let page = folder.path().join("x.html");
-        let mut colours = |class: &str| {
+        let mut colours = |class: &str, picture: &str| {
             let body = format!(
                 "<html class='{class}'><link rel=stylesheet href='file://{}/book.css'><body style='margin:0;background:#161923'>\
-                 <div class=schedule><img src=plot.svg></div>",
+                 <main class=content>{picture}</main>",
                 theme()
             );
             fs::write(&page, body).unwrap();
@@ -242,8 +243,14 @@ mod tests {
             browser.evaluate("document.body.style.paddingBottom = '50px'").unwrap();
             browser.colours("body").unwrap()
         };
-        // Rounding at the picture's edge is another colour.
-        assert!(colours("light") > 2, "white on the page");
-        assert!(colours("navy") <= 2, "as the page");
+        let wide = "figure class=schedule><div class=wide";
+        for box_ in
+            [wide, &format!("{wide} style='mask-image:linear-gradient(#000,#000)'"), "label class=checkbox-label"]
+        {
+            let picture = format!("<{box_}><img src=plot.svg>");
+            // Rounding at the picture's edge is another colour.
+            assert!(colours("light", &picture) > 2, "{box_}: white on the page");
+            assert!(colours("navy", &picture) <= 2, "{box_}: as the page");
+        }
     }
 }
