@@ -1,6 +1,9 @@
 // Words whose contrast with what is behind them is less than WCAG's AA asks for: 4.5, and 3 for large ones.
 (() => {
-    const parts = colour => { const all = colour.match(/[\d.]+/g).map(Number); return all.length > 3 ? all : [...all, 1]; };
+    const parts = colour => {
+        const all = colour.match(/[\d.]+/g).map(Number);
+        return all.length > 3 ? all : [...all, 1];
+    };
     const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
     const linear = part => part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4;
     const luminance = c => 0.2126 * linear(c[0]) + 0.7152 * linear(c[1]) + 0.0722 * linear(c[2]);
@@ -8,7 +11,8 @@
     const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (words.nextNode()) {
         const element = words.currentNode.parentElement, text = words.currentNode.textContent.trim();
-        if (!text || seen.has(element) || element.closest('script, style, svg, :disabled') || !element.checkVisibility()) continue;
+        if (!text || seen.has(element) || !element.checkVisibility()) continue;
+        if (element.closest('script, style, svg, :disabled')) continue;
         seen.add(element);
         const behind = [];
         let opacity = 1;
@@ -24,7 +28,8 @@
         const [light, dark] = [luminance(ink), luminance(page)].sort((a, b) => b - a);
         const ratio = (light + 0.05) / (dark + 0.05), size = parseFloat(style.fontSize);
         if (ratio < (size >= 24 || size >= 18.66 && style.fontWeight >= 700 ? 3 : 4.5))
-            found.set(`${element.tagName}.${element.className}`, `${ratio.toFixed(1)}, ${element.tagName}: ${text.slice(0, 40)}`);
+            found.set(`${element.tagName}.${element.className}`,
+                `${ratio.toFixed(1)}, ${element.tagName}: ${text.slice(0, 40)}`);
     }
     return [...found.values()].slice(0, 5);
 })()
