@@ -6,7 +6,8 @@
 #   scripts/book.sh check     build, and run every command whose output the book shows, and compare
 #   scripts/book.sh bless     run those commands and keep what they print
 #   scripts/book.sh look      every page of the built book in headless Chromium, 1280 and 390 pixels wide: fails on what sticks
-#                             out and on errors in the console; screenshots into target/book-shots, none with --quiet.
+#                             out, on words whose contrast is too low (WCAG AA) and on errors in the console; screenshots into
+#                             target/book-shots, none with --quiet.
 #                             --only PART: only pages whose path contains PART; --dark: in the dark theme
 #   scripts/book.sh serve     build, and serve it on http://127.0.0.1:4780
 #

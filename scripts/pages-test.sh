@@ -36,12 +36,12 @@ run one-shot
 check() { "$target/tinynccl-book" click --pictures "$1" "${@:2}"; }
 check "$folder/pictures" "$folder"/*.html
 
-# The check can fail: an error in the script, a picture that is too wide, and a button that does nothing are found.
+# The check can fail: an error in the script, words that are too wide, and a button that does nothing are found.
 broken="$folder/broken"
 mkdir -p "$broken"
 good="$folder/all-reduce-ring-4.html"
 sed 's/<script>/<script>console.error("broken");/' "$good" >"$broken/console.html"
-sed 's/svg{width:100%/svg{width:900px/' "$good" >"$broken/wide.html"
+sed 's/}p{margin/}p{width:900px;margin/' "$good" >"$broken/wide.html"
 sed "s/getElementById('forward').onclick/getElementById('forward').none/" "$good" >"$broken/button.html"
 run="$folder/run-ring.html"
 sed "s/\$('call').onclick/\$('call').none/" "$run" >"$broken/next.html"

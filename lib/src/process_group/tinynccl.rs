@@ -1,7 +1,7 @@
 //! Backend `tinynccl`: the communicator itself, and a device communicator where the group has GPUs.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
 
@@ -10,6 +10,9 @@ use crate::comm::engine::bound::Bound;
 use crate::comm::{Comm, Inner, RawCall};
 use crate::cuda::{self, DeviceComm, Stream};
 use crate::error::{Error, Result};
+
+/// How long a call that is overdue may take to say why.
+const OWN_ERROR: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Tinynccl {
@@ -66,11 +69,16 @@ impl Backend for Tinynccl {
         self.device.as_ref().map_or(Ok(()), DeviceComm::check)
     }
 
-    /// Kernels have their own deadline and name the rank that they waited for. If none did, other work holds the
-    /// stream.
+    /// Kernels and the hosts' calls have the same deadline, and name the rank that they waited for. They began a little
+    /// later, so they get a moment. If none fails, other work holds the stream.
     fn overdue(&self, op: &str, waited: Duration) -> Error {
         let rank = self.device.as_ref().map_or(0, DeviceComm::rank);
-        let failure = self.check().err();
+        let end = Instant::now() + OWN_ERROR;
+        let mut failure = self.check().err();
+        while failure.is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+            failure = self.check().err();
+        }
         self.abort("overdue");
         failure.unwrap_or_else(|| Error::Timeout {
             op: op.to_owned(),

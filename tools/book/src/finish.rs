@@ -17,8 +17,9 @@ use crate::paths::{repository, to_top};
 const STYLE: &str = "body{margin:0;font-family:sans-serif}header{padding:.6rem 1rem;border-bottom:1px solid #8888}\
     pre{margin:0;padding:.5rem 0;overflow-x:auto;font-size:.85rem;line-height:1.45}\
     pre span{display:block;padding-right:1rem}pre span:target{background:#ffd54f66}\
-    pre a{display:inline-block;width:3.5rem;margin-right:1rem;text-align:right;color:#888;text-decoration:none;user-select:none}\
-    li{margin:.3rem 0}@media(prefers-color-scheme:dark){body{background:#161923;color:#bcbdd0}a{color:#6da8ff}}";
+    pre a{display:inline-block;width:3.5rem;margin-right:1rem;text-align:right;color:#757575;text-decoration:none;user-select:none}\
+    li{margin:.3rem 0}@media(prefers-color-scheme:dark){body{background:#161923;color:#bcbdd0}a{color:#6da8ff}\
+    pre a{color:#8a8d9e}}";
 
 /// The records of measurements, each a page. Its README, which lists them, stands in the sidebar for all.
 const RECORDS: &str = "repository/docs/benchmarks/";

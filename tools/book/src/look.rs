@@ -30,6 +30,9 @@ const OVERFLOW: &str = "(() => {
     return out.slice(0, 5);
 })()";
 
+/// Words that are hard to read, each with its contrast.
+const CONTRAST: &str = include_str!("contrast.js");
+
 /// Steps through an animation to its end.
 const STEP: &str =
     "(() => { const b = document.getElementById('forward'); if (b) for (let i = 0; i < 40; i++) b.click(); })()";
@@ -68,7 +71,7 @@ pub(crate) fn run(book: &Path, shots: Option<&Path>, only: &str, dark: bool) -> 
         }
     }
     crate::none_wrong(&wrong, |wrong| format!("{wrong} things to mend on {looked} pages"))?;
-    println!("{looked} pages at 1280 and 390 pixels: nothing sticks out, no errors in the console");
+    println!("{looked} pages at 1280 and 390 pixels: nothing sticks out, words can be read, no errors in the console");
     Ok(())
 }
 
@@ -85,6 +88,11 @@ fn look(browser: &mut Browser, page: &Path, (wide, high, phone): (u32, u32, bool
     let found = browser.evaluate(&OVERFLOW.replace("WIDTH", &wide.to_string()))?;
     let mut wrong: Vec<String> =
         found.as_array().into_iter().flatten().filter_map(Value::as_str).map(|s| format!("too wide: {s}")).collect();
+    // The theme is the same at every width.
+    if !phone {
+        let found = browser.evaluate(CONTRAST)?;
+        wrong.extend(found.as_array().into_iter().flatten().filter_map(Value::as_str).map(|s| format!("contrast {s}")));
+    }
     wrong.extend(browser.complaints().into_iter().map(|c| format!("console: {c}")));
     Ok(wrong)
 }
@@ -119,6 +127,25 @@ mod tests {
     fn theme() -> String {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/theme");
         fs::canonicalize(folder).unwrap().display().to_string()
+    }
+
+    #[test]
+    fn words_that_are_hard_to_read_are_found() {
+        let Some(mut browser) = started() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let page = folder.path().join("x.html");
+        let mut found = |body: &str| {
+            fs::write(&page, format!("<body style='background:#161923;color:#bcbdd0'>{body}")).unwrap();
+            look(&mut browser, &page, SCREENS[0], false).unwrap()
+        };
+        assert_eq!(
+            found("<p>light on dark</p><p style='color:#2b79a2;display:none'>not shown</p>"),
+            Vec::<String>::new()
+        );
+        assert_eq!(found("<p>a <a style='color:#2b79a2'>dark link</a></p>"), ["contrast 3.6, A: dark link"]);
+        assert_eq!(found("<p style='color:#2b79a2;font-size:24px'>large</p>"), Vec::<String>::new());
+        assert_eq!(found("<p style='opacity:.4'>faint</p>").len(), 1);
+        assert_eq!(found("<pre style='background:#eee'>on a light box</pre>").len(), 1);
     }
 
     #[test]
@@ -222,7 +249,8 @@ mod tests {
         assert_eq!(browser.evaluate(PREDICTED).unwrap(), json!([]));
     }
 
-    /// A picture of black lines on white, as the simulator draws it, must not be a white block on a dark page.
+    /// A picture of black lines on white, as the simulator draws it, must not be a white or black block on a dark page,
+    /// also where the box around it fades because there is more at the right.
     #[test]
     fn pictures_follow_the_books_dark_theme() {
         let Some(mut browser) = started() else { return };
@@ -230,10 +258,10 @@ mod tests {
         let svg = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 60 40'><rect width='60' height='40' fill='white'/></svg>";
         fs::write(folder.path().join("plot.svg"), svg).unwrap();
         let page = folder.path().join("x.html");
-        let mut colours = |class: &str| {
+        let mut colours = |class: &str, picture: &str| {
             let body = format!(
                 "<html class='{class}'><link rel=stylesheet href='file://{}/book.css'><body style='margin:0;background:#161923'>\
-                 <div class=schedule><img src=plot.svg></div>",
+                 <main class=content>{picture}</main>",
                 theme()
             );
             fs::write(&page, body).unwrap();
@@ -242,8 +270,14 @@ mod tests {
             browser.evaluate("document.body.style.paddingBottom = '50px'").unwrap();
             browser.colours("body").unwrap()
         };
-        // Rounding at the picture's edge is another colour.
-        assert!(colours("light") > 2, "white on the page");
-        assert!(colours("navy") <= 2, "as the page");
+        let wide = "figure class=schedule><div class=wide";
+        for box_ in
+            [wide, &format!("{wide} style='mask-image:linear-gradient(#000,#000)'"), "label class=checkbox-label"]
+        {
+            let picture = format!("<{box_}><img src=plot.svg>");
+            // Rounding at the picture's edge is another colour.
+            assert!(colours("light", &picture) > 2, "{box_}: white on the page");
+            assert!(colours("navy", &picture) <= 2, "{box_}: as the page");
+        }
     }
 }

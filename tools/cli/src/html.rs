@@ -111,13 +111,14 @@ fn drawing(out: &mut String, played: &Played, rounds: &[Round]) {
     // Names and arrows beside the strips need some room.
     let (left, top) = (least(|p| p.0) - (wide / 2.0).max(32.0) - 8.0, least(|p| p.1) - high / 2.0 - 28.0);
     let (right, bottom) = (most(|p| p.0) + (wide / 2.0).max(32.0) + 8.0, most(|p| p.1) + high / 2.0 + 26.0);
-    // Not larger than twice.
+    // Not larger than twice, and not so small that the numbers of parts cannot be read: on a phone it scrolls instead.
     let _ = write!(
         out,
-        "<svg viewBox=\"{left:.0} {top:.0} {:.0} {:.0}\" style=\"max-width:{:.0}px;margin:.6rem auto\" role=\"img\" \
-         aria-label=\"{}\">{DEFS}",
+        "<div class=\"scroll\"><svg viewBox=\"{left:.0} {top:.0} {:.0} {:.0}\" \
+         style=\"min-width:{:.0}px;max-width:{:.0}px;margin:.6rem auto\" role=\"img\" aria-label=\"{}\">{DEFS}",
         right - left,
         bottom - top,
+        0.6 * (right - left),
         2.0 * (right - left),
         played.title()
     );
@@ -167,7 +168,7 @@ fn drawing(out: &mut String, played: &Played, rounds: &[Round]) {
         let _ = write!(out, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\" fill=\"{fill}\"/>", x - 26.0, top - 4.0);
         let _ = write!(out, "<text x=\"{:.1}\" y=\"{top:.1}\" class=\"name\" {FONT}>rank {rank}</text>", x - 16.0);
     }
-    out.push_str("</svg>\n");
+    out.push_str("</svg></div>\n");
 }
 
 /// The contents of the messages that arrive at one rank: the ranks whose data is in them.

@@ -13,10 +13,28 @@ const GAP: f64 = 4.0;
 /// Of the words beside strips.
 pub(crate) const FONT: &str = "font-family=\"sans-serif\" font-size=\"11\" fill=\"#222\"";
 
-/// A rank's colour: hues spread evenly.
+/// A rank's colour: hues spread evenly, each as light as it must be to stand out from white and from a dark page, also
+/// inverted, as the book shows pictures in its dark themes.
 pub(crate) fn colour(rank: usize, ranks: usize) -> String {
+    let hue = 360.0 * rank as f64 / ranks as f64;
     // Neighbours differ in lightness too, for those who see hues alike.
-    format!("hsl({:.0},70%,{}%)", 360.0 * rank as f64 / ranks as f64, if rank.is_multiple_of(2) { 45 } else { 65 })
+    let wanted = if rank.is_multiple_of(2) { 0.14 } else { 0.28 };
+    let lightness = (0..100).find(|&percent| luminance(rgb(hue, f64::from(percent) / 100.0)) >= wanted).unwrap_or(50);
+    format!("hsl({hue:.0},70%,{lightness}%)")
+}
+
+/// Red, green and blue of a hue in degrees, as CSS computes them; its saturation is 70 %.
+fn rgb(hue: f64, lightness: f64) -> [f64; 3] {
+    [0.0, 8.0, 4.0].map(|offset| {
+        let k = (offset + hue / 30.0) % 12.0;
+        lightness - 0.7 * lightness.min(1.0 - lightness) * (k - 3.0).min(9.0 - k).clamp(-1.0, 1.0)
+    })
+}
+
+/// How light a colour is, from 0 to 1, by WCAG's definition.
+fn luminance(rgb: [f64; 3]) -> f64 {
+    let linear = rgb.map(|part| if part <= 0.04045 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) });
+    0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 }
 
 /// A cell: its number, over one line of colour for each rank whose input is in it; empty where nothing is yet.
@@ -148,3 +166,28 @@ pub(crate) fn describe(played: &Played, message: &Message) -> String {
 /// The tip of arrows.
 pub(crate) const DEFS: &str = "<defs><marker id=\"head\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"5\" \
      markerHeight=\"5\" orient=\"auto\"><path d=\"M0,0 L8,4 L0,8 z\" fill=\"#444\"/></marker></defs>";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// WCAG asks for a contrast of 3 between a picture's parts and what is behind them.
+    #[test]
+    fn every_ranks_colour_stands_out_from_white_and_from_the_dark_page() {
+        let contrast = |a: f64, b: f64| (a.max(b) + 0.05) / (a.min(b) + 0.05);
+        let dark = luminance([0x16, 0x19, 0x23].map(|part| f64::from(part) / 255.0));
+        for (rank, ranks) in (1..=16).flat_map(|ranks| (0..ranks).map(move |rank| (rank, ranks))) {
+            let colour = colour(rank, ranks);
+            let inner = colour.strip_prefix("hsl(").and_then(|rest| rest.strip_suffix("%)")).unwrap();
+            let (hue, lightness) = inner.split_once(",70%,").unwrap();
+            let plain = rgb(hue.parse().unwrap(), lightness.parse::<f64>().unwrap() / 100.0);
+            // invert(1) hue-rotate(180deg), by the matrices of CSS.
+            let luma = 0.213 * plain[0] + 0.715 * plain[1] + 0.072 * plain[2];
+            let inverted = plain.map(|part| (1.0 - 2.0 * luma + part).clamp(0.0, 1.0));
+            for (shown, behind) in [(plain, 1.0), (plain, dark), (inverted, dark)] {
+                let shown = luminance(shown);
+                assert!(contrast(shown, behind) >= 3.0, "rank {rank} of {ranks}: {colour} on {behind:.3}");
+            }
+        }
+    }
+}

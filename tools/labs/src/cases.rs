@@ -27,6 +27,7 @@ const fn mended(name: &'static str, steps: &'static [&'static str], says: &'stat
 /// Labs that need a device which pins pages, and are built with the feature `verbs`.
 pub(crate) const PINNING: [&str; 1] = ["stale-registration"];
 
+const DONE: [&str; 2] = ["rank 0: done", "rank 1: done"];
 const LAUNCHER: &str = r"^\[launcher\] rank \d+ (exited|was killed|did not end)";
 const ABORTED: &str = r"^\[rank \d+\] error: .*: the communicator was aborted: rank \d+: ";
 const LOST: &str = r"^\[rank \d+\] error: .*rank \d+ lost rank \d+ \(";
@@ -123,4 +124,42 @@ pub(crate) const CASES: &[Case] = &[
     failure("slow-gpu-apart", &["slow-gpu --apart"], &["rank 0: backward", "rank 1: backward"]),
     failure("slow-gpu-nccl", &["slow-gpu --apart --backend=nccl"], &["rank 0: backward", "rank 1: backward"]),
     mended("slow-gpu-fixed", &["slow-gpu --apart --fixed"], &["rank 0: backward", "rank 1: backward"]),
+    failure(
+        "missing-group-start",
+        &["TINYNCCL_CUDA_PATH=hosted missing-group-start"],
+        &["which waits for rank", "messages that cross belong into one group, or into send_recv"],
+    ),
+    failure(
+        "missing-group-start-nccl",
+        &["missing-group-start --backend=nccl"],
+        &["by backend nccl", "made no progress"],
+    ),
+    mended("missing-group-start-small", &["TINYNCCL_CUDA_PATH=hosted missing-group-start --bytes=4096"], &DONE),
+    mended("missing-group-start-fixed", &["TINYNCCL_CUDA_PATH=hosted missing-group-start --fixed"], &DONE),
+    failure(
+        "gpu-dead-rank",
+        &["TINYNCCL_CUDA_PATH=hosted gpu-dead-rank"],
+        &["rank 1 was killed by signal 9 (SIGKILL)", "lost rank 1"],
+    ),
+    failure(
+        "gpu-dead-rank-nccl",
+        &["gpu-dead-rank --backend=nccl"],
+        &["has not ended for 10 s, and no call has failed"],
+    ),
+    mended("gpu-dead-rank-fixed", &["TINYNCCL_CUDA_PATH=hosted gpu-dead-rank --fixed"], &["rank 1: 100 steps done"]),
+    Case {
+        // Which interfaces there are is this machine's affair.
+        may: &[r"^\[rank \d\] error: TINYNCCL_IFNAME=.*; interfaces that are up: ", LAUNCHER],
+        ..failure("gpu-wrong-interface", &["gpu-wrong-interface"], &["no interface's name begins with \"nowhere0\""])
+    },
+    failure("gpu-wrong-interface-nccl", &["gpu-wrong-interface --backend=nccl"], &["no socket interface found"]),
+    mended(
+        "gpu-wrong-interface-fixed",
+        &["TINYNCCL_CUDA_PATH=hosted gpu-wrong-interface --fixed"],
+        &["rank 1: all_reduce works"],
+    ),
 ];
+
+/// Cases over NVIDIA's NCCL whose output no page has yet: a run on two GPUs says whether their words are there.
+pub(crate) const NOT_RECORDED: [&str; 3] =
+    ["missing-group-start-nccl", "gpu-dead-rank-nccl", "gpu-wrong-interface-nccl"];

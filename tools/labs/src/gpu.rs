@@ -32,24 +32,47 @@ enum Library {
     Nccl,
 }
 
+/// The two ranks: a call fails after 5 s without progress.
+pub(crate) fn job() -> Job {
+    // On GPUs a call that differs is an invalid one.
+    Job::new(2, 5, |e| match e {
+        Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. } => true,
+        other => other.to_string().contains(" disagree: "),
+    })
+}
+
 impl Options {
-    /// Starts the two ranks, or is one of them. Each has a GPU of its own; a call fails after 5 s without progress.
+    pub(crate) fn is_nccl(&self) -> bool {
+        self.backend == Library::Nccl
+    }
+
+    /// Starts the two ranks, or is one of them. Each has a GPU of its own, and compiles kernels.
     pub(crate) fn run(&self, rank: impl FnOnce(&ProcessGroup, &Arc<CudaContext>) -> Result<()>) -> Result<u8> {
+        self.start(&job(), true, rank)
+    }
+
+    /// As [`Options::run`], without kernels of the lab's own.
+    pub(crate) fn run_job(
+        &self,
+        job: &Job,
+        rank: impl FnOnce(&ProcessGroup, &Arc<CudaContext>) -> Result<()>,
+    ) -> Result<u8> {
+        self.start(job, false, rank)
+    }
+
+    fn start(
+        &self,
+        job: &Job,
+        kernels: bool,
+        rank: impl FnOnce(&ProcessGroup, &Arc<CudaContext>) -> Result<()>,
+    ) -> Result<u8> {
         if !launch::is_rank() {
             // A wrong setting is the user's, not this machine's.
             let config = Config::from_env()?;
-            self.check(&config).map_err(|why| CannotRunHere(why.to_string()))?;
+            self.check(&config, kernels).map_err(|why| CannotRunHere(why.to_string()))?;
         }
-        let backend = match self.backend {
-            Library::Tinynccl => BackendType::Tinynccl,
-            Library::Nccl => BackendType::Nccl,
-        };
-        // On GPUs a call that differs is an invalid one.
-        let ends = |e: &Error| match e {
-            Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. } => true,
-            other => other.to_string().contains(" disagree: "),
-        };
-        Job::new(2, 5, ends).run(|comm| {
+        let backend = if self.is_nccl() { BackendType::Nccl } else { BackendType::Tinynccl };
+        job.run(|comm| {
             let group = ProcessGroup::new(comm, backend, Device::LocalRank)?;
             let context = group.device().context("the group has no GPU")?;
             // cudarc would order the streams for us; a program over NCCL's C interface orders its own.
@@ -60,11 +83,13 @@ impl Options {
         })
     }
 
-    fn check(&self, config: &Config) -> Result<()> {
+    fn check(&self, config: &Config, kernels: bool) -> Result<()> {
         let gpus = cuda::device_count()?;
         anyhow::ensure!(gpus >= 2, "it needs two GPUs, and the driver sees {gpus}");
-        cuda::nvrtc()?;
-        if self.backend == Library::Nccl {
+        if kernels {
+            cuda::nvrtc()?;
+        }
+        if self.is_nccl() {
             nccl_library(config)?;
         }
         Ok(())

@@ -4,6 +4,11 @@ use std::io::Write as _;
 
 use crate::outputs::typed;
 
+/// Labs whose trace shows the waits that they are about, for `waits`.
+const WAITS: [&str; 4] = ["dead-rank", "stopped-rank", "missing-group", "slow-link"];
+/// The lab with few enough packets to print them, for `packets`.
+const PACKETS: &str = "wrong-icrc";
+
 const TABLE: &str = include_str!("../../../docs/book/src/labs/README.md");
 
 /// A row of the table.
@@ -52,13 +57,16 @@ impl Page {
         if fixed {
             return format!("\nCause, fix, and what NCCL does: {page}\n");
         }
-        let trace = format!("{}.json", self.lab);
-        format!(
-            "\nThe hunt:   {page}\nThe trace:  {}\n            {}\nMended:     {}\n",
-            typed(&format!("TINYNCCL_TRACE={trace} {}", self.lab)),
-            typed(&format!("waits {trace}")),
-            typed(&format!("{} --fixed", self.lab)),
-        )
+        let traced = |variable: &str, trace: &str, reader: &str| {
+            let record = typed(&format!("{variable}={trace} {}", self.lab));
+            format!("The trace:  {record}\n            {}\n", typed(&format!("{reader} {trace}")))
+        };
+        let trace = match self.lab {
+            lab if WAITS.contains(&lab) => traced("TINYNCCL_TRACE", &format!("{lab}.json"), "waits"),
+            lab if lab == PACKETS => traced("TINYROCE_TRACE", &format!("{lab}.pcap"), "packets"),
+            _ => String::new(),
+        };
+        format!("\nThe hunt:   {page}\n{trace}Mended:     {}\n", typed(&format!("{} --fixed", self.lab)))
     }
 }
 

@@ -43,13 +43,15 @@ pub(crate) struct Job {
     announced: fn(&Error) -> bool,
     settings: &'static [(&'static str, &'static str)],
     code: i32,
+    grace: Duration,
 }
 
 impl Job {
     /// `ranks` ranks, whose calls fail after `timeout` seconds without progress unless the environment says otherwise.
     /// In the failure of this lab an `announced` error ends a rank.
     pub(crate) fn new(ranks: usize, timeout: u32, announced: fn(&Error) -> bool) -> Job {
-        Job { ranks, timeout, announced, settings: &[], code: FAILED_AS_ANNOUNCED.into() }
+        let code = FAILED_AS_ANNOUNCED.into();
+        Job { ranks, timeout, announced, settings: &[], code, grace: Duration::from_secs(2) }
     }
 
     /// Variables for every rank, unless they are set.
@@ -60,6 +62,11 @@ impl Job {
     /// A signal kills a rank in the failure of this lab; the launcher's exit code then is 128 and the signal.
     pub(crate) fn killed_by(self, signal: Signal) -> Job {
         Job { code: 128 + signal.as_raw(), ..self }
+    }
+
+    /// How long the other ranks may go on when one has ended, before the launcher ends them.
+    pub(crate) fn grace(self, grace: Duration) -> Job {
+        Job { grace, ..self }
     }
 
     /// Starts the ranks, or is one of them.
@@ -78,7 +85,7 @@ impl Job {
         let timeout = self.timeout.to_string();
         // The figures of the cost model are the built-in ones, so that every machine chooses the same algorithms.
         let always = [("TINYNCCL_TIMEOUT", timeout.as_str()), ("TINYNCCL_TUNE", "off")];
-        let mut launcher = Launcher::new(self.ranks).kill_grace(Duration::from_millis(200));
+        let mut launcher = Launcher::new(self.ranks).grace(self.grace).kill_grace(Duration::from_millis(200));
         for (name, value) in always.iter().chain(self.settings) {
             if std::env::var_os(name).is_none() {
                 launcher = launcher.env(name, value);

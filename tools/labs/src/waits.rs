@@ -19,7 +19,8 @@ pub(crate) struct Waits {
 
 pub(crate) fn print(trace: &Path) -> Result<()> {
     let waits = read(trace)?;
-    ensure!(!waits.links.is_empty(), "{}: no messages over links in it", trace.display());
+    let empty = waits.links.is_empty() && waits.waits.is_empty();
+    ensure!(!empty, "{}: neither messages over links nor waits in it", trace.display());
     print!("{waits}");
     Ok(())
 }
@@ -55,7 +56,10 @@ impl Waits {
 impl std::fmt::Display for Waits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut out = String::new();
-        writeln!(out, "link        messages   under way: median us")?;
+        // Ranks that share memory need no links.
+        if !self.links.is_empty() {
+            writeln!(out, "link        messages   under way: median us")?;
+        }
         for ((from, to), times) in &self.links {
             writeln!(out, "{from} -> {to}      {:>8}   {:>20.1}", times.len(), median(times).unwrap_or(0.0))?;
         }

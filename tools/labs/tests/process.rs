@@ -12,10 +12,14 @@ fn labs() -> Command {
 
 /// Compares all outputs of a lab with those of the book.
 fn as_in_the_book(lab: &str) {
+    check(&mut labs(), lab);
+}
+
+/// What `labs`, with its surroundings, prints of this comparison.
+fn check(check: &mut Command, lab: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src/labs/outputs");
-    let mut check = labs();
     check.args(["outputs", "--check"]).arg(folder).arg(lab);
-    let outcome = testing::run_for(&mut check, Duration::from_secs(200));
+    let outcome = testing::run_for(check, Duration::from_secs(200));
     let (success, text) = (outcome.success(), outcome.stdout + &outcome.stderr);
     for line in text.lines().filter_map(|line| line.strip_prefix("SKIPPED")) {
         testing::skipped("a lab", line.trim_start_matches(": "));
@@ -25,6 +29,7 @@ fn as_in_the_book(lab: &str) {
         "TINYNCCL_TEST_VERBS is set, but {text}"
     );
     assert!(success, "{text}");
+    text
 }
 
 macro_rules! labs {
@@ -65,6 +70,25 @@ labs! {
     gpu_full: "gpu-full";
     flapping_rail: "flapping-rail";
     slow_gpu: "slow-gpu";
+    missing_group_start: "missing-group-start";
+    gpu_dead_rank: "gpu-dead-rank";
+    gpu_wrong_interface: "gpu-wrong-interface";
+}
+
+/// Labs without kernels of their own, over this library: on any machine, with a stand-in for CUDA's driver.
+#[test]
+fn labs_on_gpus_that_need_no_kernel() {
+    for lab in ["missing-group-start", "gpu-dead-rank", "gpu-wrong-interface"] {
+        let mut labs = labs();
+        labs.env("LD_LIBRARY_PATH", cuda_standin::folder().unwrap()).env_remove("CUDA_VISIBLE_DEVICES");
+        // NVIDIA's NCCL asks for another driver.
+        labs.env("TINYNCCL_NCCL_LIB", "/nowhere");
+        let text = check(&mut labs, lab);
+        for case in ["", "-fixed"] {
+            assert!(text.contains(&format!("{lab}{case}: as in the book")), "{text}");
+        }
+        assert!(text.contains(&format!("SKIPPED: {lab}-nccl: error: this lab cannot run here: ")), "{text}");
+    }
 }
 
 /// In a ring with a slow link all ranks are equally slow; how long messages are under way tells which link it is.
@@ -80,6 +104,24 @@ fn the_trace_names_the_slow_link() {
     });
     let slowest = times.max_by(|a, b| a.1.total_cmp(&b.1)).expect("a table");
     assert_eq!(slowest.0, "2 -> 3", "{text}");
+}
+
+/// The commands that a run names at its end can be typed as they stand.
+#[test]
+fn the_trace_that_a_run_names_can_be_read() {
+    for lab in ["dead-rank", "stopped-rank", "missing-group", "wrong-icrc"] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = labs();
+        run.arg(lab).current_dir(&folder);
+        run.env("TINYNCCL_TRACE", format!("{lab}.json")).env("TINYROCE_TRACE", format!("{lab}.pcap"));
+        let outcome = testing::run_for(&mut run, Duration::from_secs(100));
+        assert_eq!(outcome.code, Some(3), "{lab}: {}", outcome.stderr);
+        let mut lines = outcome.stdout.lines().skip_while(|line| !line.starts_with("The trace:"));
+        let reader = lines.nth(1).and_then(|line| line.trim().strip_prefix("cargo run -p labs -- "));
+        let reader = reader.unwrap_or_else(|| panic!("{lab} names no trace: {}", outcome.stdout));
+        let text = output(labs().args(reader.split(' ')).current_dir(&folder));
+        assert!(text.contains("wait for") || text.contains("psn"), "{lab}: {text}");
+    }
 }
 
 /// A request of each kind, of which a packet is lost: the chapter "Inside the card" shows these.
@@ -139,11 +181,13 @@ fn wrong_usage_is_one_line_and_a_code() {
         (&["packets", "Cargo.toml"], 1, "Cargo.toml is no trace of a card"),
         (&["wire", "sunshine"], 2, "sunshine"),
         (&["dead-rank", "--broken"], 2, "--broken"),
+        (&["gpu-dead-rank", "--backend=gloo"], 2, "gloo"),
+        (&["missing-group-start", "--bytes=many"], 2, "many"),
     ] {
         refused(labs().args(arguments), code, &[words]);
     }
     // Not this machine's lack of GPUs.
-    for lab in ["gpu-counts", "dead-rank"] {
+    for lab in ["gpu-counts", "gpu-dead-rank", "dead-rank"] {
         refused(labs().arg(lab).env("TINYNCCL_TIMEOUT", "soon"), 1, &["TINYNCCL_TIMEOUT=\"soon\""]);
     }
 }

@@ -26,9 +26,11 @@ const middles=runs.flatMap(r=>r.messages.map(m=>(m.left+m.there)/2)).sort((a,b)=
 const lengths=runs.flatMap(r=>r.calls.map(c=>c.end-c.begin)).sort((a,b)=>a-b);
 const usual=Math.max(1000,lengths.length?lengths[lengths.length>>1]:(end-begin)/50);
 let now=starts.length?starts[0]:begin,wide=usual*1.5,frame=null,before=0,skipped='',colour=[],ink={};
-// `?call=WORDS` opens the page at the last call of the first run whose name has these words.
-const asked=new URLSearchParams(location.search).get('call'),opened=asked&&runs[0].calls.filter(c=>runs[0].names[c.name].includes(asked)).pop();
-if(opened)now=opened.begin;
+// `?call=WORDS` opens the page at the last call whose name has these words; where runs end at different times, at that of
+// the run that ends first, so that each shows something.
+const asked=new URLSearchParams(location.search).get('call');
+const opened=asked?runs.map(r=>r.calls.filter(c=>r.names[c.name].includes(asked)).pop()).filter(Boolean):[];
+if(opened.length)now=Math.min(...opened.map(c=>c.begin));
 // The first index whose value is above `x`.
 function above(n,value,x){let a=0,b=n;while(a<b){const m=(a+b)>>1;if(value(m)>x)b=m;else a=m+1;}return a;}
 // The innermost slice of a track at a time, or null.

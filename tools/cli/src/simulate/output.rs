@@ -64,7 +64,8 @@ fn full(out: &mut String, case: &Case, links: usize) {
     let _ = writeln!(out, "\nrates   algbw {:.2}, busbw {:.2} GB/s", algbw * 1e-9, busbw * 1e-9);
     let bound = report.bandwidth_bound();
     let _ = writeln!(out, "bound   {} us, the fullest link alone: {:.0}%", us(bound), percent(bound, case));
-    let _ = writeln!(out, "\nthe critical path, {:.0} messages, is made of", report.hops);
+    let plural = if report.hops.round() == 1.0 { "" } else { "s" };
+    let _ = writeln!(out, "\nthe critical path, {:.0} message{plural}, is made of", report.hops);
     for (name, time) in &report.critical {
         let _ = writeln!(out, "  {:>5.1}%  {:>14} us  {name}", percent(*time, case), us(*time));
     }

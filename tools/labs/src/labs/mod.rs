@@ -3,11 +3,14 @@
 mod dead_rank;
 mod flapping_rail;
 mod gpu_counts;
+mod gpu_dead_rank;
 mod gpu_full;
 mod gpu_stream;
+mod gpu_wrong_interface;
 mod lossy_link;
 mod mismatched_counts;
 mod missing_group;
+mod missing_group_start;
 mod order;
 mod rdma;
 mod shm_full;
@@ -65,6 +68,12 @@ pub(crate) enum Lab {
     FlappingRail(flapping_rail::Options),
     /// Two GPUs train in step; one of them has another job as well.
     SlowGpu(slow_gpu::Options),
+    /// Two GPUs send to each other before they receive.
+    MissingGroupStart(missing_group_start::Options),
+    /// One of two ranks is killed while the other one's GPU waits for it.
+    GpuDeadRank(gpu::Options),
+    /// Two GPUs, and a variable that names an interface which this host does not have.
+    GpuWrongInterface(gpu::Options),
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -94,6 +103,9 @@ impl Lab {
             Lab::GpuFull(options) => gpu_full::run(options),
             Lab::FlappingRail(options) => flapping_rail::run(options),
             Lab::SlowGpu(options) => slow_gpu::run(options),
+            Lab::MissingGroupStart(options) => missing_group_start::run(options),
+            Lab::GpuDeadRank(options) => gpu_dead_rank::run(options),
+            Lab::GpuWrongInterface(options) => gpu_wrong_interface::run(options),
             Lab::StaleRegistration(options) => rdma::stale_registration::run(options.fixed),
             Lab::RnrStorm(options) => rdma::rnr_storm::run(options.fixed),
         }
