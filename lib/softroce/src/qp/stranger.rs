@@ -115,7 +115,8 @@ impl Victim {
             let at = base.wrapping_add(region_range(region).start);
             table.insert(Region { pd, at, len: REGION, iova: iova(region), access }).expect("room")
         });
-        let cq = Cq::new(1024, 0, None, None, None);
+        // Each posted request completes once; what a program of 1024 completions costs, every run would pay.
+        let cq = Cq::new(2 * SLOTS, 0, None, None, None);
         let srq = shares_receives.then(|| Srq::new(1, SLOTS, 2, 0, Some(events.clone())));
         let parts = Parts {
             qpn: QPN,
