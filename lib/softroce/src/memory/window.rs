@@ -212,9 +212,12 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::{Duration, Instant};
+
     use proptest::prelude::*;
 
-    use super::super::Region;
+    use super::super::{Region, copy_in};
     use super::*;
 
     const BY: Asker = Asker { pd: 1, qpn: 7 };
@@ -336,5 +339,56 @@ mod tests {
         table.remove_window(key);
         let again = table.add_window(1, WindowKind::Any).expect("room");
         assert!(again != key && again >> 8 == key >> 8);
+    }
+
+    /// When a request that takes a window back has completed, no thread is at work with the old key, however it came in
+    /// between.
+    #[test]
+    fn nobody_is_at_work_with_a_key_that_was_taken_back() {
+        const ROUNDS: u32 = 300;
+        let mut bytes = vec![0u8; 4096];
+        let at = bytes.as_mut_ptr();
+        let mut table = Table::default();
+        let region = Region { pd: 1, at, len: 4096, iova: 0, access: ALL };
+        let lkey = table.insert(region).expect("room");
+        let mut key = table.add_window(1, WindowKind::Any).expect("room");
+        let (table, shown, begun) = (&table, &AtomicU32::new(key), &AtomicU32::new(0));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while shown.load(Ordering::Acquire) != 0 {
+                    let write = |piece| {
+                        begun.fetch_add(1, Ordering::Relaxed);
+                        // SAFETY: the reference to the table is the lock; the window is bound for writing.
+                        unsafe { copy_in(piece, &[7; 4096]) };
+                    };
+                    let _ = table.remote(shown.load(Ordering::Acquire), BY, 0, 4096, WRITE, write);
+                }
+            });
+            for _ in 0..ROUNDS {
+                let before = begun.load(Ordering::Relaxed);
+                key = next(key);
+                table.bind(BY, bind(key, lkey, 0, 4096)).expect("it fits");
+                shown.store(key, Ordering::Release);
+                while begun.load(Ordering::Relaxed) == before && Instant::now() < deadline {
+                    std::thread::yield_now();
+                }
+                let wrote = begun.load(Ordering::Relaxed) != before;
+                key = next(key);
+                table.bind(BY, bind(key, 0, 0, 0)).expect("to nothing");
+                // SAFETY: nobody else is at the region's bytes, which is what this test is about.
+                let zeros = unsafe {
+                    std::ptr::write_bytes(at, 0, 4096);
+                    std::thread::yield_now();
+                    std::slice::from_raw_parts(at, 4096).iter().all(|byte| *byte == 0)
+                };
+                if !wrote || !zeros {
+                    // Before anything panics: the other thread ends.
+                    shown.store(0, Ordering::Release);
+                    panic!("wrote while bound: {wrote}; nothing after: {zeros}");
+                }
+            }
+            shown.store(0, Ordering::Release);
+        });
     }
 }
