@@ -45,6 +45,7 @@ pub(crate) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
     pub(super) windows: Vec<Option<Window>>,
+    pub(super) free_windows: Vec<usize>,
     /// Low byte of the newest window's first key.
     pub(super) window_tag: u8,
 }

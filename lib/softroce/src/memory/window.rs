@@ -78,7 +78,7 @@ fn index(key: u32) -> usize {
 impl Table {
     /// A window that is bound to nothing; gives its key.
     pub(crate) fn add_window(&mut self, pd: u32, kind: WindowKind) -> Result<u32> {
-        let at = self.windows.iter().position(Option::is_none).unwrap_or(self.windows.len());
+        let at = self.free_windows.pop().unwrap_or(self.windows.len());
         if at >= MAX_WINDOWS {
             return Err(Error::full("a card has 2^23 memory windows at most"));
         }
@@ -94,8 +94,9 @@ impl Table {
 
     /// Takes a window out. Nobody uses it, as the caller has the lock of the table for writing.
     pub(crate) fn remove_window(&mut self, key: u32) {
-        if let Some(place) = self.windows.get_mut(index(key)) {
-            *place = None;
+        let at = index(key);
+        if self.windows.get_mut(at).and_then(Option::take).is_some() {
+            self.free_windows.push(at);
         }
     }
 
