@@ -6,7 +6,10 @@
 # Runs rdma-core's pingpongs and perftest unchanged: the kernel's device at 10.9.0.1, ours in a network namespace at 10.9.0.2, a
 # veth pair between them. Each line says which side is the server, what ran, and its exit code; then what the client measured.
 # "beside" is the kernel's device again, by a program that has our library in front: it lists both and opens the other's.
-# Needs what scripts/rxe-vm.sh needs, Debian's ibverbs-utils and perftest, and a Rust toolchain. --quick: the pingpongs alone.
+# A program of the library runs with a rank at each end: milestone 10, which looks at every element of every collective; with the
+# feature `verbs` on the kernel's device, as it is built by default on ours. Packets are counted at the kernel's device. Memory
+# windows have a program of their own (scripts/rxe-vm/windows.py).
+# Needs what `scripts/setup.sh --verbs` installs, and a Rust toolchain. --quick: the pingpongs, and the ranks without loss.
 # Exit code: 0 if all ran, 1 if one did not, otherwise rxe-vm.sh's.
 set -u -o pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -14,6 +17,11 @@ here=$PWD
 
 if [ "${1-}" != --guest ]; then
     cargo build --release -p tinynccl-ibverbs || exit 1
+    mkdir -p target/roce-interop
+    for end in ours kernel; do
+        features=() && [ "$end" = ours ] || features=(--features stress/verbs)
+        cargo build -p stress "${features[@]}" && cp target/debug/stress "target/roce-interop/stress-$end" || exit 1
+    done
     exec scripts/rxe-vm.sh --single --timeout 900 bash "$here/scripts/roce-interop.sh" --guest "$here" "${1-}"
 fi
 
@@ -57,6 +65,38 @@ both() {
     pair ours kernel 10.9.0.2 "$@"
 }
 
+# Packets that the kernel's device has sent. Its counters are up to 10 ms old.
+sent() { sleep 0.05 && cat /sys/class/infiniband/rxe9/ports/1/hw_counters/sent_pkts; }
+
+# rank END NUMBER ADDRESS ARGUMENTS...: one of two ranks, which meet at ADDRESS.
+rank() {
+    local end=$1 device=rxe9 inside=() job=("RANK=$2" WORLD_SIZE=2 LOCAL_RANK=0 "MASTER_ADDR=$3" MASTER_PORT=29500)
+    shift 3
+    [ "$end" = kernel ] || { device=tinyroce0 && inside=(ip netns exec ours); }
+    "${inside[@]}" env "${job[@]}" "TINYNCCL_VERBS_DEVICE==$device" timeout 100 "$root/target/roce-interop/stress-$end" \
+        --transport verbs "$@"
+}
+
+# ranks FIRST SECOND ADDRESS ARGUMENTS...: rank 0 at one end, at ADDRESS, and rank 1 at the other.
+ranks() {
+    local first=$1 second=$2 rc pid before packets
+    before=$(sent)
+    rank "$first" 0 "${@:3}" >"$TMPDIR/first" 2>&1 &
+    pid=$!
+    rank "$second" 1 "${@:3}" >"$TMPDIR/second" 2>&1
+    rc=$?
+    wait "$pid" || rc=$?
+    packets=$(($(sent) - before))
+    echo "rank 0 $first, rank 1 $second: stress ${*:4}: exit code $rc, $packets packets sent by the kernel's device"
+    grep 'Out of bounds' "$TMPDIR/first"
+    [ "$rc" = 0 ] && [ "$packets" -ge 100 ] || { failed=1 && tail -20 "$TMPDIR/first" "$TMPDIR/second"; }
+}
+
+both_ranks() {
+    ranks kernel ours 10.9.0.1 "$@"
+    ranks ours kernel 10.9.0.2 "$@"
+}
+
 # One list with both, from the same process.
 listed=$(LD_LIBRARY_PATH="$TMPDIR/lib" ip netns exec ours ibv_devices)
 case $listed in
@@ -75,7 +115,13 @@ both ibv_uc_pingpong -n 50 -s 1000
 both ibv_ud_pingpong -n 50 -s 1000
 both ibv_srq_pingpong -n 100
 TINYROCE_LOSS=2 both ibv_rc_pingpong -n 100 -s 20000
+every=(--collective "all,pingpong,neighbours" -n 1 -w 0 --repetitions 1)
+both_ranks "${every[@]}" -b 8 -e 64K -f 8192
 if [ "$quick" != --quick ]; then
+    both_ranks "${every[@]}" -b 1M -e 1M -d i8
+    TINYROCE_LOSS=2 both_ranks "${every[@]}" -b 64K -e 64K
+    # Memory windows; python3-pyverbs is among what setup.sh installs.
+    both /usr/bin/python3 "$root/scripts/rxe-vm/windows.py"
     gid=-x
     both ib_write_bw -s 65536 -n 200
     both ib_read_bw -s 65536 -n 200

@@ -12,7 +12,7 @@ use crate::extended::*;
 use crate::named::Named;
 use crate::tables::{ibv_context_ops, verbs_context};
 use crate::types::*;
-use crate::{cq, cq_ex, give, null, qp, srq, take};
+use crate::{cq, cq_ex, give, null, qp, srq, take, window};
 
 /// An open device.
 #[repr(C)]
@@ -43,9 +43,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     };
     let ops = ibv_context_ops {
         _compat1: [None; 7],
-        alloc_mw: None,
-        bind_mw: None,
-        dealloc_mw: None,
+        alloc_mw: Some(window::alloc),
+        bind_mw: Some(window::bind),
+        dealloc_mw: Some(window::dealloc),
         _compat2: None,
         poll_cq: Some(cq::poll),
         req_notify_cq: Some(cq::req_notify),
@@ -111,12 +111,16 @@ fn device_attributes(device: &softroce::Device) -> ibv_device_attr {
         page_size_cap: 0xffff_f000,
         max_qp: LIMITS.qps as c_int,
         max_qp_wr: work,
-        device_cap_flags: IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_RC_RNR_NAK_GEN,
+        device_cap_flags: IBV_DEVICE_PORT_ACTIVE_EVENT
+            | IBV_DEVICE_RC_RNR_NAK_GEN
+            | IBV_DEVICE_MEM_WINDOW
+            | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_sge: sges,
         max_sge_rd: sges,
         max_cq: 1 << 16,
         max_cqe: LIMITS.completions as c_int,
-        max_mr: 1 << 24,
+        max_mr: LIMITS.regions as c_int,
+        max_mw: LIMITS.windows as c_int,
         max_pd: 1 << 16,
         max_qp_rd_atom: atomic,
         max_res_rd_atom: atomic * LIMITS.qps as c_int,

@@ -13,7 +13,7 @@
 //! | `constants` | numbers and bits |
 //! | `types`, `extended` | structures, as C lays them out |
 //! | `tables` | the tables of functions behind the inline calls of verbs.h |
-//! | `device`, `context`, `memory`, `cq` (and `cq_ex`), `ah`, `srq`, `qp` | one kind of object each |
+//! | `device`, `context`, `memory`, `window`, `cq` (and `cq_ex`), `ah`, `srq`, `qp` | one kind of object each |
 //! | `wr` | requests that are built call by call |
 //! | `named` | objects that events name stay until those are acknowledged |
 //! | `names` | numbers in words, and calls that this card has not |
@@ -52,6 +52,7 @@ mod qp;
 mod srq;
 mod tables;
 mod types;
+mod window;
 mod wr;
 
 pub use ah::{ibv_create_ah, ibv_create_ah_from_wc, ibv_destroy_ah, ibv_init_ah_from_wc};

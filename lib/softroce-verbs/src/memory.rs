@@ -77,8 +77,13 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 }
 
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: `reg_mr` made it; the program does not use it any more.
-    drop(unsafe { take::<Mr, _>(mr) });
+    // SAFETY: `reg_mr` made it; where the call succeeds the program does not use it any more.
+    unsafe {
+        if (*mr.cast::<Mr>()).inner.has_windows() {
+            return code(&softroce::Error::new(libc::EBUSY, "a memory window is bound to the region"));
+        }
+        drop(take::<Mr, _>(mr));
+    }
     0
 }
 

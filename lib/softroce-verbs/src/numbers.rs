@@ -31,6 +31,8 @@ modules! {
         IBV_WR_RDMA_READ = 4,
         IBV_WR_ATOMIC_CMP_AND_SWP = 5,
         IBV_WR_ATOMIC_FETCH_AND_ADD = 6,
+        IBV_WR_LOCAL_INV = 7,
+        IBV_WR_BIND_MW = 8,
         IBV_WR_SEND_WITH_INV = 9,
     }
     ibv_wc_opcode {
@@ -39,6 +41,8 @@ modules! {
         IBV_WC_RDMA_READ = 2,
         IBV_WC_COMP_SWAP = 3,
         IBV_WC_FETCH_ADD = 4,
+        IBV_WC_BIND_MW = 5,
+        IBV_WC_LOCAL_INV = 6,
         IBV_WC_RECV = 128,
         IBV_WC_RECV_RDMA_WITH_IMM = 129,
     }
@@ -82,6 +86,10 @@ numbers! {
         IBV_GID_TYPE_IB = 0,
         IBV_GID_TYPE_ROCE_V1 = 1,
         IBV_GID_TYPE_ROCE_V2 = 2,
+    }
+    ibv_mw_type {
+        IBV_MW_TYPE_1 = 1,
+        IBV_MW_TYPE_2 = 2,
     }
     ibv_srq_type {
         IBV_SRQT_BASIC = 0,
@@ -160,6 +168,8 @@ numbers! {
     ibv_device_cap_flags {
         IBV_DEVICE_PORT_ACTIVE_EVENT = 0x400,
         IBV_DEVICE_RC_RNR_NAK_GEN = 0x1000,
+        IBV_DEVICE_MEM_WINDOW = 0x2_0000,
+        IBV_DEVICE_MEM_WINDOW_TYPE_2B = 0x100_0000,
     }
     ibv_event_type {
         IBV_EVENT_CQ_ERR = 0,

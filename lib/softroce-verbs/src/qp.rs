@@ -19,7 +19,7 @@ use crate::srq::Srq;
 use crate::tables::ibv_qp_ex;
 use crate::types::*;
 use crate::wr::{self, Batch};
-use crate::{code, null, take};
+use crate::{code, null, take, window};
 
 /// A queue pair.
 #[repr(C)]
@@ -98,7 +98,8 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
 /// Requests of the extended interface that a type of queue pair takes.
 fn send_ops(qp_type: ibv_qp_type::Type) -> u32 {
     let datagram = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
-    let unreliable = datagram | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
+    let unreliable = datagram | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | windows;
     match qp_type {
         ibv_qp_type::IBV_QPT_UD => datagram,
         ibv_qp_type::IBV_QPT_UC => unreliable,
@@ -282,6 +283,14 @@ unsafe fn request<'a>(wr: &ibv_send_wr, service: Service) -> Option<SendRequest<
         }
         ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => SendOp::FetchAdd { remote: target, add: atomic.compare_add },
         ibv_wr_opcode::IBV_WR_SEND_WITH_INV => SendOp::SendInv(word),
+        ibv_wr_opcode::IBV_WR_LOCAL_INV => SendOp::LocalInv(word),
+        ibv_wr_opcode::IBV_WR_BIND_MW => {
+            // SAFETY: as above; the window and its region are ours.
+            unsafe {
+                let bind = wr.__bindgen_anon_2.bind_mw;
+                window::request(bind.mw, bind.rkey, &bind.bind_info)
+            }
+        }
         _ => return None,
     };
     let to = if service == Service::Ud {

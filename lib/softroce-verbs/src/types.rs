@@ -144,6 +144,32 @@ pub struct ibv_mr {
 }
 
 #[repr(C)]
+pub struct ibv_mw {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub type_: ibv_mw_type,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mw_bind_info {
+    pub mr: *mut ibv_mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mw_bind {
+    pub wr_id: u64,
+    pub send_flags: c_uint,
+    pub bind_info: ibv_mw_bind_info,
+}
+
+#[repr(C)]
 pub struct ibv_comp_channel {
     pub context: *mut ibv_context,
     pub fd: c_int,
@@ -341,6 +367,21 @@ pub union ibv_send_wr__bindgen_ty_2 {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub struct ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+    pub mw: *mut ibv_mw,
+    pub rkey: u32,
+    pub bind_info: ibv_mw_bind_info,
+}
+
+/// Binding a window; segmentation has its place here as well, and is not there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_send_wr__bindgen_ty_4 {
+    pub bind_mw: ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub struct ibv_send_wr {
     pub wr_id: u64,
     pub next: *mut ibv_send_wr,
@@ -352,8 +393,7 @@ pub struct ibv_send_wr {
     pub wr: ibv_send_wr__bindgen_ty_2,
     /// Of XRC, which is not there.
     pub qp_type: u32,
-    /// Of memory windows and segmentation, which are not there.
-    pub __bindgen_anon_2: [u64; 6],
+    pub __bindgen_anon_2: ibv_send_wr__bindgen_ty_4,
 }
 
 #[repr(C)]
@@ -398,7 +438,7 @@ pub struct ibv_async_event {
 
 zeroed! {
     ibv_device_attr ibv_wc ibv_global_route ibv_ah_attr ibv_qp_init_attr ibv_qp_attr ibv_send_wr
-    ibv_recv_wr ibv_async_event
+    ibv_recv_wr ibv_async_event ibv_mw_bind_info
 }
 
 /// The completion's fields that are not to be read without a look at its status, as ibverbs-sys has it.
@@ -443,6 +483,8 @@ const _: () = {
     assert!(size_of::<ibv_device_attr>() == 232);
     assert!(size_of::<ibv_port_attr>() == 56);
     assert!(size_of::<ibv_mr>() == 48);
+    assert!(size_of::<ibv_mw>() == 32);
+    assert!(size_of::<ibv_mw_bind>() == 48);
     assert!(size_of::<ibv_cq>() == 128);
     assert!(size_of::<ibv_srq>() == 128);
     assert!(size_of::<ibv_qp>() == 160);

@@ -9,7 +9,8 @@ use crate::ah::Ah;
 use crate::code;
 use crate::qp::{self, Qp};
 use crate::tables::ibv_qp_ex;
-use crate::types::{ibv_ah, ibv_data_buf, ibv_qp, ibv_sge};
+use crate::types::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_sge};
+use crate::window;
 
 /// A request in the making.
 struct Pending {
@@ -35,8 +36,8 @@ pub(crate) fn table(qp_base: ibv_qp) -> ibv_qp_ex {
         wr_flags: 0,
         wr_atomic_cmp_swp: Some(cmp_swp),
         wr_atomic_fetch_add: Some(fetch_add),
-        wr_bind_mw: None,
-        wr_local_inv: None,
+        wr_bind_mw: Some(bind_mw),
+        wr_local_inv: Some(local_inv),
         wr_rdma_read: Some(rdma_read),
         wr_rdma_write: Some(rdma_write),
         wr_rdma_write_imm: Some(rdma_write_imm),
@@ -123,6 +124,16 @@ unsafe extern "C" fn cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, compare: 
 unsafe extern "C" fn fetch_add(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, add: u64) {
     // SAFETY: see `cmp_swp`.
     unsafe { begin(qp, SendOp::FetchAdd { remote: Remote { addr, rkey }, add }) };
+}
+
+unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
+    // SAFETY: see `cmp_swp`; a window of ours, and the program's place with a region of ours.
+    unsafe { begin(qp, window::request(mw, rkey, &*info)) };
+}
+
+unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: see `cmp_swp`.
+    unsafe { begin(qp, SendOp::LocalInv(rkey)) };
 }
 
 unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, addr: u64) {

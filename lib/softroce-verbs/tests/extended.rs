@@ -183,6 +183,76 @@ fn requests_are_built_and_completions_read_field_by_field() {
     assert!(all.memory[3 * BYTES..].iter().all(|byte| *byte == 0));
 }
 
+/// A window of each type, bound by each call that binds, and taken back; its region stays for as long as it is bound.
+#[test]
+fn windows_open_a_part_of_a_region_until_they_are_taken_back() {
+    let mut all = Loop::new();
+    all.memory[..BYTES].fill(7);
+    // SAFETY: as in `Loop::new`.
+    unsafe {
+        let ops = &(*all.context).ops;
+        let (alloc, dealloc) = (ops.alloc_mw.expect("an operation"), ops.dealloc_mw.expect("an operation"));
+        let access = (ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_MW_BIND).0 as c_int;
+        let closed = ibv_reg_mr(all.pd, all.memory.as_mut_ptr().cast(), all.memory.len(), access);
+        assert!(alloc(all.pd, 3).is_null());
+        let windows = [alloc(all.pd, IBV_MW_TYPE_1), alloc(all.pd, IBV_MW_TYPE_2)];
+        let part = |n| ibv_mw_bind_info {
+            mr: closed,
+            addr: all.at(n),
+            length: BYTES as u64,
+            mw_access_flags: ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+        };
+        let signaled = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        let done = |opcode| {
+            all.next();
+            let cq = &*all.cq;
+            let seen = (cq.status, (cq.read_opcode.expect("a call"))(all.cq));
+            (cq.end_poll.expect("a call"))(all.cq);
+            assert_eq!(seen.1, opcode);
+            seen.0
+        };
+        let first = (*windows[0]).rkey;
+        let mut how = ibv_mw_bind { wr_id: 1, send_flags: signaled, bind_info: part(1) };
+        assert_eq!((ops.bind_mw.expect("an operation"))(all.qp, windows[0], &raw mut how), 0);
+        assert_eq!(done(ibv_wc_opcode::IBV_WC_BIND_MW), ibv_wc_status::IBV_WC_SUCCESS);
+        assert!((*windows[0]).rkey != first && (*windows[0]).rkey >> 8 == first >> 8);
+
+        let x = ibv_qp_to_qp_ex(all.qp);
+        let post = |build: &dyn Fn()| {
+            ((*x).wr_start.expect("a call"))(x);
+            (*x).wr_flags = signaled;
+            build();
+            assert_eq!(((*x).wr_complete.expect("a call"))(x), 0);
+        };
+        let second = (*windows[1]).rkey;
+        post(&|| ((*x).wr_bind_mw.expect("a call"))(x, windows[1], second, &part(2)));
+        assert_eq!(done(ibv_wc_opcode::IBV_WC_BIND_MW), ibv_wc_status::IBV_WC_SUCCESS);
+        assert_eq!(ibv_dereg_mr(closed), libc::EBUSY);
+        let write = |rkey, n| {
+            post(&|| {
+                ((*x).wr_rdma_write.expect("a call"))(x, rkey, all.at(n));
+                ((*x).wr_set_sge.expect("a call"))(x, (*all.mr).lkey, all.at(0), BYTES as u32);
+            });
+            done(ibv_wc_opcode::IBV_WC_RDMA_WRITE)
+        };
+        assert_eq!(write((*windows[0]).rkey, 1), ibv_wc_status::IBV_WC_SUCCESS);
+        assert_eq!(write(second, 2), ibv_wc_status::IBV_WC_SUCCESS);
+
+        let mut wr =
+            ibv_send_wr { opcode: ibv_wr_opcode::IBV_WR_LOCAL_INV, send_flags: signaled, ..Default::default() };
+        wr.__bindgen_anon_1.invalidate_rkey = second;
+        assert_eq!((ops.post_send.expect("an operation"))(all.qp, &raw mut wr, &mut null_mut()), 0);
+        assert_eq!(done(ibv_wc_opcode::IBV_WC_LOCAL_INV), ibv_wc_status::IBV_WC_SUCCESS);
+        std::ptr::write_bytes(all.at(2) as *mut u8, 0, 2 * BYTES);
+        // Both ends are the same queue pair: its responder refuses, which ends its requester.
+        assert_eq!(write(second, 2), ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+        assert_eq!(windows.map(|window| dealloc(window)), [0, 0]);
+        assert_eq!(ibv_dereg_mr(closed), 0);
+    }
+    assert!(all.memory[..2 * BYTES].iter().all(|byte| *byte == 7), "written by the first window");
+    assert!(all.memory[2 * BYTES..].iter().all(|byte| *byte == 0), "an invalidated key opens nothing");
+}
+
 #[test]
 fn what_is_not_there_is_refused_with_its_error() {
     let context = open();

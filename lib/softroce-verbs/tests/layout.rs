@@ -71,6 +71,9 @@ structures! {
     ibv_sge { addr length lkey }
     ibv_pd { context handle }
     ibv_mr { context pd addr length handle lkey rkey }
+    ibv_mw { context pd rkey handle type_ }
+    ibv_mw_bind_info { mr addr length mw_access_flags }
+    ibv_mw_bind { wr_id send_flags bind_info }
     ibv_comp_channel { context fd refcnt }
     ibv_cq { context channel cq_context handle cqe mutex cond comp_events_completed async_events_completed }
     ibv_srq { context srq_context pd handle mutex cond events_completed }
@@ -89,6 +92,7 @@ structures! {
     ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr rkey }
     ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr compare_add swap rkey }
     ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah remote_qpn remote_qkey }
+    ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw rkey bind_info }
     ibv_send_wr { wr_id next sg_list num_sge opcode send_flags __bindgen_anon_1 wr qp_type __bindgen_anon_2 }
     ibv_recv_wr { wr_id next sg_list num_sge }
     ibv_srq_attr { max_wr max_sge srq_limit }
@@ -140,6 +144,7 @@ parts! {
     ibv_gid { raw global }
     ibv_send_wr__bindgen_ty_1 { imm_data invalidate_rkey }
     ibv_send_wr__bindgen_ty_2 { rdma atomic ud }
+    ibv_send_wr__bindgen_ty_4 { bind_mw }
     ibv_async_event__bindgen_ty_1 { cq qp srq port_num }
     ibv_context_ops { alloc_mw bind_mw dealloc_mw poll_cq req_notify_cq post_srq_recv post_send post_recv }
 }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use crate::device::{Device, PortInfo};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::memory::{Access, Region, is_accessible};
+use crate::memory::{Access, MAX_REGIONS, MAX_WINDOWS, Region, WindowKind, is_accessible};
 use crate::path::{Gid, Path};
 use crate::qp::{Capacity, MAX_RD_ATOMIC};
 use crate::qpair::{Qp, QpInit};
 use crate::queue::event::Events;
 use crate::queue::{AsyncEvent, CompChannel, Cq, Srq};
-use crate::sync::write;
+use crate::sync::{read, write};
 
 /// What a card takes at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,10 @@ pub struct Limits {
     pub rd_atomic: u8,
     /// Bytes of a message.
     pub message: u32,
+    /// Memory regions.
+    pub regions: u32,
+    /// Memory windows.
+    pub windows: u32,
 }
 
 /// The limits of every card.
@@ -43,6 +47,8 @@ pub const LIMITS: Limits = Limits {
     inline: 1024,
     rd_atomic: MAX_RD_ATOMIC,
     message: 1 << 31,
+    regions: MAX_REGIONS as u32,
+    windows: MAX_WINDOWS as u32,
 };
 
 /// An open card. All contexts of a card in a process share its engine; each has its own events.
@@ -180,6 +186,15 @@ impl Pd {
         Ok(Region { pd: self.id, at, len, iova, access })
     }
 
+    /// A memory window that is bound to nothing.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the card has no more of them.
+    pub fn alloc_mw(self: &Arc<Pd>, kind: WindowKind) -> Result<Mw> {
+        let key = write(&self.context.engine.shared.memory).add_window(self.id, kind)?;
+        Ok(Mw { key, pd: self.clone() })
+    }
+
     /// A shared receive queue.
     ///
     /// # Errors
@@ -249,6 +264,12 @@ impl Mr {
         self.key
     }
 
+    /// A window is bound to it. Where the region is dropped all the same, no peer gets at its bytes any more.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        read(&self.pd.context.engine.shared.memory).has_windows(self.key)
+    }
+
     /// Address of its first byte.
     #[must_use]
     pub fn addr(&self) -> usize {
@@ -272,5 +293,28 @@ impl Drop for Mr {
     fn drop(&mut self) {
         // Waits for every thread that works with pieces of it.
         write(&self.pd.context.engine.shared.memory).remove(self.key);
+    }
+}
+
+/// A memory window: a part of a region that peers reach under a key of its own, with rights of its own. Requests bind
+/// it and take it back ([`crate::SendOp::Bind`], [`crate::SendOp::LocalInv`]). Dropping it unbinds it.
+#[derive(Debug)]
+pub struct Mw {
+    key: u32,
+    pd: Arc<Pd>,
+}
+
+impl Mw {
+    /// The key that it began with: those that it is bound under differ in the low byte.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        // Waits for every thread that works with pieces of it.
+        write(&self.pd.context.engine.shared.memory).remove_window(self.key);
     }
 }

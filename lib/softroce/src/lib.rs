@@ -39,12 +39,12 @@ pub mod queue;
 mod sync;
 pub mod wire;
 
-pub use context::{Context, LIMITS, Mr, Pd};
+pub use context::{Context, LIMITS, Mr, Mw, Pd};
 pub use counters::{Counters, counters};
 pub use device::{DEVICES_VARIABLE, Device, PortInfo, PortState};
 pub use engine::faults::{DELAY_VARIABLE, LOSS_VARIABLE, TRACE_VARIABLE};
 pub use error::{Error, Result};
-pub use memory::Access;
+pub use memory::{Access, Bind, WindowKind};
 pub use path::{Gid, Path};
 pub use qp::{AttrMask, Capacity, QpAttr, State};
 pub use qpair::{Qp, QpInit};

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::qp::{AttrMask, Capacity, Machine, Parts, QpAttr};
 use crate::queue::event::Events;
 use crate::queue::{Cq, RecvRequest, SendRequest, Srq};
+use crate::sync::read;
 use crate::wire::Service;
 
 /// What a queue pair is made of.
@@ -136,5 +137,6 @@ impl Drop for Qp {
         engine.shared.remove(self.qpn);
         // Who still works with it, works with a queue pair in RESET, which is allowed from every state.
         let _ = self.cell.with(|machine| machine.modify(&QpAttr::default(), AttrMask::STATE));
+        read(&engine.shared.memory).forget_qp(self.qpn);
     }
 }

@@ -1,6 +1,6 @@
 //! Registered memory: who may touch which bytes (InfiniBand specification, 10.6, 10.7).
 //!
-//! Every access of the card goes through `Table::check`: key, protection domain, rights and bounds are looked at before
+//! Every access of the card goes through `Table::check` or, for a peer's, `Table::remote`: key, protection domain, rights and bounds are looked at before
 //! a pointer exists, so a packet of a stranger reaches registered bytes with the right key or none. The table is
 //! read-locked while a card works with pointers it gave out, and deregistration takes the write lock: once that
 //! returns, the card does not touch the memory any more.
@@ -9,21 +9,26 @@ mod access;
 mod copy;
 mod mapped;
 mod table;
+mod window;
 
 pub use access::Access;
 pub(crate) use copy::{Piece, atomic, copy_in, copy_out};
 pub(crate) use mapped::is_accessible;
-pub(crate) use table::{Region, Table};
+pub(crate) use table::{MAX_REGIONS, Region, Table};
+pub(crate) use window::{Asker, MAX_WINDOWS};
+pub use window::{Bind, WindowKind};
 
 /// Why an access is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("no region has the key {0:#x}")]
+    #[error("no region or window has the key {0:#x}")]
     Key(u32),
-    #[error("the region is of another protection domain")]
+    #[error("the region or window is of another protection domain")]
     Domain,
-    #[error("the region does not give the right")]
+    #[error("the region or window does not give the right")]
     Rights,
-    #[error("the bytes are not within the region")]
+    #[error("the bytes are not within the region or window")]
     Bounds,
+    #[error("the window is bound already")]
+    Bound,
 }

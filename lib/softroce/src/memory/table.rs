@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::window::{Asker, Window, is_window};
 use super::{Access, Piece, Refusal};
 use crate::error::{Error, Result};
 
@@ -43,10 +44,14 @@ struct Slot {
 pub(crate) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    pub(super) windows: Vec<Option<Window>>,
+    pub(super) free_windows: Vec<usize>,
+    /// Low byte of the newest window's first key.
+    pub(super) window_tag: u8,
 }
 
-/// Keys have 24 bits for the slot.
-const MAX_REGIONS: usize = 1 << 24;
+/// Keys have 23 bits for the slot, and the top bit is that of windows.
+pub(crate) const MAX_REGIONS: usize = 1 << 23;
 
 impl Table {
     /// Registers a region; gives its key.
@@ -61,7 +66,7 @@ impl Table {
                 });
                 (self.slots.len() - 1) as u32
             }
-            None => return Err(Error::full("a card has 2^24 memory regions at most")),
+            None => return Err(Error::full("a card has 2^23 memory regions at most")),
         };
         let slot = self.slots.get_mut(index as usize).ok_or_else(|| Error::full("no slot"))?;
         slot.tag = slot.tag.wrapping_add(1);
@@ -77,6 +82,7 @@ impl Table {
         let Some(slot) = slot else { return false };
         slot.invalidated = AtomicBool::new(false);
         slot.region = Some(region);
+        self.forget_region(key);
         true
     }
 
@@ -85,6 +91,7 @@ impl Table {
         let slot = self.slots.get_mut((key >> 8) as usize).filter(|s| s.tag == key as u8)?;
         let region = slot.region.take()?;
         self.free.push(key >> 8);
+        self.forget_region(key);
         Some(region)
     }
 
@@ -99,6 +106,34 @@ impl Table {
         if len == 0 {
             return Ok(Piece { at: std::ptr::NonNull::dangling().as_ptr(), len: 0 });
         }
+        self.region(key, pd, va, len, access).map(|(_, piece)| piece)
+    }
+
+    /// Works with bytes that a peer asks for by a region's or a window's key.
+    pub(crate) fn remote<R>(
+        &self,
+        key: u32,
+        by: Asker,
+        va: u64,
+        len: usize,
+        access: Access,
+        f: impl FnOnce(Piece) -> R,
+    ) -> Result<R, Refusal> {
+        if is_window(key) && len > 0 {
+            return self.through_window(key, by, va, len, access, f);
+        }
+        self.check(key, by.pd, va, len, access).map(f)
+    }
+
+    /// A region, and bytes of it.
+    pub(super) fn region(
+        &self,
+        key: u32,
+        pd: u32,
+        va: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<(&Region, Piece), Refusal> {
         let (slot, region) = self.slot(key)?;
         let remote = Access::REMOTE_WRITE.bits() | Access::REMOTE_READ.bits() | Access::REMOTE_ATOMIC.bits();
         if slot.invalidated.load(Ordering::Acquire) && access.bits() & remote != 0 {
@@ -115,13 +150,16 @@ impl Table {
         if end > region.len as u64 {
             return Err(Refusal::Bounds);
         }
-        Ok(Piece { at: region.at.wrapping_add(offset as usize), len })
+        Ok((region, Piece { at: region.at.wrapping_add(offset as usize), len }))
     }
 
-    /// Ends the use of a remote key, as a peer's SEND with invalidate asks (10.6.7.2.5).
-    pub(crate) fn invalidate(&self, key: u32, pd: u32) -> Result<(), Refusal> {
+    /// Ends the use of a remote key, as a peer's SEND with invalidate or a request of ours asks (10.6.7.2.5).
+    pub(crate) fn invalidate(&self, key: u32, by: Asker) -> Result<(), Refusal> {
+        if is_window(key) {
+            return self.invalidate_window(key, by);
+        }
         let (slot, region) = self.slot(key)?;
-        if region.pd != pd {
+        if region.pd != by.pd {
             return Err(Refusal::Domain);
         }
         slot.invalidated.store(true, Ordering::Release);
@@ -170,8 +208,8 @@ mod tests {
         assert_eq!(check(&table, key, 2, Access::REMOTE_WRITE), Err(Refusal::Domain));
         assert_eq!(check(&table, key, 1, Access::REMOTE_READ), Err(Refusal::Rights));
         assert_eq!(check(&table, key ^ 1, 1, Access::REMOTE_WRITE), Err(Refusal::Key(key ^ 1)));
-        assert_eq!(table.invalidate(key, 2), Err(Refusal::Domain));
-        assert_eq!(table.invalidate(key, 1), Ok(()));
+        assert_eq!(table.invalidate(key, Asker { pd: 2, qpn: 7 }), Err(Refusal::Domain));
+        assert_eq!(table.invalidate(key, Asker { pd: 1, qpn: 7 }), Ok(()));
         assert_eq!(check(&table, key, 1, Access::REMOTE_WRITE), Err(Refusal::Key(key)));
         assert_eq!(check(&table, key, 1, Access::LOCAL_WRITE), Ok(1), "a local use goes on");
         assert!(table.remove(key).is_some() && table.remove(key).is_none());
@@ -184,7 +222,7 @@ mod tests {
         let (mut old, mut new) = ([0u8; 20], [0u8; 8]);
         let mut table = Table::default();
         let key = table.insert(region(old.as_mut_ptr(), 20, 0)).expect("room");
-        table.invalidate(key, 1).expect("a region");
+        table.invalidate(key, Asker { pd: 1, qpn: 7 }).expect("a region");
         assert!(table.replace(key, Region { pd: 2, ..region(new.as_mut_ptr(), 8, 100) }));
         assert_eq!(table.check(key, 1, 100, 8, Access::REMOTE_WRITE).err(), Some(Refusal::Domain));
         assert_eq!(table.check(key, 2, 0, 8, Access::REMOTE_WRITE).err(), Some(Refusal::Bounds));

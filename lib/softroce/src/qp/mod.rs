@@ -43,7 +43,7 @@ pub(crate) use outbox::{Body, OutPacket, Outbox};
 pub(crate) use timers::Nanos;
 
 use crate::error::{Error, Result};
-use crate::memory::Table;
+use crate::memory::{Asker, Table};
 use crate::queue::event::{Affected, EventKind, Events};
 use crate::queue::request::{RecvRequest, RecvWqe, SendRequest};
 use crate::queue::{Cq, Srq, Status, Wc, WcOpcode};
@@ -292,6 +292,11 @@ impl Machine {
             Some(srq) => srq.take(),
             None => self.rq.pop_front(),
         }
+    }
+
+    /// For whom a peer's requests ask memory.
+    fn asker(&self) -> Asker {
+        Asker { pd: self.parts.pd, qpn: self.parts.qpn }
     }
 
     /// The domain that receives' keys are checked in: an SRQ has its own.

@@ -3,7 +3,7 @@
 
 use super::responder::Responder;
 use super::{Machine, Turn};
-use crate::memory::{Access, Refusal, copy_out};
+use crate::memory::{Access, copy_out};
 use crate::psn::Psn;
 use crate::wire::aeth::NO_CREDITS;
 use crate::wire::bth::DEFAULT_PKEY;
@@ -145,16 +145,16 @@ impl Machine {
                     let mut headers = self.answer(Operation::ReadResponse, place, psn);
                     headers.aeth =
                         (place != Position::Middle).then_some(Aeth { syndrome: Syndrome::Ack(NO_CREDITS), msn });
-                    let (memory, pd) = (turn.memory, self.parts.pd);
+                    let (memory, by) = (turn.memory, self.asker());
                     // Copied before its CRC is made: the program may write to memory that a peer reads.
                     let sent = turn.out.packet(&headers, true, None, |out| {
-                        let piece = memory.check(rkey, pd, va, len as usize, Access::REMOTE_READ)?;
-                        // SAFETY: the turn's reference to the table is the lock.
-                        unsafe { copy_out(piece, &mut out.bytes) };
-                        Ok::<_, Refusal>(())
+                        memory.remote(rkey, by, va, len as usize, Access::REMOTE_READ, |piece| {
+                            // SAFETY: the turn's reference to the table is the lock.
+                            unsafe { copy_out(piece, &mut out.bytes) };
+                        })
                     });
                     if sent.is_err() {
-                        // Deregistered meanwhile.
+                        // Deregistered or invalidated meanwhile.
                         self.resp.replies.clear();
                         self.refuse(Nak::RemoteAccess, None, psn);
                         continue;

@@ -18,7 +18,7 @@ use super::scatter::gather;
 use super::timers::{Nanos, Timers};
 use super::wqe::{Data, SendWqe};
 use super::{Machine, Turn};
-use crate::memory::{Access, Refusal, copy_out};
+use crate::memory::{Access, Asker, Refusal, Table, copy_out};
 use crate::path::Path;
 use crate::psn::Psn;
 use crate::queue::event::EventKind;
@@ -193,6 +193,7 @@ impl Machine {
 
     /// Sends the packet at the cursor, or says why not.
     fn transmit_packet(&mut self, turn: &mut Turn<'_>) -> Result<(), Stop> {
+        let by = self.asker();
         let Machine { parts, attr, req, .. } = self;
         let under_way = req.position().since(req.una).max(0) as u32;
         let rc = parts.service == Service::Rc;
@@ -204,12 +205,22 @@ impl Machine {
         if wqe.failed.is_some() {
             return Err(Stop::Wait);
         }
-        if wqe.psn.is_none() {
+        let first_time = wqe.psn.is_none();
+        if first_time {
             if drained || fenced {
                 return Err(Stop::Wait);
             }
             wqe.psn = Some(position);
             req.next = position.plus(wqe.packets);
+        }
+        if wqe.packets == 0 {
+            if first_time && let Err((status, refusal)) = carry_out(wqe.op, by, turn.memory) {
+                log::debug!("queue pair {:#x}: {:?}: {refusal}", parts.qpn, wqe.op);
+                wqe.failed = Some(status);
+                return Err(Stop::Wait);
+            }
+            (req.cursor, req.packet) = (req.cursor + 1, 0);
+            return Ok(());
         }
         if wqe.answered() && req.asked.len() >= usize::from(attr.max_rd_atomic) {
             if attr.max_rd_atomic == 0 {
@@ -276,6 +287,8 @@ impl Machine {
                 headers.atomic = Some(AtomicEth { va: remote.addr, rkey: remote.rkey, swap_or_add: add, compare: 0 });
                 Operation::FetchAdd
             }
+            // Carried out above.
+            SendOp::Bind(_) | SendOp::LocalInv(_) => return Err(Stop::Wait),
         };
         let place = if wqe.answered() { Position::Only } else { place };
         headers.bth.opcode = Opcode::code(parts.service, operation, place);
@@ -405,6 +418,15 @@ impl Machine {
             self.draining = false;
             self.report(EventKind::SqDrained);
         }
+    }
+}
+
+/// Carries out a request of which the peer hears nothing.
+fn carry_out(op: SendOp, by: Asker, memory: &Table) -> Result<(), (Status, Refusal)> {
+    match op {
+        SendOp::Bind(to) => memory.bind(by, to).map_err(|e| (Status::WindowBind, e)),
+        SendOp::LocalInv(key) => memory.invalidate(key, by).map_err(|e| (Status::LocalQpOperation, e)),
+        _ => Ok(()),
     }
 }
 

@@ -220,15 +220,12 @@ impl Machine {
     }
 
     fn execute_send(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>) -> Result<(), Refused> {
-        if let (Some(ieth), true) = (packet.headers.ieth, packet.opcode.position.ends()) {
-            turn.memory.invalidate(ieth.rkey, self.parts.pd)?;
-        }
         if self.resp.message.is_none() {
             let recv = self.take_recv().ok_or(Refused::NotReady)?;
             let room = recv.sges.len();
             self.resp.message = Some(Message::Send { recv, room, len: 0 });
         }
-        let pd = self.recv_pd();
+        let (pd, by) = (self.recv_pd(), self.asker());
         let Some(Message::Send { recv, room, len }) = &mut self.resp.message else { return Err(INVALID) };
         let bytes = packet.payload;
         if u64::from(*len) + bytes.len() as u64 > *room {
@@ -238,6 +235,10 @@ impl Machine {
             .map_err(|_| Refused::Nak(Nak::RemoteOperational, Some(Status::LocalProtection)))?;
         *len += bytes.len() as u32;
         if packet.opcode.position.ends() {
+            // At last, and so once: a packet that finds no receive comes again.
+            if let Some(ieth) = packet.headers.ieth {
+                turn.memory.invalidate(ieth.rkey, by)?;
+            }
             let (id, len) = (recv.id, *len);
             self.resp.message = None;
             let mut wc = self.recv_completion(id, Status::Success);
@@ -253,10 +254,10 @@ impl Machine {
         if !self.attr.access.contains(Access::REMOTE_WRITE) {
             return Err(INVALID);
         }
-        let (pd, bytes, ends) = (self.parts.pd, packet.payload, packet.opcode.position.ends());
+        let (by, bytes, ends) = (self.asker(), packet.payload, packet.opcode.position.ends());
         if let Some(Reth { va, rkey, len }) = packet.headers.reth {
             // The whole range before the first byte (9.7.4.1.5).
-            turn.memory.check(rkey, pd, va, len as usize, Access::REMOTE_WRITE)?;
+            turn.memory.remote(rkey, by, va, len as usize, Access::REMOTE_WRITE, |_| ())?;
             self.resp.message = Some(Message::Write { va, rkey, left: len, total: len });
         }
         let Some(Message::Write { va, rkey, left, total }) = &mut self.resp.message else { return Err(INVALID) };
@@ -265,20 +266,18 @@ impl Machine {
         if ends != (rest == 0) {
             return Err(INVALID);
         }
-        let piece = turn.memory.check(key, pd, at, bytes.len(), Access::REMOTE_WRITE)?;
-        let recv = if packet.headers.imm.is_some() {
-            let Some(recv) = self.take_recv() else {
-                if packet.opcode.position.begins() {
-                    self.resp.message = None;
-                }
-                return Err(Refused::NotReady);
-            };
+        let recv = turn.memory.remote(key, by, at, bytes.len(), Access::REMOTE_WRITE, |piece| {
+            let recv = if packet.headers.imm.is_some() { Some(self.take_recv()?) } else { None };
+            // SAFETY: the turn's reference to the table is the lock; the piece was checked for writing.
+            unsafe { copy_in(piece, bytes) };
             Some(recv)
-        } else {
-            None
+        })?;
+        let Some(recv) = recv else {
+            if packet.opcode.position.begins() {
+                self.resp.message = None;
+            }
+            return Err(Refused::NotReady);
         };
-        // SAFETY: the turn's reference to the table is the lock; the piece was checked for writing.
-        unsafe { copy_in(piece, bytes) };
         if let Some(Message::Write { va, left, .. }) = &mut self.resp.message {
             (*va, *left) = (at.wrapping_add(bytes.len() as u64), rest);
         }
@@ -302,7 +301,7 @@ impl Machine {
         if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
             return Err(INVALID);
         }
-        turn.memory.check(reth.rkey, self.parts.pd, reth.va, reth.len as usize, Access::REMOTE_READ)?;
+        turn.memory.remote(reth.rkey, self.asker(), reth.va, reth.len as usize, Access::REMOTE_READ, |_| ())?;
         self.resp.msn = self.resp.msn.wrapping_add(1) & 0xff_ffff;
         let end = psn.plus(self.packets_of(reth.len));
         self.resp.expected = end;
@@ -323,13 +322,15 @@ impl Machine {
         if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
             return Err(INVALID);
         }
-        let piece = turn.memory.check(request.rkey, self.parts.pd, request.va, 8, Access::REMOTE_ATOMIC)?;
         let change = |old: u64| match operation {
             Operation::FetchAdd => Some(old.wrapping_add(request.swap_or_add)),
             _ => (old == request.compare).then_some(request.swap_or_add),
         };
-        // SAFETY: the turn's reference to the table is the lock; the piece was checked for atomic operations.
-        let original = unsafe { atomic(piece, change) }?;
+        let original =
+            turn.memory.remote(request.rkey, self.asker(), request.va, 8, Access::REMOTE_ATOMIC, |piece| {
+                // SAFETY: the turn's reference to the table is the lock; the piece was checked for atomic operations.
+                unsafe { atomic(piece, change) }
+            })??;
         let resp = &mut self.resp;
         resp.expected = psn.plus(1);
         resp.msn = resp.msn.wrapping_add(1) & 0xff_ffff;

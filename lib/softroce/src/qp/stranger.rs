@@ -1,16 +1,16 @@
 //! A stranger sends packets to a queue pair: an entry point of the fuzzer, see [`crate::fuzzing`].
 //!
 //! What comes is read as a list of steps: packets of the stranger, receives and sends that the program posts, changes of
-//! state, time. The memory around it has guards, regions without rights and a region of another protection domain. After
-//! all steps no byte has changed but where a right of the queue pair and a region, or a posted request, allowed it; and
-//! READs were answered with bytes of the one region that may be read.
+//! state, time. The memory around it has guards, regions without rights, one that windows alone open, and one of another
+//! protection domain. After all steps no byte has changed but where a right of the queue pair and a region or window, or
+//! a posted request, allowed it; and READs were answered with bytes of the one region that may be read.
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::*;
-use crate::memory::{Access, Region};
+use crate::memory::{Access, Asker, Bind, Region, WindowKind};
 use crate::path::Path;
 use crate::psn::Psn;
 use crate::queue::request::SendOp;
@@ -29,7 +29,10 @@ const WRITABLE: usize = 0;
 const READABLE: usize = 1;
 const LOCAL: usize = 2;
 const FOREIGN: usize = 3;
-const COUNT: usize = 4;
+/// What it may write to through windows alone: the first quarter and the second.
+const WINDOWED: usize = 4;
+const QUARTER: usize = REGION / 4;
+const COUNT: usize = 5;
 /// Content: of the readable region, and of everything that is nobody's business.
 const OPEN: u8 = 0x11;
 const SECRET: u8 = 0xee;
@@ -44,6 +47,12 @@ const ENDLESS: usize = 10_000;
 fn region_range(region: usize) -> Range<usize> {
     let start = GAP + region * (REGION + GAP);
     start..start + REGION
+}
+
+/// What window `n` is bound to.
+fn quarter(n: usize) -> Range<usize> {
+    let start = region_range(WINDOWED).start + n * QUARTER;
+    start..start + QUARTER
 }
 
 /// The address by which the card is asked for a region's first byte.
@@ -76,6 +85,8 @@ struct Victim {
     machine: Machine,
     table: Table,
     keys: [u32; COUNT],
+    /// Keys of the windows: of any queue pair, and of this one.
+    windows: [u32; 2],
     arena: Vec<u64>,
     /// What the arena must hold where nobody may write.
     expected: Vec<u8>,
@@ -85,6 +96,8 @@ struct Victim {
     access: Access,
     /// The writable region is gone.
     deregistered: bool,
+    /// The program has taken the windows back.
+    unbound: [bool; 2],
     cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
     out: Outbox,
@@ -110,12 +123,22 @@ impl Victim {
             (READABLE, 1, Access::REMOTE_READ),
             (LOCAL, 1, Access::LOCAL_WRITE),
             (FOREIGN, 2, all),
+            (WINDOWED, 1, Access::LOCAL_WRITE | Access::MW_BIND),
         ]
         .map(|(region, pd, access)| {
             let at = base.wrapping_add(region_range(region).start);
             table.insert(Region { pd, at, len: REGION, iova: iova(region), access }).expect("room")
         });
-        let cq = Cq::new(1024, 0, None, None, None);
+        let windows = [WindowKind::Any, WindowKind::OneQp].map(|kind| {
+            let rkey = table.add_window(1, kind).expect("room");
+            let addr = iova(WINDOWED) + if kind == WindowKind::Any { 0 } else { QUARTER as u64 };
+            let access = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+            let to = Bind { rkey, lkey: keys[WINDOWED], addr, len: QUARTER as u64, access };
+            table.bind(Asker { pd: 1, qpn: QPN }, to).expect("it fits");
+            rkey
+        });
+        // Each posted request completes once; what a program of 1024 completions costs, every run would pay.
+        let cq = Cq::new(2 * SLOTS, 0, None, None, None);
         let srq = shares_receives.then(|| Srq::new(1, SLOTS, 2, 0, Some(events.clone())));
         let parts = Parts {
             qpn: QPN,
@@ -133,11 +156,13 @@ impl Victim {
             machine: Machine::new(parts),
             table,
             keys,
+            windows,
             arena,
             expected: Vec::new(),
             posted: [false; SLOTS],
             access,
             deregistered: false,
+            unbound: [false; 2],
             cq,
             srq,
             out: Outbox::new(16),
@@ -269,7 +294,13 @@ impl Victim {
         let base = if opcode.is_request() { self.machine.resp.expected } else { self.machine.req.una };
         let psn = Psn::new(base.get().wrapping_add_signed(near));
         let target = usize::from(flags >> 2 & 3);
-        let rkey = if flags & 0x10 == 0 { self.keys[target] } else { u32::from(steps.word()) };
+        let (rkey, target) = match flags & 0x10 {
+            0 => (self.keys[target], target),
+            _ => match steps.word() {
+                window @ 0..2 => (self.windows[usize::from(window)], WINDOWED),
+                other => (u32::from(other), target),
+            },
+        };
         let offset = if flags & 0x20 == 0 { 0 } else { i64::from(steps.word() as i16) };
         let va = iova(target).wrapping_add_signed(offset);
         let len = if opcode.has_payload() {
@@ -387,7 +418,8 @@ impl Victim {
 
     fn control(&mut self, steps: &mut Steps<'_>) {
         let to = |state| QpAttr { state, ..QpAttr::default() };
-        match steps.byte() % 8 {
+        let by = Asker { pd: 1, qpn: QPN };
+        match steps.byte() % 10 {
             0 => {
                 self.table.remove(self.keys[WRITABLE]);
                 self.close(region_range(WRITABLE));
@@ -404,15 +436,35 @@ impl Victim {
             }
             5 => self.machine.hurry(),
             6 => drop(self.table.remove(self.keys[READABLE])),
-            _ => drop(self.table.remove(self.keys[LOCAL])),
+            7 => drop(self.table.remove(self.keys[LOCAL])),
+            8 => {
+                let rkey = self.windows[0];
+                let nothing = Bind { rkey, lkey: 0, addr: 0, len: 0, access: Access::default() };
+                self.table.bind(by, nothing).expect("always");
+                self.close(quarter(0));
+                self.unbound[0] = true;
+            }
+            _ if self.table.invalidate(self.windows[1], by).is_ok() => {
+                self.close(quarter(1));
+                self.unbound[1] = true;
+            }
+            // The stranger was first.
+            _ => {}
         }
     }
 
     /// Whether memory is as it must be.
     fn check(&mut self) {
         let remote = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
-        if self.access.bits() & remote != 0 && !self.deregistered {
-            self.close(region_range(WRITABLE));
+        if self.access.bits() & remote != 0 {
+            if !self.deregistered {
+                self.close(region_range(WRITABLE));
+            }
+            for n in 0..2 {
+                if !self.unbound[n] {
+                    self.close(quarter(n));
+                }
+            }
         }
         (0..SLOTS).for_each(|slot| self.close_slot(slot));
         assert!(self.bytes() == self.expected, "bytes were written without a right");

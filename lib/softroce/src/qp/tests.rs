@@ -1,5 +1,7 @@
 //! Two queue pairs on a wire in memory that loses, doubles and reorders, under a clock of its own.
 
+mod windows;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;

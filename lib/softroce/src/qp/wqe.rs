@@ -32,7 +32,7 @@ pub(super) struct SendWqe {
     pub(super) flags: SendFlags,
     /// Way, queue pair and key of a datagram's receiver.
     pub(super) to: Option<(Arc<Path>, u32, u32)>,
-    /// Sequence numbers it takes.
+    /// Sequence numbers it takes: none where nothing is sent.
     pub(super) packets: u32,
     /// The first of them; none before the first packet is sent.
     pub(super) psn: Option<Psn>,
@@ -48,9 +48,10 @@ impl SendWqe {
         }
         let allowed = match parts.service {
             Service::Rc => true,
-            Service::Uc => {
-                matches!(op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..))
-            }
+            Service::Uc => !matches!(
+                op,
+                SendOp::SendInv(_) | SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
+            ),
             Service::Ud => matches!(op, SendOp::Send | SendOp::SendImm(_)),
         };
         if !allowed {
@@ -58,6 +59,10 @@ impl SendWqe {
         }
         if (parts.service == Service::Ud) != to.is_some() {
             return Err(Error::invalid("a datagram, and only a datagram, names its receiver"));
+        }
+        let local = matches!(op, SendOp::Bind(_) | SendOp::LocalInv(_));
+        if local && !sges.is_empty() {
+            return Err(Error::invalid("binding and invalidating move no bytes"));
         }
         let list = SgeList::new(sges);
         let total = list.len();
@@ -88,7 +93,11 @@ impl SendWqe {
             Data::Memory(list)
         };
         let len = total as u32;
-        let packets = if atomic || parts.service == Service::Ud { 1 } else { len.div_ceil(attr.path_mtu).max(1) };
+        let packets = match parts.service {
+            _ if local => 0,
+            Service::Ud => 1,
+            Service::Rc | Service::Uc => len.div_ceil(attr.path_mtu).max(1),
+        };
         // A key with its top bit set stands for the sender's own (10.2.5).
         let key = |qkey: u32| if qkey >> 31 == 1 { attr.qkey } else { qkey };
         let to = to.as_ref().map(|to| (to.path.clone(), to.qpn, key(to.qkey)));
@@ -107,6 +116,8 @@ impl SendWqe {
             SendOp::Read(_) => WcOpcode::Read,
             SendOp::CompareSwap { .. } => WcOpcode::CompareSwap,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::Bind(_) => WcOpcode::BindWindow,
+            SendOp::LocalInv(_) => WcOpcode::LocalInv,
         }
     }
 }

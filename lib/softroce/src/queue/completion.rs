@@ -14,6 +14,8 @@ pub enum Status {
     LocalProtection = 4,
     /// Not done: the queue pair had failed before, or was moved to ERR.
     Flushed = 5,
+    /// A window could not be bound.
+    WindowBind = 6,
     /// The peer's answer fits no request.
     BadResponse = 7,
     /// A peer may not do this to our memory.
@@ -48,6 +50,10 @@ pub enum WcOpcode {
     CompareSwap = 3,
     /// A fetch-and-add.
     FetchAdd = 4,
+    /// A window was bound.
+    BindWindow = 5,
+    /// A key of ours was invalidated.
+    LocalInv = 6,
     /// A receive, by a SEND.
     Recv = 128,
     /// A receive, by a WRITE with immediate data.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::memory::Bind;
 use crate::path::Path;
 
 /// Registered memory of ours: a scatter-gather element, laid out as `ibv_sge`.
@@ -56,6 +57,10 @@ pub enum SendOp {
         /// What is added, wrapping.
         add: u64,
     },
+    /// Binds a memory window of ours.
+    Bind(Bind),
+    /// Invalidates a remote key of ours: of a window of [`crate::WindowKind::OneQp`] or of a region.
+    LocalInv(u32),
 }
 
 /// How a request is carried out.

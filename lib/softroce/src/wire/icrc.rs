@@ -84,15 +84,13 @@ pub struct Icrc {
     cached: usize,
     /// The CRC before the BTH, by identification.
     prefixes: Vec<Hasher>,
-    /// For the identification of others: the length behind the field, and the way back over that many bytes.
-    back: Option<(usize, Matrix)>,
 }
 
 impl Icrc {
     /// For packets from `route.src` to `route.dst`.
     #[must_use]
     pub fn new(route: Route) -> Icrc {
-        Icrc { route, cached: 0, prefixes: Vec::new(), back: None }
+        Icrc { route, cached: 0, prefixes: Vec::new() }
     }
 
     /// The route.
@@ -127,7 +125,7 @@ impl Icrc {
         let v4 = self.route.src.is_ipv4();
         let crc = self.start(packet.len(), if v4 { likely } else { 0 }, body).finalize();
         let difference = crc ^ u32::from_le_bytes(*icrc);
-        difference == 0 || (v4 && self.explained_by_id(difference, packet.len()))
+        difference == 0 || (v4 && explained_by_id(difference, packet.len()))
     }
 
     /// The CRC up to and with `head`, the masked BTH included.
@@ -154,20 +152,15 @@ impl Icrc {
         }
         crc
     }
+}
 
-    /// Whether some other identification makes the difference between two CRCs of a packet of `len` bytes of UDP.
-    fn explained_by_id(&mut self, difference: u32, len: usize) -> bool {
-        // From behind the identification to the end of what is covered.
-        let behind = 20 - 6 + UDP_HEADER + len - ICRC_LEN;
-        let back = match &self.back {
-            Some((cached, matrix)) if *cached == behind => matrix,
-            _ => &self.back.insert((behind, Matrix::back_over_zeros(behind))).1,
-        };
-        let register = back.apply(difference);
-        // Two bytes into an empty register: what they make of it is an image of 16 dimensions. The low 16 bits of a
-        // register shifted back over two more bytes must be the identification, and nothing else may be left.
-        Matrix::back_over_zeros(2).apply(register) >> 16 == 0
-    }
+/// Whether some other identification makes the difference between two CRCs of a packet of `len` bytes of UDP.
+fn explained_by_id(difference: u32, len: usize) -> bool {
+    // From the identification, with its two bytes, to the end of what is covered. Two bytes into an empty register: what
+    // they make of it is an image of 16 dimensions. The low 16 bits of a register shifted back over them must be the
+    // identification, and nothing else may be left.
+    let from = 20 - 4 + UDP_HEADER + len - ICRC_LEN;
+    back_over_zeros(difference, from) >> 16 == 0
 }
 
 /// The CRC over everything before the BTH.
@@ -201,40 +194,56 @@ fn pseudo_header(route: &Route, udp_len: u16, id: u16) -> Hasher {
 }
 
 /// A linear map of the CRC's register over GF(2): the image of each bit.
-#[derive(Debug, Clone)]
+#[derive(Clone, Copy)]
 struct Matrix([u32; 32]);
 
 /// The polynomial of Ethernet's CRC, bits reversed.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
+/// The way back over 2^n bytes of zeros, for lengths of 16 bits and a little more.
+static BACK: [Matrix; 17] = {
+    // One step forward is r -> r >> 1, and the polynomial added where a 1 fell out. The polynomial's top bit is set, so
+    // the top bit of the result tells whether it did.
+    let mut bit = Matrix([0; 32]);
+    let mut i = 0;
+    while i < 32 {
+        bit.0[i] = if i == 31 { (1 << 31 ^ POLYNOMIAL) << 1 | 1 } else { 1 << (i + 1) };
+        i += 1;
+    }
+    let mut back = [bit.twice().twice().twice(); 17];
+    let mut n = 1;
+    while n < 17 {
+        back[n] = back[n - 1].twice();
+        n += 1;
+    }
+    back
+};
+
+/// Takes a register from behind `bytes` bytes of zeros to before them.
+fn back_over_zeros(register: u32, bytes: usize) -> u32 {
+    let powers = BACK.iter().enumerate().filter(|(n, _)| bytes >> n & 1 == 1);
+    powers.fold(register, |register, (_, back)| back.apply(register))
+}
+
 impl Matrix {
-    /// Takes a register from behind `bytes` bytes of zeros to before them.
-    fn back_over_zeros(bytes: usize) -> Matrix {
-        // One step forward is r -> r >> 1, and the polynomial added where a 1 fell out. The polynomial's top bit is
-        // set, so the top bit of the result tells whether it did.
-        let step = |i: u32| {
-            let r = 1u32 << i;
-            if r >> 31 == 1 { (r ^ POLYNOMIAL) << 1 | 1 } else { r << 1 }
-        };
-        let mut power = Matrix(std::array::from_fn(|i| step(i as u32)));
-        let mut result = Matrix(std::array::from_fn(|i| 1 << i));
-        let mut steps = bytes * 8;
-        while steps > 0 {
-            if steps & 1 == 1 {
-                result = result.then(&power);
-            }
-            power = power.then(&power);
-            steps >>= 1;
+    const fn apply(&self, register: u32) -> u32 {
+        let (mut sum, mut i) = (0, 0);
+        while i < 32 {
+            sum ^= self.0[i] & (register >> i & 1).wrapping_neg();
+            i += 1;
         }
-        result
+        sum
     }
 
-    fn apply(&self, register: u32) -> u32 {
-        self.0.iter().enumerate().fold(0, |sum, (i, image)| sum ^ (image & (register >> i & 1).wrapping_neg()))
-    }
-
-    fn then(&self, next: &Matrix) -> Matrix {
-        Matrix(std::array::from_fn(|i| next.apply(self.0[i])))
+    /// The map, and again.
+    const fn twice(&self) -> Matrix {
+        let mut images = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            images[i] = self.apply(self.0[i]);
+            i += 1;
+        }
+        Matrix(images)
     }
 }
 

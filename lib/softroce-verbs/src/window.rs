@@ -1,0 +1,68 @@
+//! Memory windows.
+
+use std::ffi::c_int;
+
+use softroce::{Access, Bind, SendOp, SendRequest, WindowKind};
+
+use crate::constants::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw_type};
+use crate::memory::Pd;
+use crate::qp::{self, Qp};
+use crate::types::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
+use crate::{code, give, null, take};
+
+/// A memory window.
+#[repr(C)]
+struct Mw {
+    base: ibv_mw,
+    inner: softroce::Mw,
+}
+
+pub(crate) unsafe extern "C" fn alloc(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw {
+    let kind = match type_ {
+        IBV_MW_TYPE_1 => WindowKind::Any,
+        IBV_MW_TYPE_2 => WindowKind::OneQp,
+        other => return null(&softroce::Error::new(libc::EINVAL, format!("memory windows of type {other}"))),
+    };
+    // SAFETY: a domain of ours.
+    let (context, ours) = unsafe { ((*pd).context, &*pd.cast::<Pd>()) };
+    match ours.inner.alloc_mw(kind) {
+        Ok(inner) => give(Mw { base: ibv_mw { context, pd, rkey: inner.rkey(), handle: 0, type_ }, inner }).cast(),
+        Err(e) => null(&e),
+    }
+}
+
+pub(crate) unsafe extern "C" fn dealloc(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: `alloc` made it; the program does not use it any more.
+    drop(unsafe { take::<Mw, _>(mw) });
+    0
+}
+
+/// The request that binds a window under a new key.
+///
+/// # Safety
+/// A window of ours, and a region of ours or null.
+pub(crate) unsafe fn request(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> SendOp {
+    // SAFETY: by the caller.
+    let (own, lkey) = unsafe { ((*mw.cast::<Mw>()).inner.rkey(), info.mr.as_ref().map_or(0, |mr| mr.lkey)) };
+    // The program chooses the low byte alone.
+    let rkey = own & !0xff | rkey & 0xff;
+    let access = Access::from_bits(info.mw_access_flags);
+    SendOp::Bind(Bind { rkey, lkey, addr: info.addr, len: info.length, access })
+}
+
+/// Binds a window of type 1, for which the program has its next key when this returns.
+pub(crate) unsafe extern "C" fn bind(qp: *mut ibv_qp, mw: *mut ibv_mw, how: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: a queue pair, a window and a region of ours, and the program's place.
+    unsafe {
+        let rkey = (*mw).rkey & !0xff | (*mw).rkey.wrapping_add(1) & 0xff;
+        let op = request(mw, rkey, &(*how).bind_info);
+        let flags = qp::flags((*how).send_flags);
+        let posted =
+            (*qp.cast::<Qp>()).inner.post_send(&[SendRequest { id: (*how).wr_id, op, sges: &[], flags, to: None }]);
+        if let Err((_, e)) = posted {
+            return code(&e);
+        }
+        (*mw).rkey = rkey;
+    }
+    0
+}
