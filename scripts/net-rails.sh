@@ -5,7 +5,7 @@
 #   scripts/net-rails.sh [ROUNDS]      each row ROUNDS times (3), and the median
 #
 # Needs unshare, ip and tc, and user namespaces where it is not run by root. Rates are megabits per second; the column
-# `of` compares with the sum of the cables' rates, less 5.2 % for the headers of Ethernet, IP and TCP.
+# `of` compares with the sum of the cables' rates.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 if [[ ${1-} == -* ]]; then sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; fi
@@ -59,7 +59,8 @@ cables() {
         cable $number "$rate"
         number=$((number + 1))
     done
-    for end in "a r1" "a r2" "b r3" "c r4"; do
+    # The kernel takes a moment to see that both ends are plugged in.
+    for end in "a r1" "b r1" "a r2" "b r2" "b r3" "c r3" "c r4" "a r4"; do
         read -r name port <<<"$end"
         if within "$name" ip -o link show "$port" | grep -q ',UP'; then
             until within "$name" ip -o link show "$port" | grep -q 'state UP'; do :; done
@@ -76,7 +77,9 @@ flows() {
         read -r from to <<<"$flow"
         within "$to" "$program" >"$work/$from$to" 2>"$work/$from$to.log" &
         pids+=($!)
-        until [[ -s $work/$from$to ]]; do :; done
+        until [[ -s $work/$from$to ]]; do
+            kill -0 "$!" 2>/dev/null || { cat "$work/$from$to.log" >&2; exit 1; }
+        done
     done
     for flow in "$@"; do
         read -r from to <<<"$flow"
@@ -99,7 +102,7 @@ row() {
     speed=$(awk '{ print $1 * 8 }' "$work.rows" | median)
     pause=$(awk '{ print $2 }' "$work.rows" | median)
     printf '%-44s %8.0f %6s %10.1f\n' "$text" "$speed" \
-        "$(awk -v s="$speed" -v all="$sum" 'BEGIN { if (all) printf "%.2f", s / (all * 0.948); else print "-" }')" "$pause"
+        "$(awk -v s="$speed" -v all="$sum" 'BEGIN { if (all) printf "%.2f", s / all; else print "-" }')" "$pause"
     rm -f "$work.rows"
 }
 
