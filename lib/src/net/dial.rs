@@ -200,7 +200,8 @@ impl Redial {
 }
 
 fn hello(inner: &Inner, handle: &Handle, link: u32, streams: usize, rails: usize) -> Hello {
-    // What both ends must have alike stands where links have the length of a message, the rails where they have a depth.
+    // What both ends must have alike stands where links have the length of a message, the rails where they have a
+    // depth.
     let options = LinkOptions { max_message: inner.config.net_window, depth: rails };
     Hello::new((DIALER, ACCEPTOR), (handle.listener, link), &options, false, streams)
 }

@@ -1,9 +1,9 @@
 //! Registered memory: who may touch which bytes (InfiniBand specification, 10.6, 10.7).
 //!
-//! Every access of the card goes through `Table::check` or, for a peer's, `Table::remote`: key, protection domain, rights and bounds are looked at before
-//! a pointer exists, so a packet of a stranger reaches registered bytes with the right key or none. The table is
-//! read-locked while a card works with pointers it gave out, and deregistration takes the write lock: once that
-//! returns, the card does not touch the memory any more.
+//! Every access of the card goes through `Table::check` or, for a peer's, `Table::remote`: key, protection domain,
+//! rights and bounds are looked at before a pointer exists, so a packet of a stranger reaches registered bytes with the
+//! right key or none. The table is read-locked while a card works with pointers it gave out, and deregistration takes
+//! the write lock: once that returns, the card does not touch the memory any more.
 
 mod access;
 mod copy;

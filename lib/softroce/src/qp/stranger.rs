@@ -1,9 +1,9 @@
 //! A stranger sends packets to a queue pair: an entry point of the fuzzer, see [`crate::fuzzing`].
 //!
-//! What comes is read as a list of steps: packets of the stranger, receives and sends that the program posts, changes of
-//! state, time. The memory around it has guards, regions without rights, one that windows alone open, and one of another
-//! protection domain. After all steps no byte has changed but where a right of the queue pair and a region or window, or
-//! a posted request, allowed it; and READs were answered with bytes of the one region that may be read.
+//! What comes is read as a list of steps: packets of the stranger, receives and sends that the program posts, changes
+//! of state, time. The memory around it has guards, regions without rights, one that windows alone open, and one of
+//! another protection domain. After all steps no byte has changed but where a right of the queue pair and a region or
+//! window, or a posted request, allowed it; and READs were answered with bytes of the one region that may be read.
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -156,9 +156,9 @@ impl Icrc {
 
 /// Whether some other identification makes the difference between two CRCs of a packet of `len` bytes of UDP.
 fn explained_by_id(difference: u32, len: usize) -> bool {
-    // From the identification, with its two bytes, to the end of what is covered. Two bytes into an empty register: what
-    // they make of it is an image of 16 dimensions. The low 16 bits of a register shifted back over them must be the
-    // identification, and nothing else may be left.
+    // From the identification, with its two bytes, to the end of what is covered. Two bytes into an empty register:
+    // what they make of it is an image of 16 dimensions. The low 16 bits of a register shifted back over them must be
+    // the identification, and nothing else may be left.
     let from = 20 - 4 + UDP_HEADER + len - ICRC_LEN;
     back_over_zeros(difference, from) >> 16 == 0
 }
