@@ -29,18 +29,18 @@ for name in a b c; do
     until [[ $(readlink "/proc/${node[$name]}/ns/net") != "$(readlink /proc/self/ns/net)" ]]; do :; done
 done
 within() { nsenter -t "${node[$1]}" -n "${@:2}"; }
-names=("a b 1" "a b 2" "b c 3" "c a 4")
-for cable in "${names[@]}"; do
+plan=("a b 1" "a b 2" "b c 3" "c a 4")
+for cable in "${plan[@]}"; do
     read -r one two number <<<"$cable"
     ip link add name "r$number" netns "${node[$one]}" type veth peer name "r$number" netns "${node[$two]}"
     within "$one" ip addr add "10.0.$number.1/30" dev "r$number"
     within "$two" ip addr add "10.0.$number.2/30" dev "r$number"
 done
 
-# cable NUMBER RATE: both ends; 0 takes it away.
+# cable NUMBER RATE: both ends of a cable of the plan; 0 takes it away.
 cable() {
     local one two number
-    for line in "${names[@]}"; do
+    for line in "${plan[@]}"; do
         read -r one two number <<<"$line"
         [[ $number == "$1" ]] || continue
         for end in $one $two; do

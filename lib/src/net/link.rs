@@ -281,8 +281,8 @@ impl Link {
         }
     }
 
-    /// Ends it for its owner, whose memory is not touched any more when this returns. `finish`: what is under way in
-    /// the kernel still arrives.
+    /// Ends it for its owner, whose memory is not touched any more when this returns. Where nothing was left to write,
+    /// what is under way in the kernel still arrives.
     fn close(self: &Arc<Link>) {
         self.closed.store(true, Ordering::Release);
         let mut whole = match &self.side {

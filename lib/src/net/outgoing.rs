@@ -375,13 +375,12 @@ impl Output {
             return true;
         }
         match &link.side {
-            Side::In(incoming) => match stream.acknowledge.swap(0, Ordering::AcqRel) {
-                0 => match incoming.report() {
-                    Some(frame) => self.head.extend(bytemuck::bytes_of(&frame)),
-                    None => return false,
-                },
-                pieces => self.head.extend(bytemuck::bytes_of(&Frame::say(Word::Read, 0, pieces))),
-            },
+            Side::In(incoming) => {
+                let pieces = if link.several { stream.acknowledge.swap(0, Ordering::AcqRel) } else { 0 };
+                let read = (pieces > 0).then(|| Frame::say(Word::Read, 0, pieces));
+                let Some(frame) = read.or_else(|| incoming.report()) else { return false };
+                self.head.extend(bytemuck::bytes_of(&frame));
+            }
             Side::Out(outgoing) => {
                 if link.several
                     && outgoing.waiting.load(Ordering::Acquire) > 0
