@@ -177,7 +177,7 @@ impl Part {
 
 /// Whether it goes together with the other messages of its group.
 fn is_message(raw: &RawCall) -> bool {
-    matches!(raw.collective, Collective::SendRecv | Collective::Gather | Collective::Scatter)
+    raw.collective == Collective::SendRecv
 }
 
 /// Makes `later` wait for what is in `earlier`.

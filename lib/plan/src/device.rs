@@ -9,6 +9,7 @@ const MOST_BLOCKS: usize = 128;
 /// Bytes for which another block of a schedule pays, by its framing.
 const SCHEDULE_PER_BLOCK: usize = 32 << 10;
 const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
+const SCHEDULE_LL128_PER_BLOCK: usize = 48 << 10;
 
 /// How the calls of a `DeviceComm` reach the other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub enum Framing {
     Simple,
     /// Lines, with flags beside the data: lowest latency, twice the bytes, short messages only.
     Ll,
+    /// The same with flags that are a sixteenth of the bytes, any size: over NVLink only.
+    Ll128,
 }
 
 /// How data crosses the link.
@@ -78,6 +81,7 @@ impl Protocol {
         let per_block = match self {
             Protocol::Schedule(_, Framing::Simple) => SCHEDULE_PER_BLOCK,
             Protocol::Schedule(_, Framing::Ll) => SCHEDULE_LL_PER_BLOCK,
+            Protocol::Schedule(_, Framing::Ll128) => SCHEDULE_LL128_PER_BLOCK,
             _ => return 1,
         };
         bytes.div_ceil(per_block).clamp(1, MOST_BLOCKS) as u32
@@ -95,6 +99,7 @@ impl fmt::Display for Protocol {
             Protocol::Direct => "Direct",
             Protocol::Schedule(algorithm, Framing::Simple) => return write!(f, "{algorithm}, Simple"),
             Protocol::Schedule(algorithm, Framing::Ll) => return write!(f, "{algorithm}, LL"),
+            Protocol::Schedule(algorithm, Framing::Ll128) => return write!(f, "{algorithm}, LL128"),
         })
     }
 }

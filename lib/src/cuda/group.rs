@@ -79,6 +79,5 @@ impl DeviceComm {
 
 /// Whether a call is enqueued as a whole, and not as messages.
 fn is_collective(call: &RawCall) -> bool {
-    let messages = matches!(call.collective, Collective::SendRecv | Collective::Gather | Collective::Scatter);
-    !messages && call.ranges().is_none()
+    call.collective != Collective::SendRecv && call.ranges().is_none()
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, DevicePtr, sys};
 use tinynccl::comm::{RawCall, packed};
-use tinynccl::cuda::{Path, Protocol};
+use tinynccl::cuda::Path;
 use tinynccl::wire::Collective;
 use tinynccl::{Call, DType, ReduceOp};
 
@@ -147,22 +147,6 @@ fn cases(ranks: usize) -> Vec<(usize, usize, bool)> {
     let roots = move |count: usize| (0..ranks).map(move |root| (count, root));
     let all = LENGTHS.into_iter().flat_map(roots);
     all.flat_map(|(count, root)| [(count, root, false), (count, root, true)]).collect()
-}
-
-/// Between two ranks gather and scatter are messages; among more they keep their schedule.
-#[test]
-fn the_choice_of_gather_and_scatter() {
-    let Some(ranks) = ranks(PATIENCE) else { return };
-    if ranks[0].comm.path() != Path::Peer {
-        return;
-    }
-    for collective in [Collective::Gather, Collective::Scatter] {
-        for count in LENGTHS {
-            let protocol = ranks[0].comm.choice(collective, count).protocol;
-            let messages = protocol == Protocol::Simple;
-            assert_eq!(messages, ranks.len() == 2, "{collective} of {count} bytes: {protocol}");
-        }
-    }
 }
 
 /// Each rank sends to the next one, and twice to itself.

@@ -353,6 +353,9 @@ fn a_captured_call_is_direct_at_each_replay() {
     let Some(contexts) = contexts() else { return };
     let ranks = Ranks::new(&contexts, PATIENCE);
     let n = ranks.comms.len();
+    // Among more than two ranks slots would be chosen.
+    let direct = Choice { protocol: Protocol::Direct, blocks: 64 };
+    ranks.comms.iter().for_each(|comm| comm.set_choice(Some(direct)));
     let count = 2_000_000;
     let mut memory: Vec<Registered<i32>> = ranks.alloc(count);
     let mut graphs = Vec::new();
@@ -422,7 +425,7 @@ fn sum_of_ranks(device: &DeviceComm, stream: &Arc<CudaStream>, at: u64, count: u
     let (collective, op) = (Collective::AllReduce, ReduceOp::Sum);
     let call = RawCall::on_device(Call::new(collective, i32::DTYPE, op, 0, count), at, at);
     // SAFETY: as above; waited for below.
-    unsafe { device.enqueue(stream, &call) }.unwrap();
+    unsafe { device.enqueue_as(stream, &call, Choice { protocol: Protocol::Direct, blocks: 16 }) }.unwrap();
     device.synchronize().unwrap();
     let mut got = vec![0i32; count];
     // SAFETY: as above.

@@ -237,13 +237,13 @@ fn compare<T: Value>(ranks: &[Rank], channels: usize, cases: &[Case], thorough: 
         let shape = case.shape(n, channels);
         let program = algorithm::program(case.algorithm, &shape, 0).unwrap();
         let cut = program.partition(case.count, size_of::<T>(), MESSAGE);
-        for framing in [Framing::Simple, Framing::Ll] {
+        for framing in [Framing::Simple, Framing::Ll, Framing::Ll128] {
             let choice = Choice { protocol: Protocol::Schedule(case.algorithm, framing), blocks: channels as u32 };
             let ways: &[_] = if thorough { &[(0, false), (1, false), (0, true)] } else { &[(1, true)] };
             for &(shift, in_place) in ways {
                 let run = Run { ranks, choice, shift, in_place };
                 let Some(gpu) = run.outputs::<T>(case, Some(cut)) else {
-                    assert_eq!(framing, Framing::Ll, "{case:?} is cut in another way");
+                    assert_ne!(framing, Framing::Simple, "{case:?} is cut in another way");
                     continue;
                 };
                 for rank in 0..n {
@@ -350,12 +350,16 @@ fn large_buffers_through_large_slots() {
             let shape = Shape { collective, ranks: size, root: 1, channels: 1 };
             let what = format!("{size} ranks, {algorithm}, {collective}");
             assert!(run(algorithm, Framing::Ll, collective).is_none(), "{what}: cannot fit lines");
-            let got = run(algorithm, Framing::Simple, collective).unwrap_or_else(|| panic!("{what}: does not fit"));
-            for (rank, got) in got.iter().enumerate() {
-                for (i, &got) in got.iter().enumerate() {
-                    let (segment, from) = shape.result(rank, i / count).unwrap();
-                    let expected = from.fold(0i32, |sum, r| sum.wrapping_add(all[r][segment * count + i % count]));
-                    assert_eq!(got, expected, "{what}, rank {rank}, element {i}");
+            let in_slots = run(algorithm, Framing::Simple, collective);
+            let in_lines = run(algorithm, Framing::Ll128, collective);
+            for (framing, got) in [("Simple", in_slots), ("LL128", in_lines)] {
+                let got = got.unwrap_or_else(|| panic!("{what}, {framing}: does not fit"));
+                for (rank, got) in got.iter().enumerate() {
+                    for (i, &got) in got.iter().enumerate() {
+                        let (segment, from) = shape.result(rank, i / count).unwrap();
+                        let expected = from.fold(0i32, |sum, r| sum.wrapping_add(all[r][segment * count + i % count]));
+                        assert_eq!(got, expected, "{what}, {framing}, rank {rank}, element {i}");
+                    }
                 }
             }
         }
@@ -381,11 +385,15 @@ fn schedules_and_other_kernels_in_a_row_and_in_graphs() {
             (Protocol::Schedule(Algorithm::Tree, Framing::Simple), 16),
             (Protocol::Schedule(Algorithm::DoubleTree, Framing::Ll), 12),
             (Protocol::Schedule(Algorithm::HalvingDoubling, Framing::Ll), 16),
+            (Protocol::Schedule(Algorithm::Ring, Framing::Ll128), 8),
+            // Of several windows.
+            (Protocol::Schedule(Algorithm::Tree, Framing::Ll128), 1),
         ];
         // Each call multiplies by the number of ranks.
         let call = |rank: usize, at: usize| {
             let (protocol, blocks) = protocols[at];
-            let long = matches!(protocol, Protocol::Simple | Protocol::Schedule(_, Framing::Simple));
+            let in_slots = matches!(protocol, Protocol::Simple | Protocol::Schedule(_, Framing::Simple));
+            let long = in_slots || blocks == 1;
             let at = addresses[rank];
             let call = RawCall::on_device(
                 Call::new(
@@ -422,7 +430,7 @@ fn schedules_and_other_kernels_in_a_row_and_in_graphs() {
             r.comm.synchronize().unwrap();
             let got = r.stream.clone_dtoh(memory).unwrap();
             for (i, &got) in got.iter().enumerate() {
-                let calls = if i < SHORT { 7 } else { 3 };
+                let calls = if i < SHORT { 9 } else { 4 };
                 assert_eq!(got, (size as u32).wrapping_pow(2 * rounds * calls), "{size} ranks, element {i}");
             }
         }

@@ -62,6 +62,10 @@ fn row(
         Operation::AllGather => (bytes / n, bytes - bytes / n),
         Operation::ReduceScatter => (bytes, bytes / n),
         Operation::AllToAll => (bytes - bytes / n, bytes - bytes / n),
+        Operation::Gather if comm.rank() != 0 => (bytes / n, 0),
+        Operation::Scatter if comm.rank() != 0 => (0, bytes / n),
+        Operation::Gather => (0, bytes - bytes / n),
+        Operation::Scatter => (bytes - bytes / n, 0),
         _ => (bytes, bytes),
     };
     // SAFETY: written before it is read. Flags 0: cached by the CPU.
@@ -103,6 +107,8 @@ fn host(options: &Options, comm: &Comm, task: &Task, bytes: usize) -> Result<f64
                 Operation::Broadcast => comm.broadcast(&mut output, 0)?,
                 Operation::Reduce => comm.reduce(&input, &mut output, ReduceOp::Sum, 0)?,
                 Operation::AllToAll => comm.all_to_all(&input[..n * part], &mut output[..n * part])?,
+                Operation::Gather => comm.gather(&input[..part], &mut output[..n * part], 0)?,
+                Operation::Scatter => comm.scatter(&input[..n * part], &mut output[..part], 0)?,
                 Operation::SendRecv => {
                     let (rank, n) = (comm.rank(), comm.size());
                     comm.send_recv(&input, (rank + 1) % n, &mut output, (rank + n - 1) % n)?;

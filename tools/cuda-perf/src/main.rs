@@ -69,7 +69,7 @@ struct Options {
     alone: bool,
     /// Time these instead of the library's choice: protocol and blocks, as `one-shot:8`, `two-shot:32` (LL),
     /// `one-shot-128:8`, `two-shot-128:32` (LL128), `simple:64`, `direct:128`, or a schedule, as `ring:64` (protocol
-    /// Simple) and `ring-ll:16`.
+    /// Simple), `ring-ll:16` and `ring-128:64`.
     #[arg(long, value_delimiter = ',', value_parser = choice)]
     choices: Vec<Choice>,
     /// Schedules to time beside the library's choice, as `ring,tree,double-tree`: in both protocols, with blocks by
@@ -92,7 +92,7 @@ impl Options {
             return self.choices.iter().copied().map(Some).collect();
         }
         let schedules = self.algorithm.iter().flat_map(|&algorithm| {
-            [Framing::Ll, Framing::Simple].map(|framing| {
+            [Framing::Ll, Framing::Ll128, Framing::Simple].map(|framing| {
                 let protocol = Protocol::Schedule(algorithm, framing);
                 Some(Choice { protocol, blocks: protocol.blocks(bytes) })
             })
@@ -121,10 +121,9 @@ fn choice(text: &str) -> Result<Choice, String> {
         "simple" => Protocol::Simple,
         "direct" => Protocol::Direct,
         _ => {
-            let (name, framing) = match name.strip_suffix("-ll") {
-                Some(name) => (name, Framing::Ll),
-                None => (name, Framing::Simple),
-            };
+            let framings = [("-ll", Framing::Ll), ("-128", Framing::Ll128), ("", Framing::Simple)];
+            let named = framings.iter().find_map(|&(suffix, framing)| Some((name.strip_suffix(suffix)?, framing)));
+            let (name, framing) = named.ok_or_else(wrong)?;
             Protocol::Schedule(name.parse().map_err(|_| wrong())?, framing)
         }
     };

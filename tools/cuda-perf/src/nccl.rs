@@ -132,6 +132,27 @@ impl Nccl {
                     }
                     sys::ncclGroupEnd()
                 }
+                // NCCL 2.28's own gather and scatter are such groups; its older versions have none.
+                Operation::Gather | Operation::Scatter => {
+                    let (root, segment) = (self.rank == 0, (count * task.dtype.size()) as u64);
+                    let gathers = task.operation == Operation::Gather;
+                    done("group", sys::ncclGroupStart())?;
+                    if gathers || root {
+                        for peer in 0..if gathers { 1 } else { self.ranks } {
+                            let at = if gathers { 0 } else { segment * peer as u64 };
+                            let from = (input + at) as *const _;
+                            done("send", sys::ncclSend(from, count, dtype, peer as i32, comm, stream))?;
+                        }
+                    }
+                    if root || !gathers {
+                        for peer in 0..if gathers { self.ranks } else { 1 } {
+                            let at = if gathers { segment * peer as u64 } else { 0 };
+                            let to = (output + at) as *mut _;
+                            done("recv", sys::ncclRecv(to, count, dtype, peer as i32, comm, stream))?;
+                        }
+                    }
+                    sys::ncclGroupEnd()
+                }
                 Operation::SendRecv => {
                     let (next, before) = ((self.rank + 1) % self.ranks, (self.rank + self.ranks - 1) % self.ranks);
                     done("group", sys::ncclGroupStart())?;

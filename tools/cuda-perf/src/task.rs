@@ -18,6 +18,10 @@ pub(crate) enum Operation {
     Broadcast,
     Reduce,
     AllToAll,
+    /// To rank 0; bytes are those of its output.
+    Gather,
+    /// From rank 0; bytes are those of its input.
+    Scatter,
     /// Each rank sends to the next and receives from the one before.
     SendRecv,
 }
@@ -54,7 +58,11 @@ impl Task {
     pub(crate) fn new(operation: Operation, dtype: DType, bytes: usize, ranks: usize) -> Option<Task> {
         let elements = bytes / dtype.size();
         let count = match operation {
-            Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => elements / ranks,
+            Operation::AllGather
+            | Operation::ReduceScatter
+            | Operation::AllToAll
+            | Operation::Gather
+            | Operation::Scatter => elements / ranks,
             _ => elements,
         };
         (count > 0).then_some(Task { operation, dtype, count, bytes, ranks })
@@ -68,6 +76,8 @@ impl Task {
             Operation::Broadcast => Collective::Broadcast,
             Operation::Reduce => Collective::Reduce,
             Operation::AllToAll => Collective::AllToAll,
+            Operation::Gather => Collective::Gather,
+            Operation::Scatter => Collective::Scatter,
             Operation::SendRecv => Collective::SendRecv,
         }
     }
@@ -124,7 +134,11 @@ impl Task {
         let n = self.ranks as f64;
         let factor = match self.operation {
             Operation::AllReduce => 2.0 * (n - 1.0) / n,
-            Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => (n - 1.0) / n,
+            Operation::AllGather
+            | Operation::ReduceScatter
+            | Operation::AllToAll
+            | Operation::Gather
+            | Operation::Scatter => (n - 1.0) / n,
             Operation::Broadcast | Operation::Reduce | Operation::SendRecv => 1.0,
         };
         factor * self.bytes as f64 / seconds / 1e9

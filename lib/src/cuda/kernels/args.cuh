@@ -8,6 +8,11 @@ struct Remote {
     u64 output;
 };
 
+// Which ranks send segments, and to which ranks; `args.rs` has the same.
+#define FLOW_ALL 0 // each to each
+#define FLOW_GATHER 1 // each to the root
+#define FLOW_SCATTER 2 // the root to each
+
 struct Args {
     Team team;
     const u8* input;
@@ -17,5 +22,5 @@ struct Args {
     Remote remote;
     u8* scratch; // partial sums of a schedule, in our memory; null without any
     u32 root;
-    u32 unused;
+    u32 flow; // of segments: one of FLOW_*
 };

@@ -40,6 +40,10 @@ pub(crate) struct Remote {
     pub(crate) output: u64,
 }
 
+/// `FLOW_GATHER` and `FLOW_SCATTER` of `args.cuh`.
+pub(crate) const FLOW_GATHER: u32 = 1;
+pub(crate) const FLOW_SCATTER: u32 = 2;
+
 /// As `struct Args` of `args.cuh`: the first parameter of every kernel but `fused`. A family may have further ones.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,7 +56,7 @@ pub(crate) struct Args {
     pub(crate) remote: Remote,
     pub(crate) scratch: u64,
     pub(crate) root: u32,
-    pub(crate) unused: u32,
+    pub(crate) flow: u32,
 }
 
 impl Args {
@@ -64,11 +68,18 @@ impl Args {
             input,
             output,
             bytes,
-            stride: if matches!(call.collective, Collective::AllToAll | Collective::ReduceScatter) { bytes } else { 0 },
+            stride: match call.collective {
+                Collective::AllToAll | Collective::ReduceScatter | Collective::Scatter => bytes,
+                _ => 0,
+            },
             remote: Remote::default(),
             scratch: 0,
             root: call.root as u32,
-            unused: 0,
+            flow: match call.collective {
+                Collective::Gather => FLOW_GATHER,
+                Collective::Scatter => FLOW_SCATTER,
+                _ => 0,
+            },
         }
     }
 }
@@ -134,7 +145,11 @@ pub(super) fn layouts() -> Vec<(String, usize)> {
     [
         mirrored!(Team as "Team" { windows as "window", extensions as "extension", report, patience, call, rank, number }),
         mirrored!(Remote as "Remote" { input, output }),
-        mirrored!(Args as "Args" { team, input, output, bytes, stride, remote, scratch, root }),
+        mirrored!(Args as "Args" { team, input, output, bytes, stride, remote, scratch, root, flow }),
+        vec![
+            ("FLOW_GATHER".to_owned(), FLOW_GATHER as usize),
+            ("FLOW_SCATTER".to_owned(), FLOW_SCATTER as usize),
+        ],
     ]
     .concat()
 }

@@ -1,27 +1,45 @@
-// All-gather and all-to-all: each rank sends one segment of `bytes` to each other, and stores received segments by
-// sender. `stride` is the distance between the segments sent to neighbouring ranks: 0 for all-gather, whose ranks all
-// get the same.
+// Calls of which each rank sends segments of `bytes` to others, and stores received ones by sender: all-gather and
+// all-to-all, gather and scatter. `stride` is the distance between the segments sent to neighbouring ranks: 0 where
+// all get the same.
 
-__device__ __forceinline__ void exchange_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
+__device__ __forceinline__ void exchange_slots(const Args& args) {
     __shared__ Counters counters;
-    const Subgroup group = subgroup_of(THREADS / 2, THREADS / 2);
+    const Team& team = args.team;
+    const Flow flow = flow_of(args);
+    const u64 bytes = args.bytes;
+    // A rank with one task takes all threads for it.
+    const bool both = flow.sends() && flow.receives();
+    const Subgroup group = both ? subgroup_of(THREADS / 2, THREADS / 2) : whole_block();
     const Rounds rounds = begin_rounds(team, counters, group, bytes, 1);
-    const u8* own = input + team.rank * stride;
-    u8* own_output = output + team.rank * bytes;
-    const bool copies = own != own_output;
+    const u8* own = flow.input_for(team.rank);
+    u8* own_output = flow.output_of(team.rank);
+    const bool copies = flow.keeps() && own != own_output;
     for (u32 step = 0; step < rounds.count; step++) {
         const Piece piece = piece_of(rounds.share, step, 0);
         const u64 end = piece.first + piece.packs;
-        if (group.index == 0) {
+        const auto if_any = [&](bool any) { return any ? piece : Piece{0, 0}; };
+        const auto copy_own = [&] {
+            if (!copies) return;
+            either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
+                for_packs<batch_of<decltype(whole)>(1)>(
+                    group, piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
+                    [&](u32 i, Pack pack) { store_pack(whole, own_output, piece.first + i, bytes, pack); });
+            });
+        };
+        if (flow.sends() && group.index == 0) {
             in_turn(
-                rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
+                rounds,
+                [&](u32 peer) {
+                    if (flow.goes_to(peer)) await_credit(team, counters, SCATTER, peer);
+                },
                 [&] {
-                    if (stride != 0) {
+                    if (args.stride != 0 || args.flow != FLOW_ALL) {
                         const Pieces pieces = pieces_of(
-                            team, [&](u32 peer) { return input + peer * stride; }, [&](u32) { return piece; },
+                            team, [&](u32 peer) { return flow.input_for(peer); },
+                            [&](u32 peer) { return if_any(flow.goes_to(peer)); },
                             [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
                         fill_all(group, pieces, bytes);
-                        if (!copies) return;
+                        return copy_own();
                     }
                     u8* slot[RANKS];
 #pragma unroll
@@ -32,28 +50,34 @@ __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input
                             [&](u32 i, Pack pack) {
 #pragma unroll
                                 for (int s = 0; s < RANKS; s++) {
-                                    if (stride == 0 && s != (int)team.rank) fill_slot(slot[s], i, pack);
+                                    if (s != (int)team.rank) fill_slot(slot[s], i, pack);
                                 }
                                 if (copies) store_pack(whole, own_output, piece.first + i, bytes, pack);
                             });
                     });
                 },
-                [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
-            tell_read(rounds, counters, step);
+                [&](u32 peer) {
+                    if (flow.goes_to(peer)) post_slot(team, counters, SCATTER, peer);
+                });
+            if (both) tell_read(rounds, counters, step);
         } else {
             in_turn(
                 rounds,
                 [&](u32 peer) {
-                    await_slot(team, counters, SCATTER, peer);
-                    await_read(counters, step);
+                    if (flow.comes_from(peer)) await_slot(team, counters, SCATTER, peer);
+                    if (both) await_read(counters, step);
                 },
                 [&] {
                     const Pieces pieces = pieces_of(
-                        team, [&](u32 peer) { return output + peer * bytes; }, [&](u32) { return piece; },
+                        team, [&](u32 peer) { return flow.output_of(peer); },
+                        [&](u32 peer) { return if_any(flow.comes_from(peer)); },
                         [&](u32 peer) { return incoming(team, counters, SCATTER, peer); });
                     store_all(group, pieces, bytes);
+                    if (!flow.sends()) copy_own();
                 },
-                [&](u32 peer) { free_slot(team, counters, SCATTER, peer); });
+                [&](u32 peer) {
+                    if (flow.comes_from(peer)) free_slot(team, counters, SCATTER, peer);
+                });
         }
     }
     store_counters(team, counters);
@@ -74,7 +98,7 @@ exchange_ll128(const __grid_constant__ Args args) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 exchange_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
-    exchange_slots(args.team, args.input, args.output, args.bytes, args.stride);
+    exchange_slots(args);
     leave(args.team, channel);
 }
 
@@ -91,7 +115,7 @@ exchange_direct(const __grid_constant__ Args args) {
     const Channel channel = enter(team);
     if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (bytes % 16 != 0 || !reached(reach.output)) {
-        exchange_slots(team, input, output, bytes, stride);
+        exchange_slots(args);
         return close(team, channel);
     }
     const u64 packs = bytes / 16;

@@ -14,6 +14,7 @@ static_assert(TOGETHER == 4, "the threads are cut into at most four shares");
 #define FUSED_BROADCAST 2
 #define FUSED_EXCHANGE 3
 #define FUSED_LL128 4
+#define FUSED_FLOW 8 // times FLOW_*
 
 // `peer/fused.rs` has the same.
 struct FusedCall {
@@ -25,7 +26,7 @@ struct FusedCall {
     u32 number;
     u32 root;
     u32 blocks;
-    u32 part; // one of those above, and FUSED_LL128 or not
+    u32 part; // one of those above, FUSED_LL128 or not, and the flow
 };
 
 struct Fused {
@@ -53,13 +54,14 @@ __device__ __forceinline__ void unfold(const Fused& fused, Args (&args)[FUSED]) 
         to.bytes = call.bytes;
         to.stride = call.stride;
         to.root = call.root;
+        to.flow = call.part / FUSED_FLOW;
     }
     __syncthreads();
 }
 
 template <typename Lines>
 __device__ __forceinline__ void fused_part(u32 part, const Args& args, const Channel& channel, const Words& words) {
-    switch (part & ~FUSED_LL128) {
+    switch (part % FUSED_LL128) {
 #ifdef DTYPE
     case FUSED_SCATTER: return scatter_lines<Lines>(args, channel, words);
     case FUSED_ROOT: return root_lines<Lines>(args, channel, words);

@@ -40,19 +40,25 @@ struct Ll128 {
         return (u64)channel.epoch << 32 | channel.epoch;
     }
 
-    static __device__ __forceinline__ void push(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack pack) {
-        u8* to = cell_at(team, channel, peer, team.rank, cell);
-        const u64 high = has_flag(cell) ? flag_of(channel) : pack.b;
+    static __device__ __forceinline__ void push_at(u8* to, u32 cell, u64 flag, Pack pack) {
+        const u64 high = has_flag(cell) ? flag : pack.b;
         __syncwarp();
         asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" : : "l"(to), "l"(pack.a), "l"(high) : "memory");
     }
 
+    static __device__ __forceinline__ void push(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack pack) {
+        push_at(cell_at(team, channel, peer, team.rank, cell), cell, flag_of(channel), pack);
+    }
+
     // Whether the lines of this warp have arrived; the same answer for all its threads.
-    static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack& pack) {
-        const u8* from = cell_at(team, channel, team.rank, peer, cell);
+    static __device__ __forceinline__ bool peek_at(const u8* from, u32 cell, u64 flag, Pack& pack) {
         __syncwarp();
         asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pack.a), "=l"(pack.b) : "l"(from) : "memory");
-        return !__any_sync(EVERY_LANE, has_flag(cell) && pack.b != flag_of(channel));
+        return !__any_sync(EVERY_LANE, has_flag(cell) && pack.b != flag);
+    }
+
+    static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack& pack) {
+        return peek_at(cell_at(team, channel, team.rank, peer, cell), cell, flag_of(channel), pack);
     }
 
     // A warp that has given up forwards nothing.

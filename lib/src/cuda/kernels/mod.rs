@@ -122,7 +122,7 @@ families! {
     SendRecv "send_recv" Moves: [Simple] "send_recv.cu";
     Signal "signal" Moves: [Simple] "signal.cu";
     SignalWait "signal_wait" Moves: [Simple] "signal.cu";
-    Schedule "schedule" Either: [Simple Ll] "primitives.cuh" "schedule.cu";
+    Schedule "schedule" Either: [Simple Ll Ll128] "primitives.cuh" "schedule.cu";
     PhasedPush "phased_push" Moves: [Simple] "phased.cu";
     PhasedTake "phased_take" Moves: [Simple] "phased.cu";
     PhasedSignal "phased_signal" Moves: [Simple] "phased.cu";

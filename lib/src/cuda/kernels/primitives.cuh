@@ -29,7 +29,7 @@ struct Program {
     unsigned short lanes[2][MAX_LANES][2]; // for even and odd channels: first step and end
     u32 lane_count[2];
     u32 parts; // of a channel
-    u32 unused;
+    u32 sources; // ranks at most of which one rank receives in a channel
 };
 
 // How segments of `count` elements are cut into windows and parts, in units of several elements.
@@ -40,6 +40,7 @@ struct Cut {
     u64 small[2];
     u64 scratch; // elements of a segment of scratch memory
     u64 elem;
+    u64 shares; // LL128: not 0 where messages take shares of the lines
 };
 
 struct Range {
@@ -296,4 +297,73 @@ __device__ __forceinline__ void move_lines(const Team& team, const Channel& chan
     }
     // The next step may read what another thread wrote.
     sync_subgroup(group);
+}
+
+// Protocol LL128, of whole warps: each message has lines of its own, as in LL. Where that is too much, a FIFO's messages
+// take turns through SLOT_COUNT shares of its lines; a sender reuses a share when the receiver has read it. For the
+// counters each such message is a slot. A rank that receives from one other only has the lines of all senders for it: in
+// this set nobody else writes in this call, and nobody reads lines of another.
+
+// The first cells of a message, and its flags, at both ends of this rank.
+struct Lines128 {
+    u32 sent, received;
+    u64 sent_flag, received_flag;
+};
+
+__device__ __forceinline__ u8* cells_of(const Team& team, const Channel& channel, u32 sources, u32 to, u32 from, u32 first) {
+    const u64 row = (u64)channel.row_128 * SENDERS + (sources == 1 ? 0 : sender_of(to, from));
+    return team.extension[to] + LINES128 + 16 * (row * Ll128::MOST + first);
+}
+
+// Cells of a share.
+__device__ __forceinline__ u32 share_cells(u32 sources) {
+    return (sources == 1 ? SENDERS : 1) * LL128_LINES / SLOT_COUNT / 8 * 8 * 8;
+}
+
+// As word_of; false, for the whole warp: given up.
+__device__ __forceinline__ bool pack_came(const Team& team, const Channel& channel, const u8* at, u32 cell, u64 flag, u32 peer, Pack& pack) {
+    Wait wait = {0, 0, 0};
+    while (!Ll128::peek_at(at, cell, flag, pack)) {
+        const bool goes_on = wait_on(team, channel, wait, WAITED_LINE, peer, channel.epoch, 0);
+        if (!__all_sync(EVERY_LANE, goes_on)) return false;
+    }
+    return true;
+}
+
+// As free_slot. Whoever read the lines has their data, so no fence is needed.
+__device__ __forceinline__ void free_lines(const Team& team, Counters& counters, u32 peer) {
+    const u32 count = ++counters.received[SCATTER][peer];
+    u32* flag = flag_at(team.window[peer], HEAD, SCATTER, blockIdx.x, team.rank);
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(flag), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ Pack pairwise_pack(const Pack& own, const Pack& received, bool last) {
+    return Pack{pairwise_word(own.a, received.a, last), pairwise_word(own.b, received.b, last)};
+}
+
+// False: given up.
+__device__ __forceinline__ bool move_lines_128(const Team& team, const Channel& channel, const Subgroup& group, const Step& step,
+                                               const Move& move, u32 sources, const Lines128& lines) {
+    const bool receives = step.from != NOBODY, sends = step.to != NOBODY, local = step.flags & STEP_LOCAL;
+    const Words words = {0, (move.bytes + 7) / 8, move.bytes};
+    const u8* in = nullptr;
+    u8* out = nullptr;
+    if (receives) in = cells_of(team, channel, sources, team.rank, step.from, lines.received);
+    if (sends) out = cells_of(team, channel, sources, step.to, team.rank, lines.sent);
+    const u32 cells = Ll128::cells(words);
+    bool given_up = false;
+    for (u32 cell = group.thread; cell < cells; cell += group.threads) {
+        Pack own = {0, 0}, came;
+        if (move.own) own = Ll128::load(move.own, words, cell);
+        if (local) came = Ll128::load(move.in, words, cell);
+        if (receives && !pack_came(team, channel, in + 16 * cell, cell, lines.received_flag, step.from, came)) {
+            given_up = true;
+            break;
+        }
+        const Pack pack = !receives && !local ? own : move.own ? pairwise_pack(own, came, move.last) : came;
+        if (sends) Ll128::push_at(out + 16 * cell, cell, lines.sent_flag, pack);
+        if (move.dst) Ll128::store(move.dst, words, cell, pack);
+    }
+    // The next step may read what another thread wrote.
+    return !sync_subgroup_or(group, given_up);
 }

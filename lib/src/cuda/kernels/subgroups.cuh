@@ -12,6 +12,14 @@ __device__ __forceinline__ void sync_subgroup(const Subgroup& group) {
     asm volatile("bar.sync %0, %1;" : : "r"(group.index + 1), "r"(group.threads) : "memory");
 }
 
+// The same, and whether `mine` is true for any of its threads.
+__device__ __forceinline__ bool sync_subgroup_or(const Subgroup& group, bool mine) {
+    u32 any;
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, %2, %3, p; selp.u32 %0, 1, 0, q; }"
+                 : "=r"(any) : "r"((u32)mine), "r"(group.index + 1), "r"(group.threads) : "memory");
+    return any;
+}
+
 __device__ __forceinline__ Subgroup whole_block() {
     return Subgroup{0, threadIdx.x, THREADS};
 }

@@ -91,7 +91,7 @@ impl Asked {
         let proto = match self.proto {
             CudaProto::Auto => true,
             CudaProto::Ll => matches!(protocol, OneShot | TwoShot | Schedule(_, Framing::Ll)),
-            CudaProto::Ll128 => matches!(protocol, OneShot128 | TwoShot128),
+            CudaProto::Ll128 => matches!(protocol, OneShot128 | TwoShot128 | Schedule(_, Framing::Ll128)),
             CudaProto::Simple => matches!(protocol, Simple | Direct | Schedule(_, Framing::Simple)),
             CudaProto::Schedule => matches!(protocol, Schedule(..)),
         };
@@ -103,11 +103,12 @@ impl Asked {
         use Protocol::*;
         let framings =
             if bytes <= SCHEDULE_IN_LINES { [Framing::Ll, Framing::Simple] } else { [Framing::Simple, Framing::Ll] };
+        let framings = framings.into_iter().chain([Framing::Ll128]);
         let schedules = self.algorithm.is_some() || self.proto == CudaProto::Schedule;
         let algorithms = if schedules { &Algorithm::ALL[..] } else { &[] };
         let schedules = algorithms
             .iter()
-            .flat_map(move |&algorithm| framings.into_iter().map(move |framing| Schedule(algorithm, framing)));
+            .flat_map(move |&algorithm| framings.clone().map(move |framing| Schedule(algorithm, framing)));
         // Two steps send less, which pays if one step would send much.
         let lines = if bytes <= 128 << 10 {
             [OneShot, OneShot128, TwoShot, TwoShot128]
@@ -271,7 +272,8 @@ mod tests {
         assert_eq!(all_reduce(None, CudaProto::Ll, 1 << 30), (Simple, Reason::Refused));
         let (protocol, reason) = way(Some(Algorithm::Tree), CudaProto::Auto, Collective::AllToAll, 1 << 20);
         assert!(reason == Reason::Refused && !matches!(protocol, Schedule(..)), "{protocol}");
-        assert!(matches!(way(None, CudaProto::Ll, Collective::Gather, 64), (Schedule(..), Reason::Refused)));
+        assert_eq!(way(None, CudaProto::Ll, Collective::Gather, 64), (OneShot, Reason::Asked));
+        assert!(matches!(way(None, CudaProto::Ll, Collective::Scan, 64), (Schedule(..), Reason::Refused)));
     }
 
     #[test]

@@ -18,6 +18,7 @@ const ROOT: u32 = 1;
 const BROADCAST: u32 = 2;
 const EXCHANGE: u32 = 3;
 const LL128: u32 = 4;
+const FLOW: u32 = 8;
 
 const KERNEL: fn() -> Kernel = || Kernel::new(Family::Fused, KernelFraming::Ll);
 
@@ -58,7 +59,7 @@ fn part_of(collective: Collective, protocol: Protocol) -> Option<u32> {
         Collective::AllReduce | Collective::ReduceScatter => SCATTER,
         Collective::Reduce => ROOT,
         Collective::Broadcast => BROADCAST,
-        Collective::AllGather | Collective::AllToAll => EXCHANGE,
+        Collective::AllGather | Collective::AllToAll | Collective::Gather | Collective::Scatter => EXCHANGE,
         _ => return None,
     };
     Some(part | framing)
@@ -105,7 +106,8 @@ impl Peer {
             let part = part_of(call.collective, choice.protocol)
                 .ok_or_else(|| Error::invalid(op, format!("{choice:?} is launched alone")))?;
             let args = Args::new(Team::default().in_call(call, turn.after(i).number), call);
-            let Args { team: Team { call, number, .. }, input, output, bytes, stride, root, .. } = args;
+            let Args { team: Team { call, number, .. }, input, output, bytes, stride, root, flow, .. } = args;
+            let part = part | (FLOW * flow);
             *place = FusedCall { input, output, bytes, stride, call, number, root, blocks: choice.blocks, part };
         }
         let function = self.kernels.function(KERNEL(), calls.iter().find_map(|(call, _)| types(call)))?;
@@ -126,6 +128,7 @@ pub(in crate::cuda) fn layouts() -> Vec<(String, usize)> {
         ("FUSED_BROADCAST", BROADCAST as usize),
         ("FUSED_EXCHANGE", EXCHANGE as usize),
         ("FUSED_LL128", LL128 as usize),
+        ("FUSED_FLOW", FLOW as usize),
     ];
     [
         mirrored!(FusedCall as "FusedCall" { input, output, bytes, stride, call, number, root, blocks, part }),

@@ -206,7 +206,8 @@ impl DataPath for Peer {
             match &scheduled {
                 None => launch(function, blocks, turn.stream, &args, &[]),
                 Some((compiled, partition)) => {
-                    let cut = Cut::new(partition);
+                    let shares = compiled.takes_shares(partition, layout);
+                    let cut = Cut { shares: shares.into(), ..Cut::new(partition) };
                     let more = [(&raw const compiled.program).cast(), (&raw const cut).cast()];
                     launch(function, blocks, turn.stream, &args, &more)
                 }

@@ -8,6 +8,7 @@
 //! `kernels/primitives.cuh` has the same structs.
 
 use crate::algorithm::{self, Shape};
+use crate::cuda::window::Layout;
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Algorithm, Collective};
 
@@ -101,7 +102,8 @@ pub(crate) struct DeviceProgram {
     pub(crate) lane_count: [u32; VARIANTS],
     /// Parts of a channel.
     pub(crate) parts: u32,
-    pub(crate) unused: u32,
+    /// Ranks at most of which one rank, of all, receives in a channel.
+    pub(crate) sources: u32,
 }
 
 /// As `struct Cut` of `kernels/primitives.cuh`: a [`Partition`] in numbers.
@@ -119,6 +121,8 @@ pub(crate) struct Cut {
     /// Elements of a segment of scratch memory.
     pub(crate) scratch: u64,
     pub(crate) elem: u64,
+    /// In LL128: not 0 where messages take shares of the lines.
+    pub(crate) shares: u64,
 }
 
 impl Cut {
@@ -134,6 +138,7 @@ impl Cut {
             small: pair(partition.small),
             scratch: partition.largest_window() as u64,
             elem: partition.elem_size() as u64,
+            shares: 0,
         }
     }
 }
@@ -163,8 +168,9 @@ impl Compiled {
             (0..shape.ranks).map(|r| algorithm::program(algorithm, shape, r)).collect::<Option<_>>()?;
         let ours = all.get(rank)?;
         let channels = all.iter().flat_map(|p| &p.lanes).map(|lane| lane.channel as usize + 1).max()?;
+        let sources = all.iter().map(most_sources).max()?;
         Some(Compiled {
-            program: encode(ours, channels)?,
+            program: DeviceProgram { sources: sources as u32, ..encode(ours, channels)? },
             channels,
             algorithm,
             collective: shape.collective,
@@ -215,6 +221,35 @@ impl Compiled {
         (partition.windows() == 1 && words <= lines && scratched <= scratch).then_some(partition)
     }
 
+    /// The cut for LL128's lines; `None` if they do not suffice. Each message has lines of its own, or a share of its
+    /// FIFO's ([`Compiled::takes_shares`]).
+    pub(crate) fn for_lines128(&self, count: usize, elem: usize, layout: &Layout, scratch: usize) -> Option<Partition> {
+        let holds_sums = |partition: &Partition| {
+            self.scratch_segments.saturating_mul(partition.largest_window()).saturating_mul(elem) <= scratch
+        };
+        let whole = self.partition(count, elem, usize::MAX);
+        if !self.takes_shares(&whole, layout) && holds_sums(&whole) {
+            return Some(whole);
+        }
+        let share = self.lines128(layout) / layout.slots / 8 * 8 * 8 * LINE_WORDS;
+        let partition = self.partition(count, elem, (share & !63).max(1));
+        let longest = partition.parts(0, 0..self.span).len();
+        (longest.saturating_mul(elem) <= share && holds_sums(&partition)).then_some(partition)
+    }
+
+    /// Whether the messages of a call in LL128 have more lines than their FIFO, and take turns.
+    pub(crate) fn takes_shares(&self, partition: &Partition, layout: &Layout) -> bool {
+        let (parts, messages) = self.link;
+        let words = partition.part(0, 0).len().saturating_mul(partition.elem_size()).div_ceil(8).saturating_mul(parts);
+        // Each message ends with four lines that may not be full.
+        partition.windows() > 1 || words.div_ceil(LINE_WORDS) + 4 * messages > self.lines128(layout)
+    }
+
+    /// Lines of LL128 of a FIFO. A rank that receives from one other only has those of all senders for it.
+    fn lines128(&self, layout: &Layout) -> usize {
+        layout.lines128 * if self.program.sources == 1 { layout.senders() } else { 1 }
+    }
+
     /// Whether a channel works on one part of a window, which passes through several ranks one after the other: then
     /// only several windows keep them all busy. The segments of all_gather and reduce_scatter do that in one window.
     fn is_pipeline(&self) -> bool {
@@ -227,6 +262,8 @@ impl Compiled {
     }
 }
 
+/// Words of data in a line of LL128.
+const LINE_WORDS: usize = 15;
 /// Windows that a pipeline should have at least for each of its hops.
 const PIPELINE: usize = 4;
 /// Messages that are shorter cost more than they gain.
@@ -251,7 +288,7 @@ fn encode(program: &Program, channels: usize) -> Option<DeviceProgram> {
         lanes: [[[0; 2]; MAX_LANES]; VARIANTS],
         lane_count: [0; VARIANTS],
         parts: u32::try_from(parts).ok()?,
-        unused: 0,
+        sources: 0,
     };
     let variants = [channel(0)?, if channels > 1 { channel(1)? } else { vec![] }];
     for c in 2..channels {
@@ -274,6 +311,15 @@ fn encode(program: &Program, channels: usize) -> Option<DeviceProgram> {
     Some(encoded)
 }
 
+/// Ranks at most of which a rank receives in a channel.
+fn most_sources(program: &Program) -> usize {
+    let mut sources = std::collections::HashMap::<u32, std::collections::HashSet<usize>>::new();
+    for lane in &program.lanes {
+        sources.entry(lane.channel).or_default().extend(lane.steps.iter().filter_map(Step::source));
+    }
+    sources.values().map(|ranks| ranks.len()).max().unwrap_or(0)
+}
+
 /// Parts and messages that a program sends over one of its FIFOs, of the busiest.
 fn busiest(program: &Program) -> (usize, usize) {
     let mut links = std::collections::HashMap::<(u32, usize), (usize, usize)>::new();
@@ -294,8 +340,8 @@ pub(super) fn layouts() -> Vec<(String, usize)> {
     use crate::cuda::kernels::mirrored;
     [
         mirrored!(DeviceStep as "Step" { flags, from, to, src, dst, part, span }),
-        mirrored!(DeviceProgram as "Program" { steps, lanes, lane_count, parts }),
-        mirrored!(Cut as "Cut" { count, windows, unit, base, extra, large, small, scratch, elem }),
+        mirrored!(DeviceProgram as "Program" { steps, lanes, lane_count, parts, sources }),
+        mirrored!(Cut as "Cut" { count, windows, unit, base, extra, large, small, scratch, elem, shares }),
     ]
     .concat()
 }

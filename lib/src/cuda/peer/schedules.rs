@@ -54,6 +54,7 @@ impl Schedules {
             Framing::Simple => compiled.for_slots(count, elem, self.layout.slot_bytes, SCRATCH_BYTES),
             Framing::Ll if compiled.channels > self.layout.line_channels => None,
             Framing::Ll => compiled.for_lines(count, elem, self.layout.lines, SCRATCH_BYTES),
+            Framing::Ll128 => compiled.for_lines128(count, elem, &self.layout, SCRATCH_BYTES),
         }
     }
 
@@ -104,19 +105,23 @@ mod tests {
 
     #[test]
     fn schedules_that_are_chosen_fit() {
-        for (ranks, slot, blocks) in [(3, 0, 128), (4, 4 << 10, 128), (8, 0, 2), (8, 1 << 20, 64)] {
+        let mut chosen = 0;
+        for (ranks, slot, blocks) in
+            [(3, 0, 128), (4, 4 << 10, 128), (4, 0, 2), (4, 0, 16), (8, 0, 2), (8, 1 << 20, 64)]
+        {
             let layout = Layout::new(ranks, 1, &Config { cuda_slot: slot, cuda_blocks: blocks, ..Config::default() });
             let schedules = Schedules::new(1, layout);
-            for collective in [Collective::Reduce, Collective::Gather, Collective::Scatter] {
-                for bytes in [48 << 20, (100 << 20) + 8, 1 << 30] {
+            use Collective::{AllReduce, Broadcast, Gather, Reduce, Scan};
+            for collective in [AllReduce, Broadcast, Gather, Reduce, Scan] {
+                for bytes in [800 << 10, 4 << 20, (10 << 20) + 8, (100 << 20) + 8, 256 << 20, 1 << 30] {
                     let choice = choose(&layout, collective, bytes, false);
-                    let Protocol::Schedule(algorithm, framing) = choice.protocol else {
-                        panic!("{collective} of {bytes} bytes: {choice:?}")
-                    };
+                    let Protocol::Schedule(algorithm, framing) = choice.protocol else { continue };
+                    chosen += 1;
                     let fits = schedules.fits(collective, algorithm, framing, choice.blocks, bytes);
                     assert!(fits, "{ranks} ranks, {collective} of {bytes} bytes: {choice:?}");
                 }
             }
         }
+        assert!(chosen >= 4 * 8, "{chosen} schedules");
     }
 }

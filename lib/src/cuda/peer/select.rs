@@ -1,5 +1,7 @@
 //! The kernel and its number of blocks for each size. The figures are of H200s joined by NVLink; see docs/benchmarks.
 
+use std::ops::RangeInclusive;
+
 use crate::cuda::kernels::{self, Family, Kernel};
 use crate::cuda::window::Layout;
 use crate::device::{Choice, Framing, Protocol};
@@ -36,8 +38,14 @@ const REDUCE: &[(Protocol, usize)] = &[
     (Protocol::TwoShot128, 24 << 20),
     (Protocol::OneShot, 1 << 20),
 ];
-/// Bytes from which on a chain of the ranks reduces faster than all of them at once.
-const CHAIN: usize = 48 << 20;
+/// Bytes for which a ring in LL128 is faster than all ranks at once: its links carry no less, and each line goes on as
+/// it arrives. Measured on four ranks; a ring of more has more hops.
+const RINGS: &[(Collective, RangeInclusive<usize>)] = &[
+    (Collective::AllReduce, 3 << 20..=24 << 20),
+    (Collective::Broadcast, 800 << 10..=12 << 20),
+    (Collective::Reduce, 700 << 10..=256 << 20),
+];
+const RING_RANKS: RangeInclusive<usize> = 3..=4;
 /// Bytes sent from which on lines are no better than registered buffers.
 const LINES_OR_DIRECT: usize = 6 << 20;
 /// Bytes sent up to which a rank reduces straight from its only peer's registered buffer. Above, slots are better:
@@ -56,11 +64,8 @@ const WORDS_PER_BLOCK_128: usize = WORDS_PER_BLOCK * 15 / 16;
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others.
 /// `registered`: whether the communicator has registered buffers; the same on all ranks.
 pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, registered: bool) -> Choice {
-    if is_messages(collective, Protocol::Simple, layout.ranks) {
-        return Choice { protocol: Protocol::Simple, blocks: pair_channels(layout, bytes as u64) };
-    }
-    if matches!(collective, Collective::Gather | Collective::Scatter | Collective::Scan) {
-        // There is no other kernel for them.
+    if collective == Collective::Scan {
+        // There is no other kernel for it.
         let protocol = Protocol::Schedule(Algorithm::Direct, Framing::Simple);
         return Choice { protocol, blocks: blocks(layout, protocol, bytes) };
     }
@@ -74,11 +79,16 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
     };
     let sent = if collective == Collective::AllReduce { bytes } else { bytes.saturating_mul(layout.ranks - 1) };
     let one_way = matches!(collective, Collective::Broadcast | Collective::Reduce);
-    let with_blocks = |protocol| Choice { protocol, blocks: blocks(layout, protocol, bytes) };
+    let with_blocks = |protocol| {
+        let blocks = match is_messages(collective, protocol, layout.ranks) {
+            true => pair_channels(layout, bytes as u64),
+            false => blocks(layout, protocol, bytes),
+        };
+        Choice { protocol, blocks }
+    };
     let large = match collective {
-        Collective::Reduce if layout.ranks > 2 && bytes >= CHAIN => {
-            Protocol::Schedule(Algorithm::Ring, Framing::Simple)
-        }
+        Collective::Gather if layout.ranks > 2 => Protocol::Schedule(Algorithm::Direct, Framing::Simple),
+        Collective::Gather | Collective::Scatter => Protocol::Simple,
         // From slots each part goes to all of the others at once, while the next comes in.
         Collective::Broadcast if layout.ranks > 2 => Protocol::Simple,
         Collective::AllReduce | Collective::ReduceScatter if layout.ranks > 2 || sent > READ_AT_MOST => {
@@ -87,6 +97,11 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         _ if registered && (!one_way || bytes >= DIRECT_ONE_WAY) => Protocol::Direct,
         _ => Protocol::Simple,
     };
+    // Shares of the lines suffice for any size.
+    let in_ring = |(of, sizes): &(Collective, RangeInclusive<usize>)| *of == collective && sizes.contains(&bytes);
+    if layout.lines128 > 0 && RING_RANKS.contains(&layout.ranks) && RINGS.iter().any(in_ring) {
+        return with_blocks(Protocol::Schedule(Algorithm::Ring, Framing::Ll128));
+    }
     // With few blocks lines have room for less, and for LL128 there may be none.
     let direct_is_better = large == Protocol::Direct && sent > LINES_OR_DIRECT;
     let small = preferred.iter().filter(|(_, most)| sent <= *most && !direct_is_better);
@@ -104,7 +119,7 @@ pub(crate) fn is_messages(collective: Collective, protocol: Protocol, ranks: usi
 pub(crate) fn kernel(collective: Collective, protocol: Protocol, ranks: usize) -> Option<Kernel> {
     let framing = match protocol {
         Protocol::OneShot | Protocol::TwoShot | Protocol::Schedule(_, Framing::Ll) => kernels::Framing::Ll,
-        Protocol::OneShot128 | Protocol::TwoShot128 => kernels::Framing::Ll128,
+        Protocol::OneShot128 | Protocol::TwoShot128 | Protocol::Schedule(_, Framing::Ll128) => kernels::Framing::Ll128,
         Protocol::Simple | Protocol::Schedule(_, Framing::Simple) => kernels::Framing::Simple,
         Protocol::Direct => kernels::Framing::Direct,
     };
@@ -125,8 +140,9 @@ pub(crate) fn kernel(collective: Collective, protocol: Protocol, ranks: usize) -
         Collective::Reduce if matches!(protocol, Protocol::TwoShot | Protocol::TwoShot128) => Family::ReduceTwoShot,
         Collective::Reduce => Family::Reduce,
         Collective::Broadcast => Family::Broadcast,
-        Collective::AllGather | Collective::AllToAll => Family::Exchange,
         _ if is_messages(collective, protocol, ranks) => Family::SendRecv,
+        Collective::Gather | Collective::Scatter if protocol == Protocol::Direct => return None,
+        Collective::AllGather | Collective::AllToAll | Collective::Gather | Collective::Scatter => Family::Exchange,
         _ => return None,
     };
     Some(Kernel::new(family, framing)).filter(|kernel| kernel.exists())
@@ -291,19 +307,24 @@ mod tests {
 
     /// With its own segment's copy a message in one direction takes no more blocks than are resident.
     #[test]
-    fn gather_and_scatter_are_messages_between_two_ranks() {
+    fn large_gather_and_scatter_are_messages_between_two_ranks() {
         for (ranks, sharing, blocks) in [(2, 1, 128), (2, 2, 128), (2, 1, 2), (3, 1, 128)] {
             let layout =
                 Layout::new(ranks, sharing, &crate::Config { cuda_blocks: blocks, ..crate::Config::default() });
-            for bytes in [0, 1, 100_003, 1 << 30] {
+            for bytes in [0, 1, 100_003, 100_000_003, 1 << 30] {
                 let (message, own) = (pair_channels(&layout, bytes), own_blocks(&layout, bytes));
                 assert!(message > 0 && own > 0 && (message + own) as usize <= layout.channels, "{layout:?} {bytes}");
                 for collective in [Collective::Gather, Collective::Scatter] {
                     let choice = choose(&layout, collective, bytes as usize, false);
                     let as_messages = choice == Choice { protocol: Protocol::Simple, blocks: message };
-                    assert_eq!(as_messages, ranks == 2, "{collective} of {bytes} bytes, {layout:?}: {choice:?}");
-                    assert_eq!(kernel(collective, Protocol::Simple, ranks).is_some(), ranks == 2);
-                    assert_eq!(kernel(collective, Protocol::OneShot, ranks), None);
+                    let large = bytes > 8 << 20;
+                    assert_eq!(
+                        as_messages,
+                        ranks == 2 && large,
+                        "{collective} of {bytes} bytes, {layout:?}: {choice:?}"
+                    );
+                    let family = kernel(collective, Protocol::Simple, ranks).map(|kernel| kernel.family);
+                    assert_eq!(family, Some(if ranks == 2 { Family::SendRecv } else { Family::Exchange }));
                 }
             }
         }

@@ -138,7 +138,7 @@ impl Layout {
     }
 
     /// Other ranks: one at least, so that a layout of one rank has no parts of 0 bytes.
-    fn senders(&self) -> usize {
+    pub(crate) fn senders(&self) -> usize {
         (self.ranks - 1).max(1)
     }
 

@@ -12,7 +12,7 @@ use super::gpus;
 use crate::common::lengths;
 use crate::ranks::COLLECTIVES;
 
-const PROTOCOLS: [Protocol; 9] = [
+const PROTOCOLS: [Protocol; 11] = [
     Protocol::OneShot,
     Protocol::TwoShot,
     Protocol::OneShot128,
@@ -22,6 +22,8 @@ const PROTOCOLS: [Protocol; 9] = [
     Protocol::Schedule(Algorithm::Ring, Framing::Ll),
     Protocol::Schedule(Algorithm::Tree, Framing::Simple),
     Protocol::Schedule(Algorithm::Tree, Framing::Ll),
+    Protocol::Schedule(Algorithm::Ring, Framing::Ll128),
+    Protocol::Schedule(Algorithm::Tree, Framing::Ll128),
 ];
 
 /// One rank's part in a call.

@@ -50,6 +50,8 @@ struct Machine<'a> {
     /// Elements sent by each rank, and words of lines that went through a FIFO.
     sent: Vec<u64>,
     lines: HashMap<(usize, usize, usize), usize>,
+    /// Lines of LL128 of all messages of a FIFO, and of its longest.
+    lines128: HashMap<(usize, usize, usize), [usize; 2]>,
 }
 
 impl<'a> Machine<'a> {
@@ -71,8 +73,9 @@ impl<'a> Machine<'a> {
                 Memory { cells, input, output, scratch }
             })
             .collect();
-        let (sent, lines) = (vec![0; shape.ranks], HashMap::new());
-        Machine { all, cut, slots, memory, fifos: HashMap::new(), sent, lines }
+        let sent = vec![0; shape.ranks];
+        let (fifos, lines, lines128) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Machine { all, cut, slots, memory, fifos, sent, lines, lines128 }
     }
 
     fn address(&self, rank: usize, place: u8, part: u64, range: &Range<u64>) -> usize {
@@ -130,7 +133,11 @@ impl<'a> Machine<'a> {
         }
         if sends {
             self.sent[rank] += result.len() as u64;
-            *self.lines.entry(to).or_default() += (result.len() * self.cut.elem as usize).div_ceil(8);
+            let words = (result.len() * self.cut.elem as usize).div_ceil(8);
+            *self.lines.entry(to).or_default() += words;
+            let [all, longest] = self.lines128.entry(to).or_default();
+            let lines = words.div_ceil(60) * 4;
+            (*all, *longest) = (*all + lines, lines.max(*longest));
             self.fifos.entry(to).or_default().push_back(result);
         }
         true
@@ -191,6 +198,8 @@ fn expected(shape: &Shape, rank: usize, count: usize, i: usize) -> u64 {
 enum Way {
     Slots(usize),
     Lines(usize),
+    /// Lines of LL128 of a sender.
+    Lines128(usize),
 }
 
 const SCRATCH: usize = 1 << 20;
@@ -204,13 +213,19 @@ fn check(algorithm: Algorithm, shape: &Shape, count: usize, elem: usize, way: Wa
     let all: Vec<Compiled> = (0..shape.ranks)
         .map(|rank| Compiled::new(algorithm, shape, rank).unwrap_or_else(|| panic!("{what}: not compiled")))
         .collect();
+    let layout = Layout::new(shape.ranks, 1, &crate::Config::default());
     let cut = |one: &Compiled| match way {
         Way::Slots(slot) => one.for_slots(count, elem, slot, SCRATCH),
         Way::Lines(lines) => one.for_lines(count, elem, lines, SCRATCH),
+        Way::Lines128(lines128) => one.for_lines128(count, elem, &Layout { lines128, ..layout }, SCRATCH),
     };
     let Some(partition) = cut(&all[0]) else { return false };
     assert!(all.iter().all(|one| cut(one) == Some(partition)), "{what}: ranks cut differently");
-    let slots = if matches!(way, Way::Slots(_)) { SLOTS } else { usize::MAX };
+    let in_shares = match way {
+        Way::Lines128(lines128) => all[0].takes_shares(&partition, &Layout { lines128, ..layout }),
+        _ => false,
+    };
+    let slots = if in_shares || matches!(way, Way::Slots(_)) { SLOTS } else { usize::MAX };
     let mut machine = Machine::new(&all, shape, &partition, slots, in_place);
     machine.run().unwrap_or_else(|e| panic!("{what}: {e}"));
     for rank in 0..shape.ranks {
@@ -223,6 +238,20 @@ fn check(algorithm: Algorithm, shape: &Shape, count: usize, elem: usize, way: Wa
     }
     if let Way::Lines(most) = way {
         assert!(machine.lines.values().all(|&lines| lines <= most), "{what}: lines");
+    }
+    if let Way::Lines128(of_sender) = way {
+        let alone = all[0].program.sources == 1;
+        let mut senders = HashMap::<(usize, usize), std::collections::HashSet<usize>>::new();
+        machine.lines128.keys().for_each(|&(channel, from, to)| {
+            senders.entry((channel, to)).or_default().insert(from);
+        });
+        assert!(!alone || senders.values().all(|from| from.len() == 1), "{what}: others use the lines");
+        let room = of_sender * if alone { shape.ranks - 1 } else { 1 };
+        let fits = |&[total, longest]: &[usize; 2]| match in_shares {
+            true => longest <= room / SLOTS / 8 * 8,
+            false => total <= room,
+        };
+        assert!(machine.lines128.values().all(fits), "{what}: {:?} lines of {room}", machine.lines128);
     }
     true
 }
@@ -247,7 +276,13 @@ fn every_algorithm_and_collective_gives_the_result_through_three_slots() {
                 for channels in [1, 2, 5] {
                     let shape = Shape { collective, ranks, root: ranks - 1, channels };
                     for count in [0, 1, 7, 1001] {
-                        for way in [Way::Slots(256), Way::Slots(1 << 20), Way::Lines(1024)] {
+                        for way in [
+                            Way::Slots(256),
+                            Way::Slots(1 << 20),
+                            Way::Lines(1024),
+                            Way::Lines128(24),
+                            Way::Lines128(368),
+                        ] {
                             checked += usize::from(check(algorithm, &shape, count, 8, way, count % 2 == 1));
                         }
                     }
@@ -255,7 +290,7 @@ fn every_algorithm_and_collective_gives_the_result_through_three_slots() {
             }
         }
     }
-    assert!(checked > 3000, "{checked}");
+    assert!(checked > 5000, "{checked}");
 }
 
 #[test]
@@ -319,10 +354,14 @@ proptest! {
     fn any_call_gives_its_result(
         which in (0usize..10, 0usize..8), ranks in 2usize..=8, root in 0usize..8, channels in 1usize..9,
         count in 0usize..5000, elem in prop_oneof![Just(1usize), Just(2), Just(4), Just(8)], slot in 16usize..20_000,
-        lines in any::<bool>(), in_place in any::<bool>(),
+        lines in 0usize..3, in_place in any::<bool>(),
     ) {
         let shape = Shape { collective: COLLECTIVES[which.1], ranks, root: root % ranks, channels };
-        let way = if lines { Way::Lines(1024) } else { Way::Slots(slot * 16) };
+        let way = match lines {
+            0 => Way::Slots(slot * 16),
+            1 => Way::Lines(1024),
+            _ => Way::Lines128(slot / 64 * 8),
+        };
         check(Algorithm::ALL[which.0], &shape, count, elem, way, in_place);
     }
 }
