@@ -10,6 +10,7 @@ use super::comm::{DeviceComm, Order};
 use super::driver;
 use super::path::Turn;
 use super::peer::needs_extension;
+use super::window::needs_slots;
 use crate::Call;
 use crate::comm::Comm;
 use crate::comm::RawCall;
@@ -215,8 +216,9 @@ impl DeviceComm {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
         }
         // A sender fills the receiver's slots.
-        self.offer_extension(from.map(|(_, _, peer)| peer))?;
-        self.extend(to.map(|(_, _, peer)| peer))?;
+        let by_slots = |one: Option<End>| one.filter(|one| needs_slots(one.1)).map(|(_, _, peer)| peer);
+        self.offer_extension(by_slots(from))?;
+        self.extend(by_slots(to))?;
         let call = RawCall::on_device(Call::message(DType::U8, root, 0, count), 0, 0);
         let (turn, _order) = self.turn(stream)?;
         // SAFETY: forwarded from the caller.

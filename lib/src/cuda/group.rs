@@ -38,7 +38,7 @@ impl DeviceComm {
         if messages.is_empty() {
             return Ok(());
         }
-        self.offer_extension(messages.peers(self.rank()))?;
+        self.offer_extension(messages.peers_by_slots(self.rank()))?;
         self.path.prepare_messages()
     }
 
@@ -68,7 +68,7 @@ impl DeviceComm {
         // SAFETY: see above.
         unsafe { self.enqueue_run(&stream, &mut run) }?;
         // Ahead of the rounds, each of which may wait for an offer.
-        self.offer_extension(messages.peers(self.rank()))?;
+        self.offer_extension(messages.peers_by_slots(self.rank()))?;
         for round in messages.launches(rank, size)? {
             // SAFETY: forwarded from the caller.
             unsafe { self.enqueue_round(stream.clone(), round) }?;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::call::{Own, Round};
+use super::window::needs_slots;
 use crate::Call;
 use crate::comm::{Ranges, RawCall};
 use crate::error::{Error, Result};
@@ -77,9 +78,10 @@ impl Messages {
         self.sends.is_empty() && self.recvs.is_empty()
     }
 
-    /// The ranks but `rank`, which is ours, that send or receive any of them, as often as they do.
-    pub(crate) fn peers(&self, rank: usize) -> impl Iterator<Item = usize> + Clone {
-        self.sends.iter().chain(&self.recvs).map(|message| message.peer).filter(move |&peer| peer != rank)
+    /// The ranks but `rank`, which is ours, that send or receive any of them through slots, as often as they do.
+    pub(crate) fn peers_by_slots(&self, rank: usize) -> impl Iterator<Item = usize> + Clone {
+        let by_slots = self.sends.iter().chain(&self.recvs).filter(|message| needs_slots(message.bytes));
+        by_slots.map(|message| message.peer).filter(move |&peer| peer != rank)
     }
 
     /// All of it: the messages in rounds, each with a copy of our own beside it while there are any. Copies that are
@@ -288,6 +290,13 @@ mod tests {
                 Round { to: Some((input + 96, 5, 1)), from: None, own: own(input, output) },
             ]
         );
+    }
+
+    #[test]
+    fn short_messages_need_no_slots() {
+        let sends = vec![message(1, 4096), message(2, 4097), message(0, 1 << 20)];
+        let messages = Messages { sends, recvs: vec![message(3, 1 << 20), message(4, 0), message(2, 5000)] };
+        assert_eq!(messages.peers_by_slots(0).collect::<Vec<_>>(), [2, 3, 2]);
     }
 
     #[test]

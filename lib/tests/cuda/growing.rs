@@ -16,6 +16,9 @@ use crate::ranks::{contexts, in_processes, in_threads};
 /// Elements of a call in lines of LL, and of one in slots.
 const SMALL: usize = 100;
 const LARGE: usize = 5 << 20;
+/// Of the longest message in lines, and of one in slots.
+const SHORT: usize = 1024;
+const LONG: usize = SHORT + 1;
 /// Of a window without its extension, for 8 ranks without LL128.
 const MOST_AT_FIRST: usize = 40 << 20;
 
@@ -78,7 +81,7 @@ impl Rank {
         self.expect(count, self.total(factor));
     }
 
-    /// To the next rank and from the one before, by slots.
+    /// To the next rank and from the one before.
     fn in_a_ring(&self, count: usize) {
         let (rank, size) = (self.device.rank(), self.device.size());
         let bytes = 4 * count;
@@ -129,7 +132,9 @@ fn grows(comm: &Comm, context: &Arc<CudaContext>, mode: sys::CUstreamCaptureMode
     let two = Rank::new(comm, context);
     two.all_reduce(SMALL, 5);
     assert_eq!(two.device.window_bytes(), at_first);
-    two.in_a_ring(SMALL);
+    two.in_a_ring(SHORT);
+    assert_eq!(two.device.window_bytes(), at_first, "short messages need no more");
+    two.in_a_ring(LONG);
     assert_eq!(two.device.window_bytes(), grown);
     two.all_reduce(LARGE, 6);
     one.all_reduce(LARGE, 7);
@@ -228,8 +233,8 @@ fn ranks_of_one_thread() {
         let (own, size) = (rank.device.rank(), rank.device.size());
         let half = (rank.at + 4 * LARGE as u64 / 2) as *mut u8;
         [
-            RawCall::new(Call::send(DType::I32, (own + 1) % size, SMALL), rank.at as *const u8, std::ptr::null_mut()),
-            RawCall::new(Call::recv(DType::I32, (own + size - 1) % size, SMALL), std::ptr::null(), half),
+            RawCall::new(Call::send(DType::I32, (own + 1) % size, LONG), rank.at as *const u8, std::ptr::null_mut()),
+            RawCall::new(Call::recv(DType::I32, (own + size - 1) % size, LONG), std::ptr::null(), half),
         ]
     };
     for rank in &ranks {

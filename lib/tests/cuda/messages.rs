@@ -18,8 +18,9 @@ use crate::schedules::capture;
 /// Bytes around a buffer that nobody may write.
 const GUARD: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
-/// Of a message: none, around a pack of 16 bytes, one and several pieces.
-const LENGTHS: [usize; 8] = [0, 1, 15, 16, 17, 4096, 100_003, 5_000_011];
+/// Of a message: none, around a word of 8 bytes, a pack of 16 and the longest in lines, one and several pieces.
+const LENGTHS: [usize; 13] = [0, 1, 7, 8, 9, 15, 16, 17, 4095, 4096, 4097, 100_003, LONG];
+const LONG: usize = 5_000_011;
 /// Bytes by which buffers are off the alignment that CUDA gives them.
 const SHIFTS: [usize; 3] = [0, 1, 4];
 
@@ -155,8 +156,7 @@ fn messages_to_oneself_beside_others() {
     let Some(ranks) = ranks(PATIENCE) else { return };
     let n = ranks.len();
     const SECOND: usize = 33;
-    let long = LENGTHS[7];
-    for (sent, own) in [(0, 1000), (1000, 0), (17, 100_003), (long, 3), (3, long), (long, long), (0, 0)] {
+    for (sent, own) in [(0, 1000), (1000, 0), (17, 100_003), (LONG, 3), (3, LONG), (LONG, LONG), (0, 0)] {
         let part = |rank: usize| {
             let (next, before) = ((rank + 1) % n, (rank + n - 1) % n);
             let ours = [bytes(rank, 1, own), bytes(rank, 2, SECOND)].concat();
@@ -180,6 +180,74 @@ fn messages_to_oneself_beside_others() {
         };
         let parts: Vec<Part> = (0..n).map(part).collect();
         check(&ranks, &format!("{sent} bytes to the next rank and {own} to itself"), &parts, true);
+    }
+}
+
+/// More messages than there are slots, short and long ones in turn, before their receiver begins; then in both
+/// directions at once, each in an order of its own.
+#[test]
+fn short_and_long_messages_in_a_row() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    let there = [8, 4096, 1, 4097, 0, 9, 4095, 100_003, 7, 300_001, 4096].repeat(3);
+    let here: Vec<usize> = there.iter().rev().copied().collect();
+    for back in [false, true] {
+        // Sent by rank 0 and by rank 1.
+        let of = |rank: usize| match rank {
+            0 => there.clone(),
+            1 if back => here.clone(),
+            _ => Vec::new(),
+        };
+        let all = |rank: usize| -> Vec<u8> {
+            of(rank).iter().enumerate().flat_map(|(number, &len)| bytes(rank, number, len)).collect()
+        };
+        let part = |rank: usize| {
+            let other = if rank < 2 { 1 - rank } else { rank };
+            let (sent, received) = (packed(&of(rank)), packed(&of(other)));
+            let expected = all(other);
+            let calls = Box::new(move |input: u64, output: u64| {
+                let send = |m: &Range<usize>| {
+                    RawCall::on_device(Call::send(DType::U8, other, m.len()), input + m.start as u64, 0)
+                };
+                let recv = |m: &Range<usize>| {
+                    RawCall::on_device(Call::recv(DType::U8, other, m.len()), 0, output + m.start as u64)
+                };
+                sent.iter().map(send).chain(received.iter().map(recv)).collect()
+            });
+            Part { input: all(rank), output: vec![UNTOUCHED; expected.len()], expected, calls }
+        };
+        let parts: Vec<Part> = (0..ranks.len()).map(part).collect();
+        check(&ranks, &format!("messages in a row, back {back}"), &parts, true);
+    }
+}
+
+/// In lines or in slots at either end, and beside a message of a third length in the other direction.
+#[test]
+fn a_message_of_another_length_is_named_and_not_written() {
+    for (sent, awaited) in [(8, 16), (16, 8), (4096, 9), (8, 5000), (5000, 8), (5000, 6000)] {
+        // A failed communicator stays so.
+        let Some(ranks) = ranks(PATIENCE) else { return };
+        if ranks[0].comm.path() != Path::Peer {
+            return;
+        }
+        let memory = || put(&ranks[1], 0, &[UNTOUCHED; 8192]);
+        let ((_input, from), (output, to)) = (memory(), memory());
+        let (_other, at) = put(&ranks[0], 0, &bytes(0, 0, 2 * 8192));
+        let (zero, one) = (&ranks[0], &ranks[1]);
+        // SAFETY: within the memory, which lives until both have been waited for.
+        unsafe {
+            let (to_one, from_one) = (Some((at, sent, 1)), Some((at + 8192, 33, 1)));
+            zero.comm.enqueue_send_recv(&zero.stream, to_one, from_one).unwrap();
+            one.comm.enqueue_send_recv(&one.stream, Some((from, 33, 0)), Some((to, awaited, 0))).unwrap();
+        }
+        zero.comm.synchronize().unwrap();
+        let error = one.comm.synchronize().unwrap_err().to_string();
+        let named = [
+            format!("rank 1 and rank 0 disagree: rank 1 is in send/recv of {awaited} u8"),
+            format!("rank 0 in send/recv of {sent} u8"),
+        ];
+        assert!(named.iter().all(|words| error.contains(words)), "{error}");
+        let got = one.stream.clone_dtoh(&output).unwrap();
+        assert!(got.iter().all(|&byte| byte == UNTOUCHED), "{sent} bytes were written for {awaited}");
     }
 }
 

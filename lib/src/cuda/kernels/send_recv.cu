@@ -1,6 +1,10 @@
 // Point to point: the first blocks send, the next receive, the others copy this rank's own segment. There may be none
 // of a kind. A block is the channel of its number among its kind. Only the two ranks of a message take part: no hello.
 //
+// A short message travels in lines, so no fence stands before its arrival. It takes one block, where each thread has a
+// word, and counts as one slot. Whether it is short depends on the length alone, so that both ends know. The length of
+// every message is in a line, too, and the receiver compares it with its own.
+//
 // A message may go straight into the receiver's buffer. The receiver then sends the buffer's name, or that it is not
 // registered, in a separate line after the flag that it writes in the sender's window, and the length after the other
 // flag. The number of the message's first slot marks the lines, and the message counts as one slot.
@@ -43,7 +47,66 @@ __device__ __forceinline__ u8* pair_slot_at(const Team& team, u32 to, u32 channe
     return team.extension[to] + SLOTS + (u64)SLOT_BYTES * SLOT_COUNT * SENDERS * CHANNELS * PAIR + PAIR_SLOT_BYTES * index;
 }
 
+// Line `line` of message `number` from a rank; the last is that of the length.
+//
+// A set of lines is that of every SLOT_COUNT-th number. The sender writes into it when the receiver has freed the
+// message before in the same set, which it does after all its threads have read their lines: nothing unread is
+// overwritten. A line that is left from an earlier message has that one's number.
+__device__ __forceinline__ u8* message_line_at(const Team& team, u32 to, u32 from, u32 number, u32 line) {
+    const u64 set = (u64)sender_of(to, from) * SLOT_COUNT + number % SLOT_COUNT;
+    return team.window[to] + MESSAGES + 16 * (set * MESSAGE_LINES + line);
+}
+
+#define LENGTH_LINE MESSAGE_WORDS
+
+__device__ __forceinline__ void push_length(const Team& team, const Message& message, u32 number) {
+    push_line(message_line_at(team, message.peer, team.rank, number, LENGTH_LINE), message.bytes, number + 1);
+}
+
 #define COUNT_MASK 0xffffffffffull
+
+// Whether both ends mean the same message.
+__device__ __forceinline__ bool agree(const Team& team, const Message& message, u64 theirs) {
+    if (theirs == message.bytes) return true;
+    const u64 kind = team.call & ~COUNT_MASK;
+    give_up(team, MISMATCH, message.peer, 0, 0, kind | (message.bytes & COUNT_MASK), kind | (theirs & COUNT_MASK));
+    return false;
+}
+
+__device__ __forceinline__ bool length_came(const Team& team, const Message& message, u32 number) {
+    u64 bytes;
+    const u8* line = message_line_at(team, team.rank, message.peer, number, LENGTH_LINE);
+    return line_came(team, line, number + 1, message.peer, bytes) && agree(team, message, bytes);
+}
+
+static_assert(MESSAGE_WORDS <= THREADS, "a thread has one word of a short message");
+
+// False, for the whole block: given up, and nothing is sent.
+__device__ __forceinline__ bool send_short(const Team& team, const Message& message, const u32* head, u32 number) {
+    // On its way while the first thread waits.
+    const u64 word = load_word(message.at, threadIdx.x, message.bytes);
+    const bool may = threadIdx.x != 0 || count_came(team, head, number + 1 - SLOT_COUNT, WAITED_CREDIT, message.peer);
+    if (!__syncthreads_and(may)) return false;
+    if (8ull * threadIdx.x < message.bytes) {
+        push_line(message_line_at(team, message.peer, team.rank, number, threadIdx.x), word, number + 1);
+    }
+    if (threadIdx.x == 0) push_length(team, message, number);
+    return true;
+}
+
+// False, for the whole block: given up, and nothing is written.
+__device__ __forceinline__ bool receive_short(const Team& team, const Message& message, u32 number) {
+    // The last thread has a word in the longest messages alone.
+    bool came = threadIdx.x != THREADS - 1 || length_came(team, message, number);
+    u64 word = 0;
+    if (came && 8ull * threadIdx.x < message.bytes) {
+        const u8* line = message_line_at(team, team.rank, message.peer, number, threadIdx.x);
+        came = line_came(team, line, number + 1, message.peer, word);
+    }
+    if (!__syncthreads_and(came)) return false;
+    store_word(message.at, threadIdx.x, message.bytes, word);
+    return true;
+}
 
 // The line beside a flag.
 __device__ __forceinline__ u8* beside(u32* flag) {
@@ -74,14 +137,24 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
     const u32 channel = sends ? blockIdx.x : blockIdx.x - messages.to.channels;
     const Message message = sends ? messages.to : messages.from;
     const u32 peer = message.peer, channels = message.channels;
+    if (message.bytes == 0) return;
     u8* window = team.window[team.rank];
-    const u64 packs = (message.bytes + 15) / 16;
-    const u64 first = border(packs, channel, channels), last = border(packs, channel + 1, channels);
-    if (first == last) return;
     u32* counter = counter_at(window, sends ? TAIL : HEAD, PAIR, channel, peer);
     u32* awaited = flag_at(window, sends ? HEAD : TAIL, PAIR, channel, peer);
     u32* posted = flag_at(team.window[peer], sends ? TAIL : HEAD, PAIR, channel, team.rank);
     u32 count = *(volatile u32*)counter;
+    if (message.bytes <= 8 * MESSAGE_WORDS) {
+        const bool done = sends ? send_short(team, message, awaited, count) : receive_short(team, message, count);
+        if (done && threadIdx.x == 0) {
+            // Nobody waits for this tail, but a flag 2^31 counts behind would seem to be ahead.
+            store_relaxed(posted, count + 1);
+            *(volatile u32*)counter = count + 1;
+        }
+        return;
+    }
+    const u64 packs = (message.bytes + 15) / 16;
+    const u64 first = border(packs, channel, channels), last = border(packs, channel + 1, channels);
+    if (first == last) return;
     if (threadIdx.x == 0) {
         target = nullptr;
         well = true;
@@ -95,10 +168,7 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
             well = line_came(team, beside(awaited), count + 1, peer, remote) &&
                    line_came(team, beside(flag_at(window, TAIL, PAIR, channel, peer)), count + 1, peer, bytes);
             __threadfence_system();
-            if (well && bytes != message.bytes) {
-                give_up(team, MISMATCH, peer, 0, 0, (team.call & ~COUNT_MASK) | (bytes & COUNT_MASK));
-                well = false;
-            }
+            well = well && agree(team, message, bytes);
             if (well && remote % 16 == 0) target = resolve(team, peer, remote);
         }
     }
@@ -131,11 +201,17 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
         const u64 most = least < PAIR_PIECE ? least : PAIR_PIECE;
         for (u64 at = first; at < last; at += most, count++) {
             const u32 here = (u32)(last - at < most ? last - at : most);
+            // In a direct message the receiver has told the sender its own.
+            const bool with_length = channel == 0 && at == first && !message.direct;
             if (threadIdx.x == 0) {
                 if (sends) await_count(team, awaited, count + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
                 else await_count(team, awaited, count + 1, WAITED_SLOT, peer);
+                if (sends && with_length) push_length(team, message, count);
+            } else if (threadIdx.x == THREADS - 1 && !sends && with_length) {
+                well = length_came(team, message, count);
             }
             __syncthreads();
+            if (!well) return;
             const Piece piece = {at, here};
             if (sends) fill_from(pair_slot_at(team, peer, channel, team.rank, count), message.at, piece, message.bytes);
             else store_from(message.at, piece, message.bytes, pair_slot_at(team, team.rank, channel, peer, count));

@@ -44,6 +44,10 @@ __device__ __forceinline__ u32 load_relaxed(const u32* at) {
     return value;
 }
 
+__device__ __forceinline__ void store_relaxed(u32* at, u32 value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ u32 load_acquire(const u32* at) {
     u32 value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
@@ -61,7 +65,8 @@ struct Wait {
     u64 look; // when to look at the host's memory next
 };
 
-__device__ __forceinline__ void give_up(const Team& team, u32 kind, u32 peer, u32 expected, u32 got, u64 theirs) {
+__device__ __forceinline__ void give_up(const Team& team, u32 kind, u32 peer, u32 expected, u32 got, u64 ours,
+                                        u64 theirs) {
     Report* report = team.report;
     if (atomicCAS_system(&report->state, 0u, 1u) != 0u) return;
     volatile Report* to = report;
@@ -71,10 +76,14 @@ __device__ __forceinline__ void give_up(const Team& team, u32 kind, u32 peer, u3
     to->expected = expected;
     to->got = got;
     to->call = team.number;
-    to->ours = team.call;
+    to->ours = ours;
     to->theirs = theirs;
     __threadfence_system();
     to->state = 2;
+}
+
+__device__ __forceinline__ void give_up(const Team& team, u32 kind, u32 peer, u32 expected, u32 got, u64 theirs) {
+    give_up(team, kind, peer, expected, got, team.call, theirs);
 }
 
 // Interval at which a waiting thread reads the host's memory, in nanoseconds. The reads are not cheap: blocks that read
@@ -108,7 +117,8 @@ __device__ __forceinline__ void end_thread() {
 #define FLAGS (COUNTERS + 4 * 2 * KINDS * CHANNELS * MAX_RANKS)
 #define CALLS ((FLAGS + FLAG_BYTES * 2 * KINDS * CHANNELS * MAX_RANKS + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES)
 #define LINES (CALLS + 16ull * CHANNELS * LINE_SETS * SENDERS * CALL_LINES)
-#define TABLE (LINES + 16ull * (LINE_SETS + 2 * LINE_CHANNELS) * SENDERS * LL_LINES)
+#define MESSAGES (LINES + 16ull * (LINE_SETS + 2 * LINE_CHANNELS) * SENDERS * LL_LINES)
+#define TABLE (MESSAGES + 16ull * SENDERS * SLOT_COUNT * MESSAGE_LINES)
 #define DIRECT_COUNT (TABLE + 8ull * RANKS * REGISTRATIONS)
 
 // Places in its extension.

@@ -217,6 +217,7 @@ pub(crate) fn own_blocks(layout: &Layout, bytes: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::window::needs_slots;
 
     #[test]
     fn every_choice_fits() {
@@ -328,6 +329,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// All ranks' messages in lines use those of one block.
+    #[test]
+    fn a_message_without_slots_has_one_channel() {
+        let layout = Layout::new(2, 1, &crate::Config::default());
+        let most = (0..).take_while(|&bytes| !needs_slots(bytes)).last().unwrap();
+        assert_eq!((most, pair_channels(&layout, most as u64)), (4096, 1));
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! It is allocated when a call first needs it, and takes no barrier. A rank allocates its own, offers it to the ranks
 //! of the call, and maps theirs: for a collective those of all ranks, for a message that of its receiver. Both ends of
-//! a call do the same (`peer::needs_extension` is a function of the choice, equal on all ranks), so the wait for an
-//! offer ends as the call itself would: with the peer's call, the peer's death, an abort, or the deadline.
+//! a call do the same (`peer::needs_extension` is a function of the choice, equal on all ranks, and
+//! `window::needs_slots` of a message's length), so the wait for an offer ends as the call itself would: with the
+//! peer's call, the peer's death, an abort, or the deadline.
 //!
 //! An offer does not wait. A thread that drives several ranks offers for all of them first (`DeviceComm::prepare`).
 //!

@@ -30,6 +30,10 @@ const LEAST_LINES: usize = 512;
 const SET_LINES: usize = 1 << 16;
 /// LL128 lines of a channel and set, of all senders together, at most.
 const LINES_128: usize = 2048;
+/// Words of a message that travels in LL lines, at most: one for each thread of a block.
+const MESSAGE_WORDS: usize = 512;
+/// LL lines of such a message: its words, then its length. Seven more align the next set to a cache line.
+const MESSAGE_LINES: usize = MESSAGE_WORDS + 8;
 /// Channels for which the figures in [`lines128`] are.
 const CHANNELS_128: usize = 128;
 /// Buffers that a rank can have registered at a time.
@@ -71,6 +75,12 @@ fn lines128(ranks: usize, channels: usize) -> usize {
         more => 1104 / (more - 1),
     };
     (wanted * CHANNELS_128 / channels).min(LINES_128 / ranks) / 8 * 8
+}
+
+/// Whether a message goes through slots, which are in the extension, and not in lines. The length alone decides, so
+/// that both ends know.
+pub(crate) fn needs_slots(bytes: usize) -> bool {
+    bytes > 8 * MESSAGE_WORDS
 }
 
 impl Layout {
@@ -168,15 +178,20 @@ impl Layout {
         (EPOCH_BYTES + 4 * 2 * fifos + FLAG_BYTES * 2 * fifos).next_multiple_of(LINE_BYTES)
     }
 
-    /// The LL lines of all channels, sets and senders, those about calls first.
+    /// The LL lines of all channels, sets and senders: those about calls first, those of messages last.
     pub(crate) fn lines_of_all(&self) -> Range<usize> {
         self.calls()..self.table()
     }
 
-    /// Place of the table of registered allocations.
-    fn table(&self) -> usize {
+    /// Place of the first line of messages: a set for each slot of a FIFO.
+    fn messages(&self) -> usize {
         let lines = LINE_SETS * self.channels * CALL_LINES + (LINE_SETS + 2 * self.line_channels) * self.lines;
         self.calls() + 16 * self.senders() * lines
+    }
+
+    /// Place of the table of registered allocations.
+    fn table(&self) -> usize {
+        self.messages() + 16 * self.senders() * self.slots * MESSAGE_LINES
     }
 
     /// Place of the count of calls without slots, 8 bytes.
@@ -222,6 +237,8 @@ impl Layout {
             ("LL128_LINES", self.lines128),
             ("CALL_LINES", CALL_LINES),
             ("LINE_SETS", LINE_SETS),
+            ("MESSAGE_WORDS", MESSAGE_WORDS),
+            ("MESSAGE_LINES", MESSAGE_LINES),
             ("REGISTRATIONS", REGISTRATIONS),
             ("SLOT_COUNT", self.slots),
             ("SLOT_BYTES", self.slot_bytes),
@@ -247,6 +264,7 @@ pub(crate) fn places(layout: &Layout) -> Vec<(String, usize)> {
     let lines = layout.lines_of_all();
     [
         ("CALLS", lines.start),
+        ("MESSAGES", layout.messages()),
         ("TABLE", lines.end),
         ("DIRECT_COUNT", layout.direct_count()),
         ("SLOTS", layout.slots_begin()),
@@ -303,7 +321,9 @@ mod tests {
             let lines = calls + 16 * LINE_SETS * layout.channels * senders * CALL_LINES;
             assert_eq!(lines % LINE_BYTES, 0);
             let rows = LINE_SETS + 2 * layout.line_channels;
-            assert_eq!(layout.table(), lines + 16 * rows * senders * layout.lines);
+            assert_eq!(layout.messages(), lines + 16 * rows * senders * layout.lines);
+            assert_eq!(layout.messages() % LINE_BYTES, 0);
+            assert_eq!(layout.table(), layout.messages() + 16 * senders * layout.slots * MESSAGE_LINES);
             assert_eq!(layout.table() % LINE_BYTES, 0);
             assert_eq!(layout.registration(layout.ranks - 1, REGISTRATIONS as u16 - 1) + 8, layout.direct_count());
             assert_eq!(layout.window_bytes(), layout.direct_count() + LINE_BYTES);
@@ -312,6 +332,7 @@ mod tests {
             assert_eq!(layout.slot_bytes % LINE_BYTES, 0);
             // Of each sender.
             assert_eq!(16 * layout.lines % LINE_BYTES, 0);
+            assert_eq!(16 * MESSAGE_LINES % LINE_BYTES, 0);
             assert_eq!(layout.lines % 2, 0);
             assert_eq!(layout.lines128 % 8, 0, "halves of it hold whole warps' lines");
             assert!((1..=layout.channels).contains(&layout.line_channels), "{layout:?}");
@@ -331,7 +352,7 @@ mod tests {
             let layout = of(ranks);
             [layout.window_bytes(), layout.slots_begin(), layout.slot_memory()].map(tenths)
         };
-        assert_eq!([2, 4, 8].map(parts), [[24, 173, 420], [28, 345, 945], [36, 333, 1103]]);
+        assert_eq!([2, 4, 8].map(parts), [[24, 173, 420], [28, 345, 945], [37, 333, 1103]]);
         // Where LL has to carry longer calls too.
         assert!(of(2).without_ll128().window_bytes() < 5 << 20);
     }

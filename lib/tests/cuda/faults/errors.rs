@@ -298,6 +298,7 @@ fn a_rank_that_comes_too_late_has_an_error_or_the_right_result() {
         (Collective::AllGather, 4 << 20),
         (Collective::Broadcast, 8 << 20),
         (Collective::SendRecv, 500),
+        (Collective::SendRecv, 2000),
         (Collective::SendRecv, 8 << 20),
     ] {
         let Some(ranks) = two(&config) else { return };

@@ -105,19 +105,22 @@ pub(super) fn every_call(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
         }
     }
     groups(ranks);
-    let messages = ranks.iter().map(|(comm, stream)| {
-        let (n, rank) = (comm.size(), comm.rank());
-        let values: Vec<f32> = (0..5001).map(|i| value(rank, i)).collect();
-        let (input, mut output) = (stream.clone_htod(&values).unwrap(), stream.alloc_zeros::<f32>(5001).unwrap());
-        comm.send_recv(stream, &input, (rank + 1) % n, &mut output, (rank + n - 1) % n).unwrap();
-        (input, output)
-    });
-    let messages: Vec<_> = messages.collect();
-    for ((comm, stream), (_, output)) in ranks.iter().zip(&messages) {
-        comm.synchronize().unwrap();
-        let from = (comm.rank() + comm.size() - 1) % comm.size();
-        let got = stream.clone_dtoh(output).unwrap();
-        assert!((0..5001).all(|i| got[i] == value(from, i)));
+    // In lines, and in slots.
+    for count in [1, 1003, 5001] {
+        let messages = ranks.iter().map(|(comm, stream)| {
+            let (n, rank) = (comm.size(), comm.rank());
+            let values: Vec<f32> = (0..count).map(|i| value(rank, i)).collect();
+            let (input, mut output) = (stream.clone_htod(&values).unwrap(), stream.alloc_zeros::<f32>(count).unwrap());
+            comm.send_recv(stream, &input, (rank + 1) % n, &mut output, (rank + n - 1) % n).unwrap();
+            (input, output)
+        });
+        let messages: Vec<_> = messages.collect();
+        for ((comm, stream), (_, output)) in ranks.iter().zip(&messages) {
+            comm.synchronize().unwrap();
+            let from = (comm.rank() + comm.size() - 1) % comm.size();
+            let got = stream.clone_dtoh(output).unwrap();
+            assert!((0..count).all(|i| got[i] == value(from, i)), "{count} from {from}");
+        }
     }
 }
 
