@@ -6,6 +6,7 @@ use super::fused::Run;
 use super::messages::Messages;
 use super::peer::needs_extension;
 use crate::comm::RawCall;
+use crate::device::Path;
 use crate::error::Result;
 use crate::wire::Collective;
 
@@ -21,7 +22,7 @@ impl DeviceComm {
     pub fn prepare<'a>(&self, calls: impl IntoIterator<Item = &'a RawCall>) -> Result<()> {
         let (mut messages, mut fused) = (Messages::default(), Vec::new());
         for call in calls.into_iter().filter(|_| self.size() > 1) {
-            if is_collective(call) {
+            if self.is_collective(call) {
                 let choice = self.choice(call.collective, call.bytes());
                 self.path.prepare(call, choice)?;
                 if needs_extension(choice.protocol) {
@@ -43,8 +44,8 @@ impl DeviceComm {
     }
 
     /// Enqueues calls on a stream: the collectives first, in their order, then all messages between two ranks, in an
-    /// order that cannot deadlock. Gather, scatter and calls with a length per rank are made of messages. Every rank
-    /// must pass the same collectives. Short ones that follow each other, use no buffer that another writes, and reduce
+    /// order that cannot deadlock. Calls with a length per rank are made of messages, and on paths without kernels also
+    /// gather and scatter. Every rank must pass the same collectives. Short ones that follow each other, use no buffer that another writes, and reduce
     /// with the same type and operator if they reduce, are launched together.
     ///
     /// # Safety
@@ -52,7 +53,7 @@ impl DeviceComm {
     pub unsafe fn enqueue_group(&self, stream: impl Into<Stream>, calls: &[RawCall]) -> Result<()> {
         let stream = stream.into();
         if let [call] = calls
-            && is_collective(call)
+            && self.is_collective(call)
         {
             // SAFETY: forwarded from the caller.
             return unsafe { self.enqueue(stream, call) };
@@ -60,7 +61,7 @@ impl DeviceComm {
         let (rank, size) = (self.rank(), self.size());
         let (mut messages, mut run) = (Messages::default(), Run::default());
         for call in calls {
-            if is_collective(call) || !messages.add(call, rank, size) {
+            if self.is_collective(call) || !messages.add(call, rank, size) {
                 // SAFETY: forwarded from the caller.
                 unsafe { self.enqueue_in_run(&stream, call, &mut run) }?;
             }
@@ -75,9 +76,13 @@ impl DeviceComm {
         }
         Ok(())
     }
-}
 
-/// Whether a call is enqueued as a whole, and not as messages.
-fn is_collective(call: &RawCall) -> bool {
-    call.collective != Collective::SendRecv && call.ranges().is_none()
+    /// Whether a call is enqueued as a whole, and not as messages. Kernels have gather and scatter, other paths do not.
+    pub(super) fn is_collective(&self, call: &RawCall) -> bool {
+        match call.collective {
+            Collective::SendRecv => false,
+            Collective::Gather | Collective::Scatter => self.path() == Path::Peer && call.ranges().is_none(),
+            _ => call.ranges().is_none(),
+        }
+    }
 }

@@ -80,12 +80,10 @@ fn check(ranks: &[Rank], what: &str, parts: &[Part], in_group: bool) {
     }
 }
 
-/// `check` in a group, and by itself where the path has such a collective.
+/// `check` in a group, and by itself.
 fn check_both_ways(ranks: &[Rank], what: &str, parts: &[Part]) {
     check(ranks, what, parts, true);
-    if ranks[0].comm.path() == Path::Peer {
-        check(ranks, what, parts, false);
-    }
+    check(ranks, what, parts, false);
 }
 
 fn rooted(collective: Collective, root: usize, count: usize, input: u64, output: u64) -> Vec<RawCall> {
