@@ -1,0 +1,204 @@
+//! Nodes without a subnet in common: their connections go through others.
+
+use super::again::{Process, hear, hex, say, unhex};
+use super::api::*;
+use super::nodes::{Place, cable, node, place, within};
+
+const LEN: usize = 12 << 20;
+const LENGTHS: [usize; 4] = [8, LEN, 0, 4097];
+
+/// Cables `xy` and `yx` between nodes of these names, from the one with 10.0.N.1 to the one with 10.0.N.2.
+fn cabled(test: &str, names: &[&str], cables: &[(usize, usize)]) -> Vec<Process> {
+    let mut nodes: Vec<Process> = names.iter().map(|name| node(test, name, &[])).collect();
+    for (number, (one, two)) in cables.iter().enumerate() {
+        let (there, back) = (format!("{}{}", names[*one], names[*two]), format!("{}{}", names[*two], names[*one]));
+        cable((&there, &nodes[*one]), (&back, &nodes[*two]), number as u8 + 1);
+    }
+    nodes.iter_mut().for_each(|node| node.tell("cabled"));
+    nodes
+}
+
+/// Bytes that an interface of a node has sent.
+fn sent(node: &Process, interface: &str) -> u64 {
+    let shown = within(node, &format!("cat /proc/{}/net/dev", node.id())).stdout;
+    let text = String::from_utf8_lossy(&shown).into_owned();
+    let line = text.lines().find_map(|l| l.trim().strip_prefix(interface)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {interface} in {text}")).split_whitespace().nth(8).unwrap().parse().unwrap()
+}
+
+/// A node: it does what the test says, and says when that is done.
+fn act() {
+    say("here");
+    assert_eq!(hear(), "cabled");
+    let api = Api::init(12);
+    let (handle, listen) = api.listen();
+    say(&hex(&handle));
+    let (mut sends, mut recvs): (Vec<Comm>, Vec<Comm>) = (Vec::new(), Vec::new());
+    loop {
+        let line = hear();
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[0] {
+            "connect" => {
+                let mut theirs = unhex(words[1]);
+                let connect = || Some(api.try_connect(&mut theirs).unwrap_or_else(failed)).filter(|c| !c.is_null());
+                sends.push(until("a connection", connect));
+            }
+            "accept" => {
+                let accept = || Some(api.try_accept(listen).unwrap_or_else(failed)).filter(|c| !c.is_null());
+                recvs.push(until("a connection", accept));
+            }
+            "send" => {
+                for len in LENGTHS {
+                    let data = pattern(len, len);
+                    let request = api.isend(sends[0], &data, 3).unwrap();
+                    api.wait(request, 1);
+                }
+            }
+            "receive" => {
+                for len in LENGTHS {
+                    let mut got = vec![0u8; LEN];
+                    let request = api.irecv(recvs[0], &mut [(&mut got, 3)]).unwrap();
+                    assert_eq!(api.wait(request, 1), [len]);
+                    assert!(is_pattern(&got[..len], len), "a message of {len} bytes");
+                }
+            }
+            // More than windows and kernels hold, so that it is still under way when a relay dies.
+            "break" => {
+                let (data, mut got) = (vec![1u8; 128 << 20], vec![0u8; 8]);
+                let request = match sends.first() {
+                    Some(send) => api.isend(*send, &data, 3).unwrap(),
+                    None => api.irecv(recvs[0], &mut [(&mut got, 4)]).unwrap(),
+                };
+                assert_eq!(api.test(request, 1), Ok(None));
+                say("under way");
+                api.fails(request);
+                // What the failed call tells NCCL.
+                let log = LOG.lock().unwrap().clone();
+                let last = log.lines().rfind(|line| line.starts_with("2 "));
+                say(last.expect("a warning"));
+                continue;
+            }
+            "log" => {
+                let log = LOG.lock().unwrap().clone();
+                say(&log.lines().filter(|line| line.contains(&words[1..].join(" "))).collect::<Vec<_>>().join(" | "));
+                continue;
+            }
+            "end" => break,
+            other => panic!("{other}"),
+        }
+        say("done so");
+    }
+    sends.into_iter().for_each(|s| api.close_send(s));
+    recvs.into_iter().for_each(|r| api.close_recv(r));
+    api.close_listen(listen);
+    api.finalize();
+    say("done");
+}
+
+/// Both at once.
+fn both(nodes: &mut [Process], (one, first): (usize, &str), (two, second): (usize, &str)) {
+    nodes[one].tell(first);
+    nodes[two].tell(second);
+    assert_eq!(nodes[one].line(), "done so");
+    assert_eq!(nodes[two].line(), "done so");
+}
+
+fn log(node: &mut Process, part: &str) -> String {
+    node.tell(&format!("log {part}"));
+    node.line()
+}
+
+/// Connects two of the nodes, sends from the first to the second, and looks at the bytes that each interface sent.
+fn goes_over(nodes: &mut [Process], from: usize, to: usize, handles: &[String], interfaces: &[(usize, &str)]) {
+    both(nodes, (from, &format!("connect {}", handles[to])), (to, "accept"));
+    let before: Vec<u64> = interfaces.iter().map(|(at, name)| sent(&nodes[*at], name)).collect();
+    both(nodes, (from, "send"), (to, "receive"));
+    for ((at, name), before) in interfaces.iter().zip(before) {
+        let bytes = sent(&nodes[*at], name) - before;
+        assert!((LEN as u64..LEN as u64 * 5 / 4).contains(&bytes), "{bytes} bytes over {name}");
+    }
+}
+
+fn end(mut nodes: Vec<Process>) {
+    nodes.iter_mut().for_each(|node| node.tell("end"));
+    nodes.into_iter().for_each(Process::finish);
+    say("done");
+}
+
+#[test]
+fn the_ends_of_a_line_talk_through_the_middle() {
+    const TEST: &str = "relays::the_ends_of_a_line_talk_through_the_middle";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "ab"), (1, "bc")]);
+    let made = log(&mut nodes[0], "made connection");
+    assert!(made.contains("10.0.1.1 -> 10.0.2.2 (no subnet in common, through relay 10.0.1.2)"), "{made}");
+    let accepted = log(&mut nodes[2], "accepted connection");
+    assert!(accepted.contains("and 10.0.1.1:") && accepted.contains("through relay 10.0.1.2"), "{accepted}");
+    let relays = log(&mut nodes[1], "net: relays a stream");
+    assert_eq!(relays.matches("from 10.0.1.1:").count(), 4, "{relays}");
+    end(nodes);
+}
+
+#[test]
+fn the_ends_of_a_longer_line_talk_through_two_relays() {
+    const TEST: &str = "relays::the_ends_of_a_longer_line_talk_through_two_relays";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    goes_over(&mut nodes, 3, 0, &handles, &[(3, "dc"), (2, "cb"), (1, "ba")]);
+    let made = log(&mut nodes[3], "made connection");
+    assert!(made.contains("through relays 10.0.3.1 and 10.0.2.1"), "{made}");
+    end(nodes);
+}
+
+#[test]
+fn a_ring_of_five_goes_the_short_way_round() {
+    const TEST: &str = "relays::a_ring_of_five_goes_the_short_way_round";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c", "d", "e"], &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    // Each node sends to the second next one, and relays for its neighbours.
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "ab"), (1, "bc")]);
+    goes_over(&mut nodes, 3, 0, &handles, &[(3, "de"), (4, "ea")]);
+    goes_over(&mut nodes, 1, 4, &handles, &[(1, "ba"), (0, "ae")]);
+    goes_over(&mut nodes, 4, 1, &handles, &[(4, "ea"), (0, "ab")]);
+    goes_over(&mut nodes, 2, 3, &handles, &[(2, "cd")]);
+    end(nodes);
+}
+
+#[test]
+fn a_killed_relay_is_an_error_of_both_ends_that_names_it() {
+    const TEST: &str = "relays::a_killed_relay_is_an_error_of_both_ends_that_names_it";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
+    for end in [0, 2] {
+        nodes[end].tell("break");
+        assert_eq!(nodes[end].line(), "under way");
+    }
+    nodes.remove(1).kill();
+    for node in &mut nodes {
+        let error = node.line();
+        assert!(error.contains("through relay 10.0.1.2") && error.contains("of the relays"), "{error}");
+    }
+    end(nodes);
+}
