@@ -4,6 +4,7 @@
 //! ```text
 //! cargo run --release -p tinynccl --example net_speed                         # prints a handle
 //! cargo run --release -p tinynccl --example net_speed HANDLE [SECONDS [BYTES]]   # sends to it
+//! cargo run --release -p tinynccl --example net_speed relay                   # relays until its input ends
 //! ```
 //! The receiver prints, at the end, megabytes per second from the first message to the last, and the longest time
 //! between two messages. Several handles, with commas between, are sent to at once.
@@ -25,6 +26,11 @@ fn main() -> Result<()> {
     let net = Net::new(&Config::from_env()?)?;
     match arguments.first() {
         None => receive(&net),
+        Some(relay) if relay == "relay" => {
+            println!("relays");
+            std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+            Ok(())
+        }
         Some(handles) => {
             let seconds = arguments.get(1).map_or(Ok(3.0), |s| s.parse())?;
             let bytes = arguments.get(2).map_or(Ok(1 << 20), |s| s.parse())?;

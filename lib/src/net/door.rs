@@ -348,7 +348,7 @@ impl Acceptor {
             Err(None) => return Next::Stranger("it does not speak our protocol".to_owned(), None),
         };
         let listener = match hello.comm {
-            relay::LISTENER => Some(self.inner.relays.key),
+            relay::LISTENER => (self.inner.config.net_relay_port > 0).then_some(self.inner.relays.key),
             comm => lock(&self.shared.listeners).get(&comm).map(|w| w.secret),
         };
         let known = || self.links.get(&(hello.comm, hello.channel)).map(|(secret, _)| *secret);

@@ -1,18 +1,30 @@
 //! Nodes without a subnet in common: their connections go through others.
 
 use super::again::{Process, hear, hex, say, unhex};
+use nccl_net_tinynccl::abi::Status;
+
 use super::api::*;
-use super::nodes::{Place, cable, node, place, within};
+use super::nodes::{Place, cable_with, node, place, within};
 
 const LEN: usize = 12 << 20;
 const LENGTHS: [usize; 4] = [8, LEN, 0, 4097];
 
 /// Cables `xy` and `yx` between nodes of these names, from the one with 10.0.N.1 to the one with 10.0.N.2.
 fn cabled(test: &str, names: &[&str], cables: &[(usize, usize)]) -> Vec<Process> {
-    let mut nodes: Vec<Process> = names.iter().map(|name| node(test, name, &[])).collect();
+    let nodes = names.iter().map(|name| node(test, name, &[])).collect();
+    plug(nodes, names, cables, |number, end| format!("10.0.{number}.{end}/30"))
+}
+
+/// As [`cabled`], for nodes that are there and with these addresses.
+fn plug(
+    mut nodes: Vec<Process>,
+    names: &[&str],
+    cables: &[(usize, usize)],
+    address: impl Fn(usize, usize) -> String,
+) -> Vec<Process> {
     for (number, (one, two)) in cables.iter().enumerate() {
         let (there, back) = (format!("{}{}", names[*one], names[*two]), format!("{}{}", names[*two], names[*one]));
-        cable((&there, &nodes[*one]), (&back, &nodes[*two]), number as u8 + 1);
+        cable_with((&there, &nodes[*one]), (&back, &nodes[*two]), |end| address(number + 1, end));
     }
     nodes.iter_mut().for_each(|node| node.tell("cabled"));
     nodes
@@ -83,11 +95,16 @@ fn act() {
                 say(&log.lines().filter(|line| line.contains(&words[1..].join(" "))).collect::<Vec<_>>().join(" | "));
                 continue;
             }
+            "fail" => {
+                let mut theirs = unhex(words[1]);
+                assert_eq!(until("an error", || api.try_connect(&mut theirs).err()), Status::RemoteError);
+            }
             "end" => break,
             other => panic!("{other}"),
         }
         say("done so");
     }
+    say("leaving");
     sends.into_iter().for_each(|s| api.close_send(s));
     recvs.into_iter().for_each(|r| api.close_recv(r));
     api.close_listen(listen);
@@ -119,8 +136,13 @@ fn goes_over(nodes: &mut [Process], from: usize, to: usize, handles: &[String], 
     }
 }
 
+fn leave(node: &mut Process) {
+    node.tell("end");
+    assert_eq!(node.line(), "leaving");
+}
+
 fn end(mut nodes: Vec<Process>) {
-    nodes.iter_mut().for_each(|node| node.tell("end"));
+    nodes.iter_mut().for_each(leave);
     nodes.into_iter().for_each(Process::finish);
     say("done");
 }
@@ -200,5 +222,68 @@ fn a_killed_relay_is_an_error_of_both_ends_that_names_it() {
         let error = node.line();
         assert!(error.contains("through relay 10.0.1.2") && error.contains("of the relays"), "{error}");
     }
+    end(nodes);
+}
+
+#[test]
+fn a_relay_that_is_done_goes_on_until_the_ends_are() {
+    const TEST: &str = "relays::a_relay_that_is_done_goes_on_until_the_ends_are";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
+    leave(&mut nodes[1]);
+    for _ in 0..5 {
+        both(&mut nodes, (0, "send"), (2, "receive"));
+    }
+    let relay = nodes.remove(1);
+    nodes.iter_mut().for_each(leave);
+    nodes.into_iter().for_each(Process::finish);
+    relay.finish();
+    say("done");
+}
+
+#[test]
+fn a_relay_of_ipv6_alone() {
+    const TEST: &str = "relays::a_relay_of_ipv6_alone";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let names = ["a", "b", "c"];
+    let nodes = names.iter().map(|name| node(TEST, name, &[])).collect();
+    // Without the search for another one with the same address, which takes a second.
+    let mut nodes = plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("fd00:{number}::{end}/64 nodad"));
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "ab"), (1, "bc")]);
+    end(nodes);
+}
+
+#[test]
+fn a_node_of_another_job_is_no_relay() {
+    const TEST: &str = "relays::a_node_of_another_job_is_no_relay";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let names = ["a", "b", "c"];
+    let of = |name: &&str| {
+        let secret = if *name == "b" { "the secret of another job" } else { "the secret of this job" };
+        node(TEST, name, &[("TINYNCCL_SECRET", secret), ("TINYNCCL_CONNECT_TIMEOUT", "2")])
+    };
+    let nodes = names.iter().map(of).collect();
+    let mut nodes = plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("10.0.{number}.{end}/30"));
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    nodes[0].tell(&format!("fail {}", handles[2]));
+    assert_eq!(nodes[0].line(), "done so");
+    let error = log(&mut nodes[0], "no relay was found");
+    assert!(error.contains("ab 10.0.1.1/30") && error.contains("10.0.2.2/30"), "{error}");
+    assert!(error.contains("nodes that answered: none"), "{error}");
     end(nodes);
 }

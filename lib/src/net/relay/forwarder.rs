@@ -221,8 +221,9 @@ impl Run {
         let mut events = Vec::with_capacity(64);
         let mut active = Instant::now();
         loop {
-            self.take_new();
+            // Looked at first: what was added before is taken.
             let leaving = self.state.leaving.load(Ordering::Acquire);
+            self.take_new();
             if leaving && (self.junctions.is_empty() || active.elapsed() >= self.patience) {
                 break;
             }

@@ -166,7 +166,7 @@ fn make(inner: &Arc<Inner>, mut near: TcpStream, doors: &[SocketAddr]) {
 
 /// Passes the handshake of dialer and listener on, and nothing else before the listener's welcome: a stranger that has
 /// no handle gets not further than to a door of this library.
-fn attend(near: &mut TcpStream, far: &mut TcpStream, wait: &Wait<'_>) -> Result<(), Failure> {
+pub(super) fn attend(near: &mut TcpStream, far: &mut TcpStream, wait: &Wait<'_>) -> Result<(), Failure> {
     let slow = |e: std::io::Error| Failure::Slow(e.to_string());
     near.write_all(&Reply::Welcome.to_bytes()).map_err(slow)?;
     let mut hello = [0; Hello::BYTES];

@@ -28,6 +28,8 @@
 mod forwarder;
 mod hop;
 mod nodes;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
