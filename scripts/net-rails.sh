@@ -29,7 +29,7 @@ for name in a b c d; do
     until [[ $(readlink "/proc/${node[$name]}/ns/net") != "$(readlink /proc/self/ns/net)" ]]; do :; done
 done
 within() { nsenter -t "${node[$1]}" -n "${@:2}"; }
-plan=("a b 1" "a b 2" "b c 3" "c a 4" "c d 5")
+plan=("a b 1" "a b 2" "b c 3" "c a 4" "c d 5" "d a 6")
 for cable in "${plan[@]}"; do
     read -r one two number <<<"$cable"
     ip link add name "r$number" netns "${node[$one]}" type veth peer name "r$number" netns "${node[$two]}"
@@ -63,7 +63,7 @@ cables() {
         number=$((number + 1))
     done
     # The kernel takes a moment to see that both ends are plugged in.
-    for end in "a r1" "b r1" "a r2" "b r2" "b r3" "c r3" "c r4" "a r4" "c r5" "d r5"; do
+    for end in "a r1" "b r1" "a r2" "b r2" "b r3" "c r3" "c r4" "a r4" "c r5" "d r5" "d r6" "a r6"; do
         read -r name port <<<"$end"
         if within "$name" ip -o link show "$port" | grep -q ',UP'; then
             until within "$name" ip -o link show "$port" | grep -q 'state UP'; do :; done
@@ -150,6 +150,10 @@ relays b c
 row 'line of 1000: a to c, through b' 1000 flows 3 "a c"
 row 'line of 1000: a to d, through b and c' 1000 flows 3 "a d"
 row 'line of 1000: a and c, both ways at once' 2000 flows 3 "a c" "c a"
+cables 1000 0 1000 0 1000 1000
+relays d
+row 'ring of 1000: a to c, through b and d' 2000 flows 3 "a c"
+cable 6 0
 cables unlimited 0 unlimited 0 unlimited
 row 'no limit: a to b' 0 flows 3 "a b"
 row 'no limit: a to c, through b' 0 flows 3 "a c"

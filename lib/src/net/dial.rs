@@ -118,7 +118,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     for round in 0u32.. {
         let mut did = Vec::new();
         if direct.is_empty() {
-            ways = inner.relays.nodes.way(handle, &wait)?.into_iter().collect();
+            ways = inner.relays.nodes.ways(handle, &wait)?;
             match stopped() {
                 Some(e) => return Err(e),
                 None if ways.is_empty() => {
@@ -169,29 +169,31 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     }
     sockets.truncate(crate::config::MAX_STREAMS);
     let link = u32::from_le_bytes(secret::random()?);
-    // A way through others is the only one.
-    let through = working.first().map_or(&[][..], |way| &way.relays);
+    let relayed = working.iter().any(|way| !way.relays.is_empty());
     let streams = sockets.len();
-    for (stream, socket) in sockets.iter_mut().enumerate() {
+    for ((stream, socket), way) in sockets.iter_mut().enumerate().zip(working.iter().cycle()) {
         let hello = hello(inner, handle, link, streams, working.len()).of_stream(stream);
         let address = socket.peer_addr().map_or(String::new(), describe);
         let who = Peer { rank: DIALER, peer: ACCEPTOR, address };
-        let hello = if through.is_empty() { hello } else { hello.on_the_way(DIALER + through.len(), ACCEPTOR) };
+        let hello = hello.on_the_way(DIALER + way.relays.len(), ACCEPTOR);
         greet(socket, &Caller { hello, secret: handle.key() }, &wait, &who).map_err(reason)?;
-        if !through.is_empty() {
+        if relayed {
             let ours = socket.local_addr().map_err(|e| reason(Failure::Slow(e.to_string())))?;
-            let way: Vec<SocketAddr> = [ours].iter().chain(through).copied().collect();
+            let way: Vec<SocketAddr> = [ours].iter().chain(&way.relays).copied().collect();
             let told = socket.write_all(bytemuck::bytes_of(&Stops::new(&way)));
             told.map_err(|e| reason(Failure::Slow(e.to_string())))?;
         }
     }
-    let far = working.iter().filter(|way| !way.relays.is_empty()).map(|way| handle.door(way.to));
-    let way: Vec<SocketAddr> = far.chain(through.iter().copied()).collect();
+    let mut way: Vec<SocketAddr> = Vec::new();
+    for one in working.iter().filter(|_| relayed) {
+        let doors = [handle.door(one.to)];
+        relay::note(&mut way, doors.iter().chain(&one.relays));
+    }
     let name = name(&sockets, &way);
     let words: Vec<String> = working.iter().map(ToString::to_string).collect();
     log::info!("made {name}, over {}", words.join(" and "));
     let ways = match working.len() {
-        _ if !through.is_empty() => Ways::Relayed,
+        _ if relayed => Ways::Relayed,
         0 | 1 => Ways::One,
         _ => Ways::Several,
     };

@@ -419,7 +419,9 @@ impl Acceptor {
     fn take(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, way: Vec<SocketAddr>) -> Next {
         let (streams, stream, key) = (hello.streams(), hello.stream(), (hello.comm, hello.channel));
         let deadline = Instant::now() + self.inner.config.connect_timeout;
-        let partial = self.partial.entry(key).or_insert_with(|| Partial { way, sockets: Vec::new(), deadline });
+        let partial =
+            self.partial.entry(key).or_insert_with(|| Partial { way: Vec::new(), sockets: Vec::new(), deadline });
+        relay::note(&mut partial.way, &way);
         partial.sockets.resize_with(streams.max(partial.sockets.len()), || None);
         if let Some(place) = partial.sockets.get_mut(stream) {
             *place = Some(socket);

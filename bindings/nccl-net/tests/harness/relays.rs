@@ -9,7 +9,7 @@ use super::nodes::{Place, cable_with, node, place, within};
 const LEN: usize = 12 << 20;
 const LENGTHS: [usize; 4] = [8, LEN, 0, 4097];
 
-/// Cables `xy` and `yx` between nodes of these names, from the one with 10.0.N.1 to the one with 10.0.N.2.
+/// Cables `x-y` between nodes of these names, from the one with 10.0.N.1 to the one with 10.0.N.2.
 fn cabled(test: &str, names: &[&str], cables: &[(usize, usize)]) -> Vec<Process> {
     let nodes = names.iter().map(|name| node(test, name, &[])).collect();
     plug(nodes, names, cables, |number, end| format!("10.0.{number}.{end}/30"))
@@ -23,7 +23,7 @@ fn plug(
     address: impl Fn(usize, usize) -> String,
 ) -> Vec<Process> {
     for (number, (one, two)) in cables.iter().enumerate() {
-        let (there, back) = (format!("{}{}", names[*one], names[*two]), format!("{}{}", names[*two], names[*one]));
+        let (there, back) = (format!("{}-{}", names[*one], names[*two]), format!("{}-{}", names[*two], names[*one]));
         cable_with((&there, &nodes[*one]), (&back, &nodes[*two]), |end| address(number + 1, end));
     }
     nodes.iter_mut().for_each(|node| node.tell("cabled"));
@@ -62,14 +62,14 @@ fn act() {
             "send" => {
                 for len in LENGTHS {
                     let data = pattern(len, len);
-                    let request = api.isend(sends[0], &data, 3).unwrap();
+                    let request = api.isend(*sends.last().unwrap(), &data, 3).unwrap();
                     api.wait(request, 1);
                 }
             }
             "receive" => {
                 for len in LENGTHS {
                     let mut got = vec![0u8; LEN];
-                    let request = api.irecv(recvs[0], &mut [(&mut got, 3)]).unwrap();
+                    let request = api.irecv(*recvs.last().unwrap(), &mut [(&mut got, 3)]).unwrap();
                     assert_eq!(api.wait(request, 1), [len]);
                     assert!(is_pattern(&got[..len], len), "a message of {len} bytes");
                 }
@@ -157,7 +157,7 @@ fn the_ends_of_a_line_talk_through_the_middle() {
     }
     let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
     let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
-    goes_over(&mut nodes, 0, 2, &handles, &[(0, "ab"), (1, "bc")]);
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
     let made = log(&mut nodes[0], "made connection");
     assert!(made.contains("10.0.1.1 -> 10.0.2.2 (no subnet in common, through relay 10.0.1.2)"), "{made}");
     let accepted = log(&mut nodes[2], "accepted connection");
@@ -177,7 +177,7 @@ fn the_ends_of_a_longer_line_talk_through_two_relays() {
     }
     let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3)]);
     let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
-    goes_over(&mut nodes, 3, 0, &handles, &[(3, "dc"), (2, "cb"), (1, "ba")]);
+    goes_over(&mut nodes, 3, 0, &handles, &[(3, "d-c"), (2, "c-b"), (1, "b-a")]);
     let made = log(&mut nodes[3], "made connection");
     assert!(made.contains("through relays 10.0.3.1 and 10.0.2.1"), "{made}");
     end(nodes);
@@ -194,11 +194,39 @@ fn a_ring_of_five_goes_the_short_way_round() {
     let mut nodes = cabled(TEST, &["a", "b", "c", "d", "e"], &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]);
     let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
     // Each node sends to the second next one, and relays for its neighbours.
-    goes_over(&mut nodes, 0, 2, &handles, &[(0, "ab"), (1, "bc")]);
-    goes_over(&mut nodes, 3, 0, &handles, &[(3, "de"), (4, "ea")]);
-    goes_over(&mut nodes, 1, 4, &handles, &[(1, "ba"), (0, "ae")]);
-    goes_over(&mut nodes, 4, 1, &handles, &[(4, "ea"), (0, "ab")]);
-    goes_over(&mut nodes, 2, 3, &handles, &[(2, "cd")]);
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
+    goes_over(&mut nodes, 3, 0, &handles, &[(3, "d-e"), (4, "e-a")]);
+    goes_over(&mut nodes, 1, 4, &handles, &[(1, "b-a"), (0, "a-e")]);
+    goes_over(&mut nodes, 4, 1, &handles, &[(4, "e-a"), (0, "a-b")]);
+    goes_over(&mut nodes, 2, 3, &handles, &[(2, "c-d")]);
+    end(nodes);
+}
+
+/// Both ways between the corners of a square are as long, and carry half of it each.
+#[test]
+fn two_ways_of_one_length_share_a_connection() {
+    const TEST: &str = "relays::two_ways_of_one_length_share_a_connection";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3), (3, 0)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    // The second relay's answer may be late for the first connection.
+    loop {
+        both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
+        if log(&mut nodes[0], "made connection").contains("relay 10.0.4.1") {
+            break;
+        }
+    }
+    both(&mut nodes, (0, "send"), (2, "receive"));
+    let bytes: Vec<u64> =
+        [(0, "a-b"), (0, "a-d"), (1, "b-c"), (3, "d-c")].map(|(at, name)| sent(&nodes[at], name)).into();
+    assert!(bytes.iter().all(|bytes| *bytes > 100_000), "{bytes:?}");
+    assert!((LEN as u64..LEN as u64 * 5 / 4).contains(&(bytes[2] + bytes[3])), "{bytes:?}");
+    let accepted = log(&mut nodes[2], "accepted connection");
+    assert!(accepted.contains("10.0.1.2") && accepted.contains("10.0.4.1"), "{accepted}");
     end(nodes);
 }
 
@@ -260,7 +288,7 @@ fn a_relay_of_ipv6_alone() {
     // Without the search for another one with the same address, which takes a second.
     let mut nodes = plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("fd00:{number}::{end}/64 nodad"));
     let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
-    goes_over(&mut nodes, 0, 2, &handles, &[(0, "ab"), (1, "bc")]);
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
     end(nodes);
 }
 
@@ -283,7 +311,7 @@ fn a_node_of_another_job_is_no_relay() {
     nodes[0].tell(&format!("fail {}", handles[2]));
     assert_eq!(nodes[0].line(), "done so");
     let error = log(&mut nodes[0], "no relay was found");
-    assert!(error.contains("ab 10.0.1.1/30") && error.contains("10.0.2.2/30"), "{error}");
+    assert!(error.contains("a-b 10.0.1.1/30") && error.contains("10.0.2.2/30"), "{error}");
     assert!(error.contains("nodes that answered: none"), "{error}");
     end(nodes);
 }

@@ -94,6 +94,15 @@ pub(super) fn words(relays: &[SocketAddr]) -> String {
     format!("relay{} {}", if names.len() > 1 { "s" } else { "" }, names.join(" and "))
 }
 
+/// Adds a stream's way to its connection's: the far end once, then all relays.
+pub(super) fn note<'a>(ways: &mut Vec<SocketAddr>, way: impl IntoIterator<Item = &'a SocketAddr>) {
+    for (place, stop) in way.into_iter().enumerate() {
+        if if place == 0 { ways.is_empty() } else { !ways.contains(stop) } {
+            ways.push(*stop);
+        }
+    }
+}
+
 /// The doors on the way to a listener, the nearest first.
 pub(super) fn doors(relays: &[SocketAddr], handle: &Handle, to: std::net::IpAddr) -> Vec<SocketAddr> {
     relays.iter().copied().chain([handle.door(to)]).collect()
