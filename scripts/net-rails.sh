@@ -119,6 +119,29 @@ cut_after() {
     cable 2 1000
 }
 
+# ping FROM TO: microseconds that 8 bytes take, the median.
+ping() {
+    rm -f "$work"/*
+    mkfifo "$work/1" "$work/2"
+    within "$1" "$program" ping <"$work/1" >"$work/from" &
+    local pids=($!)
+    within "$2" "$program" ping <"$work/2" >"$work/to" &
+    pids+=($!)
+    exec {one}>"$work/1" {two}>"$work/2"
+    until [[ -s $work/from && -s $work/to ]]; do :; done
+    cat "$work/to" >&$one
+    cat "$work/from" >&$two
+    wait "${pids[@]}"
+    exec {one}>&- {two}>&-
+    awk '/us/ { print $1 }' "$work/from"
+}
+
+# pings TEXT FROM TO: the median of all rounds.
+pings() {
+    for ((round = 0; round < rounds; round++)); do ping "$2" "$3"; done | median |
+        awk -v text="$1" '{ printf "%-44s %8.1f us\n", text, $1 }'
+}
+
 # relays NODE...: processes there that relay, until the end.
 relays() {
     for name in "$@"; do
@@ -158,3 +181,6 @@ cables unlimited 0 unlimited 0 unlimited
 row 'no limit: a to b' 0 flows 3 "a b"
 row 'no limit: a to c, through b' 0 flows 3 "a c"
 row 'no limit: a to d, through b and c' 0 flows 3 "a d"
+pings '8 bytes: a to b' a b
+pings '8 bytes: a to c, through b' a c
+pings '8 bytes: a to d, through b and c' a d

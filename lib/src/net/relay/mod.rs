@@ -8,13 +8,14 @@
 //!   needs it, nothing has to be configured, and no process has to know of the others beforehand.
 //! - **Which way.** The asker draws the graph "share a subnet" of all that answered, and takes the route that
 //!   [`Routes`](crate::transport::relay::Routes) gives: the shortest one, the lowest addresses among equals, as between
-//!   ranks of this library. The nodes are numbered by their lowest addresses, so all compute the same one.
-//! - **What a relayed stream is.** A connection per hop (`hop.rs`). The dialer shakes hands with the first relay's door,
-//!   and names the doors that follow; the relay dials the next one, and says welcome when that has. From there on
-//!   dialer and listener shake hands as they always do.
+//!   ranks of this library. The nodes are numbered by their lowest addresses, so all compute the same one. Streams go
+//!   in turn over this one and over others of its length that have no relay in common with it.
+//! - **What a relayed stream is.** A connection per hop (`hop.rs`). The dialer shakes hands with the first relay's
+//!   door, and names the doors that follow; the relay dials the next one, and says welcome when that has. From there
+//!   on dialer and listener shake hands as they always do.
 //! - **Who moves the data.** One thread of each relay, for all streams (`forwarder.rs`). It copies bytes as they come
-//!   (cut-through), and holds at most one buffer of each direction that the next hop has not taken: a slow receiver stops
-//!   the sender.
+//!   (cut-through), and holds at most one buffer of each direction that the next hop has not taken: a slow receiver
+//!   stops the sender.
 //! - **No open door.** A relay asks for the proof of `TINYNCCL_SECRET`, if the job has one, in datagrams and at its
 //!   door. It dials only addresses in subnets of its own ports, and only until the other end is a listener of this
 //!   library: it lets through a handshake, of known lengths, and anything else after the listener has said welcome to
