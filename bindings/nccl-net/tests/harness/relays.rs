@@ -95,6 +95,7 @@ fn act() {
                 say(&log.lines().filter(|line| line.contains(&words[1..].join(" "))).collect::<Vec<_>>().join(" | "));
                 continue;
             }
+            "exchange" => exchange(api, listen, unhex(words[1])),
             "fail" => {
                 let mut theirs = unhex(words[1]);
                 assert_eq!(until("an error", || api.try_connect(&mut theirs).err()), Status::RemoteError);
@@ -110,6 +111,32 @@ fn act() {
     api.close_listen(listen);
     api.finalize();
     say("done");
+}
+
+/// As many connections each way, all of them made at once, as NCCL's threads do; and a message over each.
+fn exchange(api: Api, listen: Comm, theirs: Handle) {
+    const CONNECTIONS: usize = 40;
+    let mut handles = [theirs; CONNECTIONS];
+    let mut sends: Vec<Comm> = vec![std::ptr::null_mut(); CONNECTIONS];
+    let mut recvs: Vec<Comm> = Vec::new();
+    until("all connections", || {
+        for (send, handle) in sends.iter_mut().zip(&mut handles).filter(|(send, _)| send.is_null()) {
+            *send = api.try_connect(handle).unwrap_or_else(failed);
+        }
+        recvs.extend(Some(api.try_accept(listen).unwrap_or_else(failed)).filter(|recv| !recv.is_null()));
+        (recvs.len() == CONNECTIONS && sends.iter().all(|send| !send.is_null())).then_some(())
+    });
+    let data = pattern(100_000, 5);
+    let sending: Vec<Comm> = sends.iter().map(|send| api.isend(*send, &data, 3).unwrap()).collect();
+    for recv in &recvs {
+        let mut got = vec![0u8; data.len()];
+        let request = api.irecv(*recv, &mut [(&mut got, 3)]).unwrap();
+        assert_eq!(api.wait(request, 1), [data.len()]);
+        assert!(got == data);
+    }
+    sending.into_iter().for_each(|request| drop(api.wait(request, 1)));
+    sends.into_iter().for_each(|s| api.close_send(s));
+    recvs.into_iter().for_each(|r| api.close_recv(r));
 }
 
 /// Both at once.
@@ -313,5 +340,20 @@ fn a_node_of_another_job_is_no_relay() {
     let error = log(&mut nodes[0], "no relay was found");
     assert!(error.contains("a-b 10.0.1.1/30") && error.contains("10.0.2.2/30"), "{error}");
     assert!(error.contains("nodes that answered: none"), "{error}");
+    end(nodes);
+}
+
+#[test]
+fn many_connections_are_made_at_once() {
+    const TEST: &str = "relays::many_connections_are_made_at_once";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let with = |other: usize| format!("exchange {}", handles[other]);
+    both(&mut nodes, (0, &with(3)), (3, &with(0)));
     end(nodes);
 }
