@@ -34,7 +34,7 @@ struct State {
     leaving: AtomicBool,
 }
 
-/// A relay's thread.
+/// A relay's thread. Dropping it waits until nobody needs it any more.
 #[derive(Debug)]
 pub(super) struct Forwarder {
     state: Arc<State>,
@@ -42,7 +42,7 @@ pub(super) struct Forwarder {
 }
 
 impl Forwarder {
-    /// Starts the thread. When it is to leave, `patience` is how long it waits while nothing passes.
+    /// Starts the thread. When it is dropped, `patience` is how long it waits while nothing passes.
     pub(super) fn start(patience: Duration) -> Result<Forwarder> {
         let state = Arc::new(State {
             bell: Doorbell::new()?,
@@ -79,11 +79,6 @@ impl Forwarder {
     /// Streams that stand now.
     pub(super) fn streams(&self) -> usize {
         self.state.streams.load(Ordering::Relaxed)
-    }
-
-    /// Waits until nobody needs it any more.
-    pub(super) fn leave(self) {
-        drop(self);
     }
 }
 

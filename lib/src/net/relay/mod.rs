@@ -9,7 +9,7 @@
 //! - **Which way.** The asker draws the graph "share a subnet" of all that answered, and takes the route that
 //!   [`Routes`](crate::transport::relay::Routes) gives: the shortest one, the lowest addresses among equals, as between
 //!   ranks of this library. The nodes are numbered by their lowest addresses, so all compute the same one. Streams go
-//!   in turn over this one and over others of its length that have no relay in common with it.
+//!   in turn (`ways.rs`) over this one and over others of its length that have no relay in common with it.
 //! - **What a relayed stream is.** A connection per hop (`hop.rs`). The dialer shakes hands with the first relay's
 //!   door, and names the doors that follow; the relay dials the next one, and says welcome when that has. From there
 //!   on dialer and listener shake hands as they always do.
@@ -31,6 +31,7 @@ mod hop;
 mod nodes;
 #[cfg(test)]
 mod tests;
+mod ways;
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -83,9 +84,8 @@ impl Relays {
         let setups = std::mem::take(&mut *lock(&self.setups));
         setups.iter().for_each(Thread::join);
         let forwarder = lock(&self.forwarder).take();
-        if let Some(forwarder) = forwarder {
-            forwarder.leave();
-        }
+        // It waits, without the lock.
+        drop(forwarder);
     }
 }
 

@@ -80,7 +80,7 @@ fn a_relay_that_leaves_waits_for_its_streams_and_not_for_ever() {
     let forwarder = Forwarder::start(DEADLINE).unwrap();
     forwarder.add("a test's".to_owned(), near, far);
     std::thread::scope(|scope| {
-        let leaving = scope.spawn(|| forwarder.leave());
+        let leaving = scope.spawn(|| drop(forwarder));
         for _ in 0..100 {
             dialer.write_all(&[7; 1000]).unwrap();
             listener.read_exact(&mut [0; 1000]).unwrap();
@@ -92,7 +92,7 @@ fn a_relay_that_leaves_waits_for_its_streams_and_not_for_ever() {
     let ((near, mut dialer), (far, _listener)) = (sockets(), sockets());
     let forwarder = Forwarder::start(Duration::ZERO).unwrap();
     forwarder.add("a test's".to_owned(), near, far);
-    forwarder.leave();
+    drop(forwarder);
     assert!(dialer.read(&mut [0]).is_err(), "reset, since it had not ended");
 }
 
