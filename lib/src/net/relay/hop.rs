@@ -107,7 +107,10 @@ pub(in crate::net) fn take(inner: &Arc<Inner>, conn: StreamConn<TcpStream>, door
     let mut setups = lock(&relays.setups);
     setups.retain(|setup| !setup.is_finished());
     let streams = setups.len() + lock(&relays.forwarder).as_ref().map_or(0, Forwarder::streams);
-    let refusal = if relays.leaving.load(Ordering::Acquire) {
+    let from = near.peer_addr().map(|from| from.ip());
+    let refusal = if !from.is_ok_and(|from| nearest(&inner.ports, from).is_some()) {
+        Some("it relays for neighbours only, from addresses in subnets of its ports".to_owned())
+    } else if relays.leaving.load(Ordering::Acquire) {
         Some("this node is leaving".to_owned())
     } else {
         (streams >= STREAMS).then(|| format!("it relays {streams} streams already"))
