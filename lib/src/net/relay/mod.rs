@@ -18,8 +18,9 @@
 //!   stops the sender.
 //! - **No open door.** A relay asks for the proof of `TINYNCCL_SECRET`, if the job has one, in datagrams and at its
 //!   door. It serves and dials only addresses in subnets of its own ports. It lets through a handshake, of known
-//!   lengths, and anything else after a listener of this library has said welcome to one that knows the handle. Relayed streams, those in the making and datagrams under way are bounded in
-//!   number, and those in the making in time.
+//!   lengths, and anything else after a listener of this library has said welcome to one that knows the handle.
+//!   Relayed streams, those in the making and datagrams under way are bounded in number, and those in the making in
+//!   time.
 //! - **Ends.** The end of a hop, or its failure, is passed to the other one: a half that is closed closes that half
 //!   there, what broke is reset there. The ends know their relays, and name them in their errors.
 //! - **Leaving.** [`Net`](super::Net) waits when it is dropped until the streams that it relays are over, at most until

@@ -368,7 +368,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_datagram_is_parsed_or_dropped(bytes in proptest::collection::vec(any::<u8>(), 0..256), at in 0usize..192, flip: u8) {
+        fn any_datagram_is_parsed_or_dropped(
+            bytes in proptest::collection::vec(any::<u8>(), 0..256),
+            at in 0usize..192,
+            flip: u8,
+        ) {
             let key = Secret::new([1; 32]);
             prop_assert!(Datagram::parse(&key, &bytes).is_none());
             let datagram = Datagram::new(&key, [3; 16], NODE, 0, &node(1, &["10.0.0.1"]));
