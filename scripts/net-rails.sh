@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# How fast connections with several rails are, and what a rail costs that dies: network namespaces are nodes, and cables
-# have the rates that `tc` gives them.
+# How fast connections with several rails are, what a rail costs that dies, and what relays cost: network namespaces are
+# nodes, and cables have the rates that `tc` gives them.
 #
 #   scripts/net-rails.sh [ROUNDS]      each row ROUNDS times (3), and the median
 #
@@ -17,19 +17,19 @@ if [[ -z ${NET_RAILS_INSIDE-} ]]; then
 fi
 program=$PWD/target/release/examples/net_speed
 work=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work" "$work".*' EXIT
 
-# Nodes a, b and c: processes that keep their networks.
+# Nodes a to d: processes that keep their networks.
 declare -A node
-for name in a b c; do
+for name in a b c d; do
     unshare -n sleep 3600 &
     node[$name]=$!
 done
-for name in a b c; do
+for name in a b c d; do
     until [[ $(readlink "/proc/${node[$name]}/ns/net") != "$(readlink /proc/self/ns/net)" ]]; do :; done
 done
 within() { nsenter -t "${node[$1]}" -n "${@:2}"; }
-plan=("a b 1" "a b 2" "b c 3" "c a 4")
+plan=("a b 1" "a b 2" "b c 3" "c a 4" "c d 5" "d a 6")
 for cable in "${plan[@]}"; do
     read -r one two number <<<"$cable"
     ip link add name "r$number" netns "${node[$one]}" type veth peer name "r$number" netns "${node[$two]}"
@@ -46,6 +46,9 @@ cable() {
         for end in $one $two; do
             if [[ $2 == 0 ]]; then
                 within "$end" ip link set "r$1" down
+            elif [[ $2 == unlimited ]]; then
+                within "$end" ip link set "r$1" up
+                within "$end" tc qdisc del dev "r$1" root 2>/dev/null || true
             else
                 within "$end" ip link set "r$1" up
                 within "$end" tc qdisc replace dev "r$1" root tbf rate "$2mbit" burst 256kb latency 20ms
@@ -60,7 +63,7 @@ cables() {
         number=$((number + 1))
     done
     # The kernel takes a moment to see that both ends are plugged in.
-    for end in "a r1" "b r1" "a r2" "b r2" "b r3" "c r3" "c r4" "a r4"; do
+    for end in "a r1" "b r1" "a r2" "b r2" "b r3" "c r3" "c r4" "a r4" "c r5" "d r5" "d r6" "a r6"; do
         read -r name port <<<"$end"
         if within "$name" ip -o link show "$port" | grep -q ',UP'; then
             until within "$name" ip -o link show "$port" | grep -q 'state UP'; do :; done
@@ -116,6 +119,39 @@ cut_after() {
     cable 2 1000
 }
 
+# ping FROM TO: microseconds that 8 bytes take, the median.
+ping() {
+    rm -f "$work"/*
+    mkfifo "$work/1" "$work/2"
+    within "$1" "$program" ping <"$work/1" >"$work/from" &
+    local pids=($!)
+    within "$2" "$program" ping <"$work/2" >"$work/to" &
+    pids+=($!)
+    exec {one}>"$work/1" {two}>"$work/2"
+    until [[ -s $work/from && -s $work/to ]]; do :; done
+    cat "$work/to" >&$one
+    cat "$work/from" >&$two
+    wait "${pids[@]}"
+    exec {one}>&- {two}>&-
+    awk '/us/ { print $1 }' "$work/from"
+}
+
+# pings TEXT FROM TO: the median of all rounds.
+pings() {
+    for ((round = 0; round < rounds; round++)); do ping "$2" "$3"; done | median |
+        awk -v text="$1" '{ printf "%-44s %8.1f us\n", text, $1 }'
+}
+
+# relays NODE...: processes there that relay, until the end.
+relays() {
+    for name in "$@"; do
+        mkfifo "$work.$name"
+        within "$name" "$program" relay <"$work.$name" >"$work.$name.out" &
+        exec {hold}>"$work.$name"
+        until [[ -s $work.$name.out ]]; do kill -0 "$!" || exit 1; done
+    done
+}
+
 printf '%-44s %8s %6s %10s\n' 'a to b, 1 MiB, 8 under way' 'Mbit/s' of 'pause, ms'
 cables 1000 0 0 0
 row 'one cable of 1000' 1000 flows 3 "a b"
@@ -132,3 +168,19 @@ row 'two of 1000, one cut after 1 of 3 s' 0 cut_after 3 1
 row 'the same, back after 2 of 8 s' 0 cut_after 8 1 1
 cables 1000 0 1000 1000
 row 'triangle of 1000: all six ways at once' 6000 flows 3 "a b" "b a" "b c" "c b" "c a" "a c"
+cables 1000 0 1000 0 1000
+relays b c
+row 'line of 1000: a to c, through b' 1000 flows 3 "a c"
+row 'line of 1000: a to d, through b and c' 1000 flows 3 "a d"
+row 'line of 1000: a and c, both ways at once' 2000 flows 3 "a c" "c a"
+cables 1000 0 1000 0 1000 1000
+relays d
+row 'ring of 1000: a to c, through b and d' 2000 flows 3 "a c"
+cable 6 0
+cables unlimited 0 unlimited 0 unlimited
+row 'no limit: a to b' 0 flows 3 "a b"
+row 'no limit: a to c, through b' 0 flows 3 "a c"
+row 'no limit: a to d, through b and c' 0 flows 3 "a d"
+pings '8 bytes: a to b' a b
+pings '8 bytes: a to c, through b' a c
+pings '8 bytes: a to d, through b and c' a d

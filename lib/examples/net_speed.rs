@@ -4,9 +4,12 @@
 //! ```text
 //! cargo run --release -p tinynccl --example net_speed                         # prints a handle
 //! cargo run --release -p tinynccl --example net_speed HANDLE [SECONDS [BYTES]]   # sends to it
+//! cargo run --release -p tinynccl --example net_speed ping                    # prints a handle, reads the other one
+//! cargo run --release -p tinynccl --example net_speed relay                   # relays until its input ends
 //! ```
 //! The receiver prints, at the end, megabytes per second from the first message to the last, and the longest time
-//! between two messages. Several handles, with commas between, are sent to at once.
+//! between two messages. Several handles, with commas between, are sent to at once. Of two that ping, one sends 8 bytes
+//! and the other one sends them back; both print the median of half such a turn.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -25,6 +28,12 @@ fn main() -> Result<()> {
     let net = Net::new(&Config::from_env()?)?;
     match arguments.first() {
         None => receive(&net),
+        Some(ping) if ping == "ping" => ping_pong(&net),
+        Some(relay) if relay == "relay" => {
+            println!("relays");
+            std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+            Ok(())
+        }
         Some(handles) => {
             let seconds = arguments.get(1).map_or(Ok(3.0), |s| s.parse())?;
             let bytes = arguments.get(2).map_or(Ok(1 << 20), |s| s.parse())?;
@@ -49,6 +58,52 @@ fn connect(net: &Net, text: &str) -> Result<Sender> {
             None => std::thread::yield_now(),
         }
     }
+}
+
+/// Turns of a ping, a few of them before it counts.
+const TURNS: usize = 10_000;
+
+fn ping_pong(net: &Net) -> Result<()> {
+    let (handle, listener) = net.listen()?;
+    let ours: String = handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("{ours}");
+    let mut theirs = String::new();
+    std::io::stdin().read_line(&mut theirs)?;
+    let first = ours.as_str() < theirs.trim();
+    let sender = connect(net, theirs.trim())?;
+    let receiver = loop {
+        match listener.accept()? {
+            Some(receiver) => break receiver,
+            None => std::thread::yield_now(),
+        }
+    };
+    let done = |request: Option<&Request>| -> Result<()> {
+        let request = request.ok_or("expected a free request")?;
+        while request.test(&mut [0; MAX_GROUP])?.is_none() {
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    let (data, mut got) = ([7u8; 8], [0u8; 8]);
+    // SAFETY: both outlive the requests, of which one at a time is open.
+    let send = || unsafe { sender.send(data.as_ptr(), data.len(), 0) };
+    // SAFETY: as above.
+    let mut receive = || unsafe { receiver.receive(&[(got.as_mut_ptr(), got.len(), 0)]) };
+    let mut times = Vec::with_capacity(TURNS);
+    for _ in 0..TURNS {
+        let start = Instant::now();
+        if first {
+            done(send()?)?;
+        }
+        done(receive()?)?;
+        if !first {
+            done(send()?)?;
+        }
+        times.push(start.elapsed() / 2);
+    }
+    times.sort();
+    println!("{:.1} us", times.get(TURNS / 2).map_or(0.0, |time| time.as_secs_f64() * 1e6));
+    Ok(())
 }
 
 fn send(senders: &[Sender], bytes: usize, time: Duration) -> Result<()> {

@@ -94,6 +94,11 @@ impl Thread {
         Ok(Thread { what, handle: Mutex::new(Some(handle)), origin: Origin::here() })
     }
 
+    /// Whether joining it takes no time.
+    pub(crate) fn is_finished(&self) -> bool {
+        lock(&self.handle).as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Nobody joins it: it ends by itself.
     pub(crate) fn leave(&self) {
         drop(lock(&self.handle).take());

@@ -30,7 +30,7 @@ const RANK: &str = "rank";
 
 /// What ranks and store prove to each other: the secret of the job's id, and with it the one that `config` names, if it
 /// does.
-pub(super) fn join_secret(id: &Secret, config: &Config) -> Result<Secret> {
+pub(crate) fn join_secret(id: &Secret, config: &Config) -> Result<Secret> {
     let given = match &config.secret_file {
         None => config.secret,
         Some(path) => Some(read(path, config)?),

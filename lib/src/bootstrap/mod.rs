@@ -42,6 +42,7 @@ pub mod unique_id;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use admission::join_secret as job_secret;
 pub(crate) use calls::{Digests, first_difference, is_later};
 pub use calls::{Disagreement, Made};
 pub use detect::is_rank;

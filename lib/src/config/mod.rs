@@ -178,6 +178,8 @@ config! {
         "Under NVIDIA's NCCL: the speed that NCCL is told, from which it chooses algorithms and the number of channels.";
     net_rail_timeout: Duration = Duration::from_millis(100), "TINYNCCL_NET_RAIL_TIMEOUT", "seconds, 0.01 to 60",
         "How long bytes may stay without an acknowledgement on one of several rails to a peer before the others take them over. Rails are pairs of interfaces in common subnets; a lost one is dialed again every few seconds.";
+    net_relay_port: usize = 29_477, "TINYNCCL_NET_RELAY_PORT", "0 to 65535; 0: neither relays nor asks for any",
+        "Under NVIDIA's NCCL: UDP port at which the nodes of a job find each other when two of them have no subnet in common and a third one has to relay. All must set the same; jobs that share nodes are told apart by TINYNCCL_SECRET.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -239,6 +241,7 @@ impl Config {
         if !(Duration::from_millis(10)..=Duration::from_secs(60)).contains(&rail) {
             return Err(Error::config("TINYNCCL_NET_RAIL_TIMEOUT", rail.as_secs_f64(), "expected 0.01 to 60"));
         }
+        range("TINYNCCL_NET_RELAY_PORT", self.net_relay_port, 0, 65535)?;
         range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)?;
         range("TINYNCCL_TRACE_EVENTS", self.trace_events, 1, 256 << 20)
     }

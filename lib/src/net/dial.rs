@@ -9,8 +9,9 @@ use std::time::Duration;
 use super::Inner;
 use super::door::{ACCEPTOR, DIALER};
 use super::handle::Handle;
-use super::link::{self, Sender};
+use super::link::{self, Sender, Ways};
 use super::ports::{self, Way};
+use super::relay::{self, Stops};
 use crate::error::{Error, Result};
 use crate::secret;
 use crate::threads::{Thread, lock};
@@ -69,14 +70,22 @@ pub(super) fn start(inner: &Arc<Inner>, handle: Handle) -> Result<Connecting> {
     Ok(Connecting { state, _thread: thread })
 }
 
-/// A connection's ends in words.
-pub(super) fn name(sockets: &[TcpStream]) -> String {
+/// A connection's ends in words. `way`: the far one, and the relays between, if it has some.
+pub(super) fn name(sockets: &[TcpStream], way: &[SocketAddr]) -> String {
     let ends = |s: &TcpStream| match (s.local_addr(), s.peer_addr()) {
         (Ok(ours), Ok(theirs)) => format!("{} and {}", describe(ours), describe(theirs)),
         _ => "closed".to_owned(),
     };
-    let first = sockets.first().map_or(String::new(), ends);
-    format!("connection between {first}, {} streams", sockets.len())
+    let first = sockets.first();
+    let count = sockets.len();
+    match way.split_first() {
+        None => format!("connection between {}, {count} streams", first.map_or(String::new(), ends)),
+        Some((far, relays)) => {
+            let ours = first.and_then(|s| s.local_addr().ok()).map_or(String::new(), describe);
+            let through = relay::words(relays);
+            format!("connection between {ours} and {}, {count} streams, through {through}", describe(*far))
+        }
+    }
 }
 
 fn failed(ours: &Inner, theirs: &Handle, detail: String) -> Error {
@@ -85,23 +94,41 @@ fn failed(ours: &Inner, theirs: &Handle, detail: String) -> Error {
     Error::Connection { op: "connect".to_owned(), connection, detail }
 }
 
+/// Why no way leads to a peer, and what to do.
+fn no_way(inner: &Inner) -> String {
+    let relays = match inner.config.net_relay_port {
+        0 => "relays are off (TINYNCCL_NET_RELAY_PORT is 0)".to_owned(),
+        udp => format!(
+            "no relay was found (UDP port {udp}, TINYNCCL_NET_RELAY_PORT; nodes that answered: {})",
+            inner.relays.nodes.heard()
+        ),
+    };
+    format!(
+        "no two of them are in one subnet, the kernel has no route from one of ours, and {relays}: cable the nodes so that at most \
+         3 others lie between two, each pair of neighbours with a subnet of its own, or set TINYNCCL_IFNAME to the interfaces \
+         that lead to all"
+    )
+}
+
 fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>) -> Result<Sender> {
     let wait = Wait::new(DIALER, ACCEPTOR, inner.config.connect_timeout, stopped);
-    let ways = ports::ways(&inner.ports, &handle.addresses, handle.host == inner.host);
-    if ways.is_empty() {
-        let error = failed(
-            inner,
-            handle,
-            "no two of them are in one subnet, and the kernel has no route from one of ours: give each pair of nodes a cable \
-             with a subnet of its own, or set TINYNCCL_IFNAME to the interfaces that lead to all"
-                .to_owned(),
-        );
-        tell(inner, handle, &error, stopped);
-        return Err(error);
-    }
+    let direct = ports::ways(&inner.ports, &handle.addresses, handle.host == inner.host);
+    let mut ways = direct.clone();
     let mut opened: Vec<(TcpStream, Way)> = Vec::new();
     for round in 0u32.. {
         let mut did = Vec::new();
+        if direct.is_empty() {
+            ways = inner.relays.nodes.ways(handle, &wait)?;
+            match stopped() {
+                Some(e) => return Err(e),
+                None if ways.is_empty() => {
+                    let error = failed(inner, handle, no_way(inner));
+                    tell(inner, handle, &error, stopped);
+                    return Err(error);
+                }
+                None => {}
+            }
+        }
         for way in &ways {
             match attempt(inner, handle, way, &wait) {
                 Ok(socket) => opened.push((socket, way.clone())),
@@ -122,10 +149,13 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
                 return Err(error);
             }
             // The end of the time is seen above, with what each way did.
-            (true, _) => match wait.pause(Duration::from_millis(25 << round.min(5)), String::new) {
-                Err(e) if stopped().is_some() => return Err(e),
-                Ok(()) | Err(_) => {}
-            },
+            (true, _) => {
+                inner.relays.nodes.forget();
+                match wait.pause(Duration::from_millis(25 << round.min(5)), String::new) {
+                    Err(e) if stopped().is_some() => return Err(e),
+                    Ok(()) | Err(_) => {}
+                }
+            }
         }
     }
     let working: Vec<Way> = opened.iter().map(|(_, way)| way.clone()).collect();
@@ -139,19 +169,36 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     }
     sockets.truncate(crate::config::MAX_STREAMS);
     let link = u32::from_le_bytes(secret::random()?);
+    let relayed = working.iter().any(|way| !way.relays.is_empty());
     let streams = sockets.len();
-    for (stream, socket) in sockets.iter_mut().enumerate() {
+    for ((stream, socket), way) in sockets.iter_mut().enumerate().zip(working.iter().cycle()) {
         let hello = hello(inner, handle, link, streams, working.len()).of_stream(stream);
         let address = socket.peer_addr().map_or(String::new(), describe);
         let who = Peer { rank: DIALER, peer: ACCEPTOR, address };
+        let hello = hello.on_the_way(DIALER + way.relays.len(), ACCEPTOR);
         greet(socket, &Caller { hello, secret: handle.key() }, &wait, &who).map_err(reason)?;
+        if relayed {
+            let ours = socket.local_addr().map_err(|e| reason(Failure::Slow(e.to_string())))?;
+            let way: Vec<SocketAddr> = [ours].iter().chain(&way.relays).copied().collect();
+            let told = socket.write_all(bytemuck::bytes_of(&Stops::new(&way)));
+            told.map_err(|e| reason(Failure::Slow(e.to_string())))?;
+        }
     }
-    let name = name(&sockets);
+    let mut way: Vec<SocketAddr> = Vec::new();
+    for one in working.iter().filter(|_| relayed) {
+        let doors = [handle.door(one.to)];
+        relay::note(&mut way, doors.iter().chain(&one.relays));
+    }
+    let name = name(&sockets, &way);
     let words: Vec<String> = working.iter().map(ToString::to_string).collect();
     log::info!("made {name}, over {}", words.join(" and "));
-    let several = working.len() > 1;
-    let sender = link::sender(name, (sockets, several), &inner.config, &inner.workers)?;
-    if several {
+    let ways = match working.len() {
+        _ if relayed => Ways::Relayed,
+        0 | 1 => Ways::One,
+        _ => Ways::Several,
+    };
+    let sender = link::sender(name, (sockets, ways), &inner.config, &inner.workers)?;
+    if ways == Ways::Several {
         let next = AtomicUsize::new(streams);
         let redial = Redial { handle: handle.clone(), link, ways: working, streams, next };
         inner.rails.watch(inner, &sender.link, Some(redial))?;
@@ -207,8 +254,10 @@ fn hello(inner: &Inner, handle: &Handle, link: u32, streams: usize, rails: usize
 }
 
 fn attempt(inner: &Inner, handle: &Handle, way: &Way, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
-    let port = if way.to.is_ipv4() { handle.ports.0 } else { handle.ports.1 };
-    open(way.from, SocketAddr::new(way.to, port), &inner.sockets, wait)
+    if way.relays.is_empty() {
+        return open(way.from, handle.door(way.to), &inner.sockets, wait);
+    }
+    relay::through(inner, &relay::doors(&way.relays, handle, way.to), wait)
 }
 
 /// Tells the listener why there will be no connection, by any way, also one that is not for data.

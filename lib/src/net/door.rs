@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::handle::Handle;
-use super::link::{self, Link, Receiver};
+use super::link::{self, Link, Receiver, Ways};
+use super::relay::{self, Stops};
 use super::{Inner, ports};
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
@@ -74,11 +75,12 @@ impl Door {
         let port = |port: &Option<Port>| port.as_ref().map_or(0, |p| p.addr.port());
         let shared = Arc::new(Shared {
             listeners: Mutex::default(),
-            next: AtomicU32::new(1),
+            next: AtomicU32::new(relay::LISTENER + 1),
             stop: AtomicBool::new(false),
             bell: Doorbell::new()?,
             ports: (port(&v4), port(&v6)),
         });
+        inner.relays.nodes.introduce(shared.ports, &inner.ports);
         let acceptor = Acceptor {
             inner: inner.clone(),
             shared: shared.clone(),
@@ -167,6 +169,10 @@ struct HalfOpen {
 enum Stage {
     Hello(StreamConn<TcpStream>),
     Proof(StreamConn<TcpStream>, Hello, Secret, Challenge),
+    /// The peer asks for the rest of a way.
+    Relay(StreamConn<TcpStream>),
+    /// The peer says which way the stream came.
+    Relayed(StreamConn<TcpStream>, Hello, Secret),
     /// The peer tells the listener why there will be no link.
     News(TcpStream, u32, Vec<u8>),
 }
@@ -174,21 +180,31 @@ enum Stage {
 impl Stage {
     fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Stage::Hello(conn) | Stage::Proof(conn, ..) => conn.fd(),
+            Stage::Hello(conn) | Stage::Proof(conn, ..) | Stage::Relay(conn) | Stage::Relayed(conn, ..) => conn.fd(),
             Stage::News(socket, ..) => socket.as_fd(),
         }
     }
 
     fn address(&self) -> String {
         match self {
-            Stage::Hello(conn) | Stage::Proof(conn, ..) => conn.address(),
+            Stage::Hello(conn) | Stage::Proof(conn, ..) | Stage::Relay(conn) | Stage::Relayed(conn, ..) => {
+                conn.address()
+            }
             Stage::News(socket, ..) => socket.peer_addr().map_or("?".to_owned(), |a| a.to_string()),
         }
     }
 }
 
+/// Doors that a peer names, once they are here.
+fn read_stops(conn: &mut StreamConn<TcpStream>) -> std::result::Result<Option<Vec<SocketAddr>>, String> {
+    let mut bytes = [0; Stops::BYTES];
+    if conn.read(&mut bytes)? { Stops::parse(&bytes).map(Some) } else { Ok(None) }
+}
+
 /// Streams of a link of which some are still to come.
 struct Partial {
+    /// The sender and the relays, if it comes through some.
+    way: Vec<SocketAddr>,
     sockets: Vec<Option<TcpStream>>,
     deadline: Instant,
 }
@@ -220,6 +236,7 @@ impl Acceptor {
             if !breather {
                 fds.extend(self.ports.iter().map(|port| PollFd::new(port, PollFlags::IN)));
             }
+            fds.extend(self.inner.relays.nodes.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             fds.extend(self.half_open.iter().map(|h| PollFd::from_borrowed_fd(h.stage.fd(), PollFlags::IN)));
             let idle = self.half_open.is_empty() && self.partial.is_empty();
             let time = match (breather, idle) {
@@ -234,6 +251,7 @@ impl Acceptor {
             }
             drop(fds);
             self.shared.bell.drain();
+            self.inner.relays.nodes.hear();
             breather = !self.accept_all();
             self.read_all();
             self.strangers.tick();
@@ -300,6 +318,19 @@ impl Acceptor {
                     Err(e) => Next::Stranger(format!("{e}, where its proof was expected"), None),
                 }
             }
+            Stage::Relay(mut conn) => match read_stops(&mut conn) {
+                Ok(Some(doors)) => {
+                    relay::take(&self.inner, conn, doors);
+                    Next::Done
+                }
+                Ok(None) => Next::Stay(Stage::Relay(conn)),
+                Err(why) => Next::Stranger(why, None),
+            },
+            Stage::Relayed(mut conn, hello, secret) => match read_stops(&mut conn) {
+                Ok(Some(way)) => self.take(conn.into_inner(), &hello, secret, way),
+                Ok(None) => Next::Stay(Stage::Relayed(conn, hello, secret)),
+                Err(why) => Next::Stranger(why, None),
+            },
             Stage::News(socket, listener, text) => self.news(socket, listener, text),
         }
     }
@@ -316,7 +347,10 @@ impl Acceptor {
             Err(Some(reason)) => return Next::Stranger(reason, Some(conn)),
             Err(None) => return Next::Stranger("it does not speak our protocol".to_owned(), None),
         };
-        let listener = lock(&self.shared.listeners).get(&hello.comm).map(|w| w.secret);
+        let listener = match hello.comm {
+            relay::LISTENER => (self.inner.config.net_relay_port > 0).then_some(self.inner.relays.key),
+            comm => lock(&self.shared.listeners).get(&comm).map(|w| w.secret),
+        };
         let known = || self.links.get(&(hello.comm, hello.channel)).map(|(secret, _)| *secret);
         let Some(secret) = listener.or_else(known) else {
             return Next::Stranger("nobody listens for it any more".to_owned(), Some(conn));
@@ -330,6 +364,12 @@ impl Acceptor {
 
     /// A connection of a peer that has the handle.
     fn admit(&mut self, mut conn: StreamConn<TcpStream>, hello: &Hello, secret: Secret) -> Next {
+        if hello.comm == relay::LISTENER {
+            return match conn.write(&Reply::Welcome.to_bytes()) {
+                Ok(()) => Next::Stay(Stage::Relay(conn)),
+                Err(e) => Next::Stranger(e, None),
+            };
+        }
         let (streams, stream) = (hello.streams(), hello.stream());
         let key = (hello.comm, hello.channel);
         if let Some((_, link)) = self.links.get(&key) {
@@ -366,12 +406,22 @@ impl Acceptor {
         if let Err(e) = conn.write(&Reply::Welcome.to_bytes()) {
             return Next::Stranger(e, None);
         }
-        let socket = conn.into_inner();
         if streams == 0 {
-            return Next::Stay(Stage::News(socket, hello.comm, Vec::new()));
+            return Next::Stay(Stage::News(conn.into_inner(), hello.comm, Vec::new()));
         }
+        if hello.origin as usize != DIALER {
+            return Next::Stay(Stage::Relayed(conn, *hello, secret));
+        }
+        self.take(conn.into_inner(), hello, secret, Vec::new())
+    }
+
+    /// A stream of a link; it came `way`.
+    fn take(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, way: Vec<SocketAddr>) -> Next {
+        let (streams, stream, key) = (hello.streams(), hello.stream(), (hello.comm, hello.channel));
         let deadline = Instant::now() + self.inner.config.connect_timeout;
-        let partial = self.partial.entry(key).or_insert_with(|| Partial { sockets: Vec::new(), deadline });
+        let partial =
+            self.partial.entry(key).or_insert_with(|| Partial { way: Vec::new(), sockets: Vec::new(), deadline });
+        relay::note(&mut partial.way, &way);
         partial.sockets.resize_with(streams.max(partial.sockets.len()), || None);
         if let Some(place) = partial.sockets.get_mut(stream) {
             *place = Some(socket);
@@ -380,9 +430,13 @@ impl Acceptor {
             && let Some(whole) = self.partial.remove(&key)
         {
             let sockets: Vec<TcpStream> = whole.sockets.into_iter().flatten().collect();
-            let several = hello.options().depth > 1;
-            let made = self.receiver(sockets, several).and_then(|made| {
-                if several {
+            let ways = match hello.options().depth {
+                _ if !whole.way.is_empty() => Ways::Relayed,
+                0 | 1 => Ways::One,
+                _ => Ways::Several,
+            };
+            let made = self.receiver(sockets, ways, &whole.way).and_then(|made| {
+                if made.link.several() {
                     self.links.retain(|_, (_, link)| link.strong_count() > 0);
                     self.links.insert(key, (secret, Arc::downgrade(&made.link)));
                     self.inner.rails.watch(&self.inner, &made.link, None)?;
@@ -394,10 +448,10 @@ impl Acceptor {
         Next::Done
     }
 
-    fn receiver(&self, sockets: Vec<TcpStream>, several: bool) -> Result<Receiver> {
-        let name = super::dial::name(&sockets);
+    fn receiver(&self, sockets: Vec<TcpStream>, ways: Ways, way: &[SocketAddr]) -> Result<Receiver> {
+        let name = super::dial::name(&sockets, way);
         log::info!("accepted {name}");
-        link::receiver(name, (sockets, several), &self.inner.config, &self.inner.workers)
+        link::receiver(name, (sockets, ways), &self.inner.config, &self.inner.workers)
     }
 
     /// Why a peer has no way here.

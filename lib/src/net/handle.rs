@@ -1,6 +1,6 @@
 //! What a listener's handle says: where it is, and what a dialer must know.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use sha2::{Digest, Sha256};
 
@@ -86,6 +86,11 @@ impl Handle {
         let mut bytes = [0; 32];
         bytes.iter_mut().zip(self.secret).for_each(|(to, from)| *to = from);
         Secret::new(bytes).derive("net", &self.listener.to_le_bytes())
+    }
+
+    /// Where to dial one of its addresses.
+    pub(super) fn door(&self, ip: IpAddr) -> SocketAddr {
+        SocketAddr::new(ip, if ip.is_ipv4() { self.ports.0 } else { self.ports.1 })
     }
 
     /// Its text.

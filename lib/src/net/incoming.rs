@@ -176,7 +176,7 @@ impl Incoming {
                 known.received(frame.number);
             }
         }
-        if report && link.several {
+        if report && link.several() {
             // The stream that the piece came over may be one that takes nothing any more.
             link.wake_some(1);
         }
@@ -429,7 +429,7 @@ impl Input {
                 if let (Some((frame, target, _)), Side::In(incoming)) = (self.piece.take(), &link.side) {
                     incoming.arrived(link, frame, target)?;
                     self.pieces += 1;
-                    if link.several && (frame.len > COPIED as u64 || self.pieces - self.acknowledged >= SHORT_ONES) {
+                    if link.several() && (frame.len > COPIED as u64 || self.pieces - self.acknowledged >= SHORT_ONES) {
                         self.acknowledged = self.pieces;
                         stream.acknowledge.store(self.pieces, Ordering::Release);
                     }

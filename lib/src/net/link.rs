@@ -26,6 +26,16 @@ pub(super) enum Left {
     More,
 }
 
+/// What leads to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ways {
+    One,
+    /// Several rails: pieces are acknowledged, and those of a lost stream go over others.
+    Several,
+    /// Nodes between, which the link's name names.
+    Relayed,
+}
+
 /// Which end it is.
 #[derive(Debug)]
 pub(super) enum Side {
@@ -41,8 +51,7 @@ pub(super) struct Link {
     streams: Box<[OnceLock<Stream>]>,
     pub(super) side: Side,
     pub(super) requests: Requests,
-    /// Several rails lead to the peer: pieces are acknowledged, and those of a lost stream go over others.
-    pub(super) several: bool,
+    ways: Ways,
     fate: Arc<Fate>,
     closed: AtomicBool,
     /// The stream that is woken next.
@@ -58,7 +67,7 @@ impl Link {
     pub(super) fn new(
         name: String,
         sockets: Vec<TcpStream>,
-        several: bool,
+        ways: Ways,
         side: Side,
         workers: &Workers,
     ) -> Result<Arc<Link>> {
@@ -68,13 +77,13 @@ impl Link {
             .into_iter()
             .map(|socket| OnceLock::from(Stream::new(socket, State::Alive, workers.next())))
             .collect();
-        let spare = std::iter::repeat_with(OnceLock::new).take(if several { SPARE } else { 0 });
+        let spare = std::iter::repeat_with(OnceLock::new).take(if ways == Ways::Several { SPARE } else { 0 });
         let link = Arc::new(Link {
             name,
             streams: streams.into_iter().chain(spare).collect(),
             side,
             requests: Requests::new(&fate, workers.activity()),
-            several,
+            ways,
             fate,
             closed: AtomicBool::new(false),
             next: AtomicUsize::new(0),
@@ -109,6 +118,20 @@ impl Link {
     fn serve(self: &Arc<Link>, index: usize) {
         if let Some(stream) = self.stream(index) {
             stream.worker.push(Task::Add(self.clone(), index));
+        }
+    }
+
+    /// Whether several rails lead to the peer.
+    #[inline]
+    pub(super) fn several(&self) -> bool {
+        self.ways == Ways::Several
+    }
+
+    /// Where whoever reads of the end of a stream should look.
+    fn elsewhere(&self) -> &'static str {
+        match self.ways {
+            Ways::Relayed => "look at the output of that rank and of the relays for the first error",
+            Ways::One | Ways::Several => "look at that rank's output for the first error",
         }
     }
 
@@ -203,8 +226,8 @@ impl Link {
         // Or the peer has given it up, and did not read the last word.
         self.restate();
         if self.alive().next().is_none() && !self.is_closed() {
-            let detail = "the peer closed it; look at that rank's output for the first error";
-            self.fate.seal(self.error(detail.to_owned()));
+            let who = if self.ways == Ways::Relayed { "the peer or a relay" } else { "the peer" };
+            self.fate.seal(self.error(format!("{who} closed it; {}", self.elsewhere())));
         }
     }
 
@@ -217,8 +240,8 @@ impl Link {
             if self.is_closed() || stream.is(State::Lost) || stream.is(State::Gone) {
                 return;
             }
-            if !self.several || self.alive().all(|(other, _)| other == index) {
-                return self.fail(format!("stream {index}: {detail}; look at that rank's output for the first error"));
+            if !self.several() || self.alive().all(|(other, _)| other == index) {
+                return self.fail(format!("stream {index}: {detail}; {}", self.elsewhere()));
             }
             stream.becomes(State::Lost);
         }
@@ -262,7 +285,7 @@ impl Link {
     #[cold]
     pub(super) fn heard(self: &Arc<Link>, over: usize, word: Word, frame: &Frame) -> Result<(), String> {
         let about = frame.stream();
-        let stream = self.stream(about).filter(|_| self.several && about != over);
+        let stream = self.stream(about).filter(|_| self.several() && about != over);
         let stream = stream.ok_or_else(|| format!("expected a word on another stream, got {frame:x?}"))?;
         match (word, &self.side) {
             (Word::Lost, Side::Out(_)) => {
@@ -372,24 +395,24 @@ impl Drop for Receiver {
     }
 }
 
-/// The two sides of a new link. `several`: rails lead to the peer, not only one.
+/// The two sides of a new link.
 pub(super) fn sender(
     name: String,
-    (sockets, several): (Vec<TcpStream>, bool),
+    (sockets, ways): (Vec<TcpStream>, Ways),
     config: &Config,
     workers: &Workers,
 ) -> Result<Sender> {
     let side = Side::Out(Outgoing::new(config));
-    Ok(Sender { link: Link::new(name, sockets, several, side, workers)? })
+    Ok(Sender { link: Link::new(name, sockets, ways, side, workers)? })
 }
 
 /// As [`sender`].
 pub(super) fn receiver(
     name: String,
-    (sockets, several): (Vec<TcpStream>, bool),
+    (sockets, ways): (Vec<TcpStream>, Ways),
     config: &Config,
     workers: &Workers,
 ) -> Result<Receiver> {
     let side = Side::In(Incoming::new(config));
-    Ok(Receiver { link: Link::new(name, sockets, several, side, workers)? })
+    Ok(Receiver { link: Link::new(name, sockets, ways, side, workers)? })
 }

@@ -28,6 +28,7 @@
 //! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, what a handle says |
 //! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
 //! | `link`, `stream` | a connection: its streams, its requests, how it ends |
+//! | `relay` | ways through other nodes, and being such a node |
 //! | `rails` | streams that do not get through, and new ones in their place |
 //! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
 //! | `frame`, `request`, `worker` | the bytes before a piece, what is posted, the threads |
@@ -41,6 +42,7 @@ mod link;
 mod outgoing;
 mod ports;
 mod rails;
+mod relay;
 mod request;
 mod stream;
 #[cfg(test)]
@@ -62,6 +64,7 @@ use crate::error::{Error, Result};
 use crate::transport::tcp::SocketOptions;
 use door::Door;
 use rails::Rails;
+use relay::Relays;
 use worker::Workers;
 
 /// A process's place in the network: its addresses, its threads, and where it listens.
@@ -83,6 +86,7 @@ struct Inner {
     sockets: SocketOptions,
     workers: Workers,
     rails: Rails,
+    relays: Relays,
 }
 
 impl Net {
@@ -104,8 +108,9 @@ impl Net {
         let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let workers = Workers::start(config)?;
         let host = handle::host(&Host::current());
-        let inner =
-            Arc::new(Inner { config: config.clone(), ports, others, host, sockets, workers, rails: Rails::default() });
+        let relays = Relays::new(config, &ports, host)?;
+        let rails = Rails::default();
+        let inner = Arc::new(Inner { config: config.clone(), ports, others, host, sockets, workers, rails, relays });
         let door = Door::open(&inner)?;
         Ok(Net { inner, door })
     }
@@ -134,5 +139,11 @@ impl Net {
     /// [`Error::Os`] when no thread can be started.
     pub fn connect(&self, handle: &Handle) -> Result<Connecting> {
         dial::start(&self.inner, handle.clone())
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.inner.relays.leave();
     }
 }

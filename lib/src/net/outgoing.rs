@@ -130,7 +130,7 @@ impl Outgoing {
         }
         if len <= self.inline {
             for (index, stream) in link.alive() {
-                if link.several && link.turn(index, len).is_err() {
+                if link.several() && link.turn(index, len).is_err() {
                     continue;
                 }
                 let Some(mut output) = try_lock(&stream.output) else { continue };
@@ -376,13 +376,13 @@ impl Output {
         }
         match &link.side {
             Side::In(incoming) => {
-                let pieces = if link.several { stream.acknowledge.swap(0, Ordering::AcqRel) } else { 0 };
+                let pieces = if link.several() { stream.acknowledge.swap(0, Ordering::AcqRel) } else { 0 };
                 let read = (pieces > 0).then(|| Frame::say(Word::Read, 0, pieces));
                 let Some(frame) = read.or_else(|| incoming.report()) else { return false };
                 self.head.extend(bytemuck::bytes_of(&frame));
             }
             Side::Out(outgoing) => {
-                if link.several
+                if link.several()
                     && outgoing.waiting.load(Ordering::Acquire) > 0
                     && let Err(other) = link.turn(index, WHOLE)
                 {
@@ -390,7 +390,7 @@ impl Output {
                     return false;
                 }
                 let Some(piece) = outgoing.take(most) else { return false };
-                self.begin(piece, link.several.then_some(stream));
+                self.begin(piece, link.several().then_some(stream));
             }
         }
         true

@@ -24,6 +24,8 @@ pub(super) struct Way {
     pub(super) from: Option<IpAddr>,
     pub(super) to: IpAddr,
     pub(super) why: String,
+    /// Doors of nodes between, the nearest first; its end is then not a neighbour.
+    pub(super) relays: Vec<SocketAddr>,
 }
 
 impl fmt::Display for Way {
@@ -56,7 +58,7 @@ pub(super) fn ways(ours: &[LocalAddress], theirs: &[Remote], same_host: bool) ->
     let ordered = order_candidates(ours, &addresses, same_host);
     if same_host {
         let nearest = ordered.into_iter().next();
-        return nearest.map(|(to, why)| Way { from: None, to: to.ip(), why }).into_iter().collect();
+        return nearest.map(|(to, why)| Way { from: None, to: to.ip(), why, relays: Vec::new() }).into_iter().collect();
     }
     let outside: Vec<&LocalAddress> = ours.iter().filter(|o| !o.loopback).collect();
     let share = |o: usize, t: usize| {
@@ -69,7 +71,7 @@ pub(super) fn ways(ours: &[LocalAddress], theirs: &[Remote], same_host: bool) ->
         // A second address of an interface is no second cable.
         if !found.iter().any(|(interface, _)| *interface == o.interface) {
             let why = format!("{}, same subnet /{}", o.interface, o.prefix.max(t.prefix));
-            found.push((&o.interface, Way { from: Some(o.ip), to: t.ip, why }));
+            found.push((&o.interface, Way { from: Some(o.ip), to: t.ip, why, relays: Vec::new() }));
         }
     }
     if !found.is_empty() {
@@ -77,7 +79,7 @@ pub(super) fn ways(ours: &[LocalAddress], theirs: &[Remote], same_host: bool) ->
     }
     let routed = ordered.into_iter().find_map(|(to, why)| {
         let source = source_for(to).ok()?;
-        outside.iter().any(|o| o.ip == source).then(|| Way { from: Some(source), to: to.ip(), why })
+        outside.iter().any(|o| o.ip == source).then(|| Way { from: Some(source), to: to.ip(), why, relays: Vec::new() })
     });
     routed.into_iter().collect()
 }
@@ -85,7 +87,8 @@ pub(super) fn ways(ours: &[LocalAddress], theirs: &[Remote], same_host: bool) ->
 /// Addresses at which a peer may be told something, even if no data may go there.
 pub(super) fn for_news(theirs: &[Remote]) -> Vec<Way> {
     let routed = |t: &&Remote| !t.ip.is_loopback() && source_for(SocketAddr::new(t.ip, 0)).is_ok();
-    theirs.iter().filter(routed).map(|t| Way { from: None, to: t.ip, why: "only to tell it".to_owned() }).collect()
+    let way = |t: &Remote| Way { from: None, to: t.ip, why: "only to tell it".to_owned(), relays: Vec::new() };
+    theirs.iter().filter(routed).map(way).collect()
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>,
 }
 
 /// The next reply. Whoever does not speak our protocol is not the peer.
-fn recv_reply<S: Stream>(socket: &mut S, wait: &Wait<'_>) -> Result<Reply, Failure> {
+pub(crate) fn recv_reply<S: Stream>(socket: &mut S, wait: &Wait<'_>) -> Result<Reply, Failure> {
     // The peer answers once its own thread asks for the link.
     let late = "it took the connection and has not asked for this link yet";
     let mut bytes = vec![0; Reply::HEAD];
@@ -76,7 +76,7 @@ fn recv_reply<S: Stream>(socket: &mut S, wait: &Wait<'_>) -> Result<Reply, Failu
 }
 
 /// Fills `bytes`, for as long as the whole wait lasts; `late` says what has not come when that is over.
-pub(super) fn read_exact<S: Stream>(
+pub(crate) fn read_exact<S: Stream>(
     socket: &mut S,
     bytes: &mut [u8],
     wait: &Wait<'_>,

@@ -69,7 +69,7 @@ pub(crate) fn cable(a: (&str, &Process), b: (&str, &Process), subnet: u8) {
 }
 
 /// A cable between two nodes, whose ends 1 and 2 have these addresses.
-fn cable_with(a: (&str, &Process), b: (&str, &Process), address: impl Fn(usize) -> String) {
+pub(crate) fn cable_with(a: (&str, &Process), b: (&str, &Process), address: impl Fn(usize) -> String) {
     ip(&format!("link add name {} netns {} type veth peer name {} netns {}", a.0, a.1.id(), b.0, b.1.id()));
     let inside = |node: &Process, words: &str| within(node, &format!("ip {words}"));
     for (end, (name, node)) in [(1, a), (2, b)] {

@@ -1,0 +1,359 @@
+//! Nodes without a subnet in common: their connections go through others.
+
+use super::again::{Process, hear, hex, say, unhex};
+use nccl_net_tinynccl::abi::Status;
+
+use super::api::*;
+use super::nodes::{Place, cable_with, node, place, within};
+
+const LEN: usize = 12 << 20;
+const LENGTHS: [usize; 4] = [8, LEN, 0, 4097];
+
+/// Cables `x-y` between nodes of these names, from the one with 10.0.N.1 to the one with 10.0.N.2.
+fn cabled(test: &str, names: &[&str], cables: &[(usize, usize)]) -> Vec<Process> {
+    let nodes = names.iter().map(|name| node(test, name, &[])).collect();
+    plug(nodes, names, cables, |number, end| format!("10.0.{number}.{end}/30"))
+}
+
+/// As [`cabled`], for nodes that are there and with these addresses.
+fn plug(
+    mut nodes: Vec<Process>,
+    names: &[&str],
+    cables: &[(usize, usize)],
+    address: impl Fn(usize, usize) -> String,
+) -> Vec<Process> {
+    for (number, (one, two)) in cables.iter().enumerate() {
+        let (there, back) = (format!("{}-{}", names[*one], names[*two]), format!("{}-{}", names[*two], names[*one]));
+        cable_with((&there, &nodes[*one]), (&back, &nodes[*two]), |end| address(number + 1, end));
+    }
+    nodes.iter_mut().for_each(|node| node.tell("cabled"));
+    nodes
+}
+
+/// Bytes that an interface of a node has sent.
+fn sent(node: &Process, interface: &str) -> u64 {
+    let shown = within(node, &format!("cat /proc/{}/net/dev", node.id())).stdout;
+    let text = String::from_utf8_lossy(&shown).into_owned();
+    let line = text.lines().find_map(|l| l.trim().strip_prefix(interface)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {interface} in {text}")).split_whitespace().nth(8).unwrap().parse().unwrap()
+}
+
+/// A node: it does what the test says, and says when that is done.
+fn act() {
+    say("here");
+    assert_eq!(hear(), "cabled");
+    let api = Api::init(12);
+    let (handle, listen) = api.listen();
+    say(&hex(&handle));
+    let (mut sends, mut recvs): (Vec<Comm>, Vec<Comm>) = (Vec::new(), Vec::new());
+    loop {
+        let line = hear();
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[0] {
+            "connect" => {
+                let mut theirs = unhex(words[1]);
+                let connect = || Some(api.try_connect(&mut theirs).unwrap_or_else(failed)).filter(|c| !c.is_null());
+                sends.push(until("a connection", connect));
+            }
+            "accept" => {
+                let accept = || Some(api.try_accept(listen).unwrap_or_else(failed)).filter(|c| !c.is_null());
+                recvs.push(until("a connection", accept));
+            }
+            "send" => {
+                for len in LENGTHS {
+                    let data = pattern(len, len);
+                    let request = api.isend(*sends.last().unwrap(), &data, 3).unwrap();
+                    api.wait(request, 1);
+                }
+            }
+            "receive" => {
+                for len in LENGTHS {
+                    let mut got = vec![0u8; LEN];
+                    let request = api.irecv(*recvs.last().unwrap(), &mut [(&mut got, 3)]).unwrap();
+                    assert_eq!(api.wait(request, 1), [len]);
+                    assert!(is_pattern(&got[..len], len), "a message of {len} bytes");
+                }
+            }
+            // More than windows and kernels hold, so that it is still under way when a relay dies.
+            "break" => {
+                let (data, mut got) = (vec![1u8; 128 << 20], vec![0u8; 8]);
+                let request = match sends.first() {
+                    Some(send) => api.isend(*send, &data, 3).unwrap(),
+                    None => api.irecv(recvs[0], &mut [(&mut got, 4)]).unwrap(),
+                };
+                assert_eq!(api.test(request, 1), Ok(None));
+                say("under way");
+                api.fails(request);
+                // What the failed call tells NCCL.
+                let log = LOG.lock().unwrap().clone();
+                let last = log.lines().rfind(|line| line.starts_with("2 "));
+                say(last.expect("a warning"));
+                continue;
+            }
+            "log" => {
+                let log = LOG.lock().unwrap().clone();
+                say(&log.lines().filter(|line| line.contains(&words[1..].join(" "))).collect::<Vec<_>>().join(" | "));
+                continue;
+            }
+            "exchange" => exchange(api, listen, unhex(words[1])),
+            "fail" => {
+                let mut theirs = unhex(words[1]);
+                assert_eq!(until("an error", || api.try_connect(&mut theirs).err()), Status::RemoteError);
+            }
+            "end" => break,
+            other => panic!("{other}"),
+        }
+        say("done so");
+    }
+    say("leaving");
+    sends.into_iter().for_each(|s| api.close_send(s));
+    recvs.into_iter().for_each(|r| api.close_recv(r));
+    api.close_listen(listen);
+    api.finalize();
+    say("done");
+}
+
+/// As many connections each way, all of them made at once, as NCCL's threads do; and a message over each.
+fn exchange(api: Api, listen: Comm, theirs: Handle) {
+    const CONNECTIONS: usize = 40;
+    let mut handles = [theirs; CONNECTIONS];
+    let mut sends: Vec<Comm> = vec![std::ptr::null_mut(); CONNECTIONS];
+    let mut recvs: Vec<Comm> = Vec::new();
+    until("all connections", || {
+        for (send, handle) in sends.iter_mut().zip(&mut handles).filter(|(send, _)| send.is_null()) {
+            *send = api.try_connect(handle).unwrap_or_else(failed);
+        }
+        recvs.extend(Some(api.try_accept(listen).unwrap_or_else(failed)).filter(|recv| !recv.is_null()));
+        (recvs.len() == CONNECTIONS && sends.iter().all(|send| !send.is_null())).then_some(())
+    });
+    let data = pattern(100_000, 5);
+    let sending: Vec<Comm> = sends.iter().map(|send| api.isend(*send, &data, 3).unwrap()).collect();
+    for recv in &recvs {
+        let mut got = vec![0u8; data.len()];
+        let request = api.irecv(*recv, &mut [(&mut got, 3)]).unwrap();
+        assert_eq!(api.wait(request, 1), [data.len()]);
+        assert!(got == data);
+    }
+    sending.into_iter().for_each(|request| drop(api.wait(request, 1)));
+    sends.into_iter().for_each(|s| api.close_send(s));
+    recvs.into_iter().for_each(|r| api.close_recv(r));
+}
+
+/// Both at once.
+fn both(nodes: &mut [Process], (one, first): (usize, &str), (two, second): (usize, &str)) {
+    nodes[one].tell(first);
+    nodes[two].tell(second);
+    assert_eq!(nodes[one].line(), "done so");
+    assert_eq!(nodes[two].line(), "done so");
+}
+
+fn log(node: &mut Process, part: &str) -> String {
+    node.tell(&format!("log {part}"));
+    node.line()
+}
+
+/// Connects two of the nodes, sends from the first to the second, and looks at the bytes that each interface sent.
+fn goes_over(nodes: &mut [Process], from: usize, to: usize, handles: &[String], interfaces: &[(usize, &str)]) {
+    both(nodes, (from, &format!("connect {}", handles[to])), (to, "accept"));
+    let before: Vec<u64> = interfaces.iter().map(|(at, name)| sent(&nodes[*at], name)).collect();
+    both(nodes, (from, "send"), (to, "receive"));
+    for ((at, name), before) in interfaces.iter().zip(before) {
+        let bytes = sent(&nodes[*at], name) - before;
+        assert!((LEN as u64..LEN as u64 * 5 / 4).contains(&bytes), "{bytes} bytes over {name}");
+    }
+}
+
+fn leave(node: &mut Process) {
+    node.tell("end");
+    assert_eq!(node.line(), "leaving");
+}
+
+fn end(mut nodes: Vec<Process>) {
+    nodes.iter_mut().for_each(leave);
+    nodes.into_iter().for_each(Process::finish);
+    say("done");
+}
+
+#[test]
+fn the_ends_of_a_line_talk_through_the_middle() {
+    const TEST: &str = "relays::the_ends_of_a_line_talk_through_the_middle";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
+    let made = log(&mut nodes[0], "made connection");
+    assert!(made.contains("10.0.1.1 -> 10.0.2.2 (no subnet in common, through relay 10.0.1.2)"), "{made}");
+    let accepted = log(&mut nodes[2], "accepted connection");
+    assert!(accepted.contains("and 10.0.1.1:") && accepted.contains("through relay 10.0.1.2"), "{accepted}");
+    let relays = log(&mut nodes[1], "net: relays a stream");
+    assert_eq!(relays.matches("from 10.0.1.1:").count(), 4, "{relays}");
+    end(nodes);
+}
+
+#[test]
+fn the_ends_of_a_longer_line_talk_through_two_relays() {
+    const TEST: &str = "relays::the_ends_of_a_longer_line_talk_through_two_relays";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    goes_over(&mut nodes, 3, 0, &handles, &[(3, "d-c"), (2, "c-b"), (1, "b-a")]);
+    let made = log(&mut nodes[3], "made connection");
+    assert!(made.contains("through relays 10.0.3.1 and 10.0.2.1"), "{made}");
+    end(nodes);
+}
+
+#[test]
+fn a_ring_of_five_goes_the_short_way_round() {
+    const TEST: &str = "relays::a_ring_of_five_goes_the_short_way_round";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c", "d", "e"], &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    // Each node sends to the second next one, and relays for its neighbours.
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
+    goes_over(&mut nodes, 3, 0, &handles, &[(3, "d-e"), (4, "e-a")]);
+    goes_over(&mut nodes, 1, 4, &handles, &[(1, "b-a"), (0, "a-e")]);
+    goes_over(&mut nodes, 4, 1, &handles, &[(4, "e-a"), (0, "a-b")]);
+    goes_over(&mut nodes, 2, 3, &handles, &[(2, "c-d")]);
+    end(nodes);
+}
+
+/// Both ways between the corners of a square are as long, and carry half of it each.
+#[test]
+fn two_ways_of_one_length_share_a_connection() {
+    const TEST: &str = "relays::two_ways_of_one_length_share_a_connection";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3), (3, 0)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    // The second relay's answer may be late for the first connection.
+    loop {
+        both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
+        if log(&mut nodes[0], "made connection").contains("relay 10.0.4.1") {
+            break;
+        }
+    }
+    both(&mut nodes, (0, "send"), (2, "receive"));
+    let bytes: Vec<u64> =
+        [(0, "a-b"), (0, "a-d"), (1, "b-c"), (3, "d-c")].map(|(at, name)| sent(&nodes[at], name)).into();
+    assert!(bytes.iter().all(|bytes| *bytes > 100_000), "{bytes:?}");
+    assert!((LEN as u64..LEN as u64 * 5 / 4).contains(&(bytes[2] + bytes[3])), "{bytes:?}");
+    let accepted = log(&mut nodes[2], "accepted connection");
+    assert!(accepted.contains("10.0.1.2") && accepted.contains("10.0.4.1"), "{accepted}");
+    end(nodes);
+}
+
+#[test]
+fn a_killed_relay_is_an_error_of_both_ends_that_names_it() {
+    const TEST: &str = "relays::a_killed_relay_is_an_error_of_both_ends_that_names_it";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
+    for end in [0, 2] {
+        nodes[end].tell("break");
+        assert_eq!(nodes[end].line(), "under way");
+    }
+    nodes.remove(1).kill();
+    for node in &mut nodes {
+        let error = node.line();
+        assert!(error.contains("through relay 10.0.1.2") && error.contains("of the relays"), "{error}");
+    }
+    end(nodes);
+}
+
+#[test]
+fn a_relay_that_is_done_goes_on_until_the_ends_are() {
+    const TEST: &str = "relays::a_relay_that_is_done_goes_on_until_the_ends_are";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
+    leave(&mut nodes[1]);
+    for _ in 0..5 {
+        both(&mut nodes, (0, "send"), (2, "receive"));
+    }
+    let relay = nodes.remove(1);
+    nodes.iter_mut().for_each(leave);
+    nodes.into_iter().for_each(Process::finish);
+    relay.finish();
+    say("done");
+}
+
+#[test]
+fn a_relay_of_ipv6_alone() {
+    const TEST: &str = "relays::a_relay_of_ipv6_alone";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let names = ["a", "b", "c"];
+    let nodes = names.iter().map(|name| node(TEST, name, &[])).collect();
+    // Without the search for another one with the same address, which takes a second.
+    let mut nodes = plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("fd00:{number}::{end}/64 nodad"));
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
+    end(nodes);
+}
+
+#[test]
+fn a_node_of_another_job_is_no_relay() {
+    const TEST: &str = "relays::a_node_of_another_job_is_no_relay";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let names = ["a", "b", "c"];
+    let of = |name: &&str| {
+        let secret = if *name == "b" { "the secret of another job" } else { "the secret of this job" };
+        node(TEST, name, &[("TINYNCCL_SECRET", secret), ("TINYNCCL_CONNECT_TIMEOUT", "2")])
+    };
+    let nodes = names.iter().map(of).collect();
+    let mut nodes = plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("10.0.{number}.{end}/30"));
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    nodes[0].tell(&format!("fail {}", handles[2]));
+    assert_eq!(nodes[0].line(), "done so");
+    let error = log(&mut nodes[0], "no relay was found");
+    assert!(error.contains("a-b 10.0.1.1/30") && error.contains("10.0.2.2/30"), "{error}");
+    assert!(error.contains("nodes that answered: none"), "{error}");
+    end(nodes);
+}
+
+#[test]
+fn many_connections_are_made_at_once() {
+    const TEST: &str = "relays::many_connections_are_made_at_once";
+    match place(TEST) {
+        None => return,
+        Some(Place::Node(_)) => return act(),
+        Some(Place::Inside) => {}
+    }
+    let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3)]);
+    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let with = |other: usize| format!("exchange {}", handles[other]);
+    both(&mut nodes, (0, &with(3)), (3, &with(0)));
+    end(nodes);
+}

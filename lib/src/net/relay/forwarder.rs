@@ -1,0 +1,301 @@
+//! The thread of a relay: moves the bytes of all streams that pass through this process.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use socket2::SockRef;
+
+use crate::doorbell::Doorbell;
+use crate::error::{Error, Result};
+use crate::fork::Kept;
+use crate::threads::{Thread, lock};
+
+/// Bytes that are moved at once, and that one direction of a stream holds at most.
+const BUFFER: usize = 256 << 10;
+/// Buffers of one stream before the others have their turn.
+const TURN: usize = 8;
+/// How long it looks again before it sleeps: the next bytes are often close. It gives its core away meanwhile.
+const YIELD: Duration = Duration::from_micros(30);
+const BELL: u64 = 0;
+
+/// What the thread and the others share.
+#[derive(Debug)]
+struct State {
+    bell: Arc<Doorbell>,
+    new: Mutex<Vec<Junction>>,
+    streams: AtomicUsize,
+    leaving: AtomicBool,
+}
+
+/// A relay's thread. Dropping it waits until nobody needs it any more.
+#[derive(Debug)]
+pub(super) struct Forwarder {
+    state: Arc<State>,
+    thread: Thread,
+}
+
+impl Forwarder {
+    /// Starts the thread. When it is dropped, `patience` is how long it waits while nothing passes.
+    pub(super) fn start(patience: Duration) -> Result<Forwarder> {
+        let state = Arc::new(State {
+            bell: Doorbell::new()?,
+            new: Mutex::default(),
+            streams: AtomicUsize::new(0),
+            leaving: AtomicBool::new(false),
+        });
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::errno("net", "making an epoll", e))?;
+        epoll::add(&epoll, &state.bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)
+            .map_err(|e| Error::errno("net", "waiting for an eventfd", e))?;
+        let run = Run {
+            state: state.clone(),
+            epoll,
+            patience,
+            junctions: HashMap::new(),
+            next_key: BELL,
+            again: Vec::new(),
+            buffer: vec![0; BUFFER].into_boxed_slice(),
+        };
+        let what = "the thread that relays".to_owned();
+        let thread = Thread::start("net", "tinynccl-relay".to_owned(), what, move || run.run())?;
+        Ok(Forwarder { state, thread })
+    }
+
+    /// Joins two connections from now on; `name` is for the log.
+    pub(super) fn add(&self, name: String, near: TcpStream, far: TcpStream) {
+        self.state.streams.fetch_add(1, Ordering::Relaxed);
+        let sockets = [near, far].map(Kept::new);
+        lock(&self.state.new).push(Junction { name, sockets, flows: [Flow::default(), Flow::default()] });
+        self.state.bell.ring();
+    }
+
+    /// Streams that stand now.
+    pub(super) fn streams(&self) -> usize {
+        self.state.streams.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        self.state.leaving.store(true, Ordering::Release);
+        self.state.bell.ring();
+        self.thread.join();
+    }
+}
+
+/// A direction of a stream.
+#[derive(Debug, Default)]
+struct Flow {
+    /// What has come and not gone on, from `start` on.
+    held: Vec<u8>,
+    start: usize,
+    /// The end has come; and it has gone on.
+    ended: bool,
+    over: bool,
+}
+
+/// Where a direction stands after its turn.
+#[derive(PartialEq, Eq)]
+enum Left {
+    Nothing,
+    More,
+}
+
+impl Flow {
+    /// Moves what can be moved; adds to `moved`.
+    fn advance(
+        &mut self,
+        mut from: &TcpStream,
+        mut to: &TcpStream,
+        buffer: &mut [u8],
+        moved: &mut usize,
+    ) -> std::io::Result<Left> {
+        for _ in 0..TURN {
+            while let Some(rest) = self.held.get(self.start..).filter(|rest| !rest.is_empty()) {
+                match write(&mut to, rest)? {
+                    0 => return Ok(Left::Nothing),
+                    n => self.start += n,
+                }
+            }
+            if self.start > 0 {
+                // Streams that wait for nothing hold nothing.
+                (self.held, self.start) = (Vec::new(), 0);
+            }
+            if self.ended {
+                if !self.over {
+                    self.over = true;
+                    to.shutdown(Shutdown::Write)?;
+                }
+                return Ok(Left::Nothing);
+            }
+            match from.read(buffer) {
+                Ok(0) => self.ended = true,
+                Ok(n) => {
+                    *moved += n;
+                    let mut bytes = buffer.get(..n).unwrap_or_default();
+                    while !bytes.is_empty() {
+                        match write(&mut to, bytes)? {
+                            0 => {
+                                self.held = bytes.to_vec();
+                                return Ok(Left::Nothing);
+                            }
+                            n => bytes = bytes.get(n..).unwrap_or_default(),
+                        }
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Left::Nothing),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Left::More)
+    }
+}
+
+/// Bytes that went out; 0 when there is no room.
+fn write(to: &mut &TcpStream, bytes: &[u8]) -> std::io::Result<usize> {
+    loop {
+        match to.write(bytes) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(0),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+/// A stream between two other nodes: its two connections.
+#[derive(Debug)]
+struct Junction {
+    name: String,
+    sockets: [Kept<TcpStream>; 2],
+    /// From the first to the second, and back.
+    flows: [Flow; 2],
+}
+
+impl Junction {
+    fn advance(&mut self, buffer: &mut [u8], moved: &mut usize) -> std::io::Result<Left> {
+        let [near, far] = &self.sockets;
+        let [there, back] = &mut self.flows;
+        let more = [there.advance(near, far, buffer, moved)?, back.advance(far, near, buffer, moved)?];
+        Ok(if more.contains(&Left::More) { Left::More } else { Left::Nothing })
+    }
+
+    fn is_over(&self) -> bool {
+        self.flows.iter().all(|flow| flow.over)
+    }
+
+    /// Both ends see an error, not an end.
+    fn reset(&self) {
+        for socket in &self.sockets {
+            // It is closed in any case.
+            let _ = SockRef::from(&**socket).set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
+struct Run {
+    state: Arc<State>,
+    epoll: OwnedFd,
+    patience: Duration,
+    junctions: HashMap<u64, Junction>,
+    next_key: u64,
+    /// Streams whose turn was over before they were.
+    again: Vec<u64>,
+    buffer: Box<[u8]>,
+}
+
+impl Run {
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        let mut active = Instant::now();
+        loop {
+            // Looked at first: what was added before is taken.
+            let leaving = self.state.leaving.load(Ordering::Acquire);
+            self.take_new();
+            if leaving && (self.junctions.is_empty() || active.elapsed() >= self.patience) {
+                break;
+            }
+            let idle = active.elapsed();
+            let time = match (self.again.is_empty() && idle >= YIELD, leaving) {
+                (false, _) => Duration::ZERO,
+                (true, true) => self.patience.saturating_sub(idle),
+                (true, false) => Duration::from_secs(3600),
+            };
+            events.clear();
+            let time = Timespec { tv_sec: time.as_secs().min(3600) as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&time)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => {
+                    log::error!("net: the relay's epoll: {}", std::io::Error::from(e));
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+            let mut moved = 0;
+            for key in std::mem::take(&mut self.again) {
+                self.advance(key, &mut moved);
+            }
+            for event in &events {
+                match event.data.u64() {
+                    BELL => self.state.bell.drain(),
+                    key => self.advance(key, &mut moved),
+                }
+            }
+            if moved > 0 {
+                active = Instant::now();
+            } else if idle < YIELD {
+                std::thread::yield_now();
+            }
+        }
+        if !self.junctions.is_empty() {
+            log::warn!("net: {} relayed streams end, since this process leaves", self.junctions.len());
+            self.junctions.values().for_each(Junction::reset);
+        }
+    }
+
+    fn take_new(&mut self) {
+        let new = std::mem::take(&mut *lock(&self.state.new));
+        for junction in new {
+            self.next_key += 1;
+            let flags =
+                epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            let add = |socket| epoll::add(&self.epoll, socket, epoll::EventData::new_u64(self.next_key), flags);
+            let [near, far] = &junction.sockets;
+            if let Err(e) = add(near).and_then(|()| add(far)) {
+                log::error!("net: cannot relay {}: {}", junction.name, std::io::Error::from(e));
+                junction.reset();
+                self.state.streams.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            // What was there before makes no event.
+            self.again.push(self.next_key);
+            self.junctions.insert(self.next_key, junction);
+        }
+    }
+
+    fn advance(&mut self, key: u64, moved: &mut usize) {
+        let Some(junction) = self.junctions.get_mut(&key) else { return };
+        let over = match junction.advance(&mut self.buffer, moved) {
+            Ok(Left::More) => {
+                self.again.push(key);
+                false
+            }
+            Ok(Left::Nothing) => junction.is_over(),
+            Err(e) => {
+                log::info!("net: relays {} no more: {e}", junction.name);
+                junction.reset();
+                true
+            }
+        };
+        if over {
+            self.junctions.remove(&key);
+            self.state.streams.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}

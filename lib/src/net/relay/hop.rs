@@ -1,0 +1,236 @@
+//! How a relayed stream is made: asking a relay for the rest of the way, and a relay's part in it.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::forwarder::Forwarder;
+use super::{LISTENER, MOST};
+use crate::bootstrap::interface::{LocalAddress, in_subnet};
+use crate::error::Error;
+use crate::net::Inner;
+use crate::net::door::{ACCEPTOR, DIALER};
+use crate::secret::Proof;
+use crate::threads::{Thread, lock};
+use crate::transport::handshake::{Caller, Hello, Reply};
+use crate::transport::stream::{Failure, StreamConn, greet, read_exact, recv_reply};
+use crate::transport::tcp::{describe, open};
+use crate::transport::wait::Wait;
+use crate::transport::{LinkOptions, Peer};
+
+/// Streams that a process relays at once, those in the making with them, each of which has a thread.
+const STREAMS: usize = 1024;
+/// Longest time for the rest of the way.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Doors on a way, in the order in which it passes them: 80 bytes, as a hello.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(in crate::net) struct Stops {
+    count: u8,
+    reserved: [u8; 7],
+    /// Address (of IPv4 as IPv6 maps it) and port.
+    stops: [[u8; 18]; MOST + 1],
+}
+
+impl Stops {
+    pub(in crate::net) const BYTES: usize = size_of::<Stops>();
+
+    /// As many as fit, which are all of a way.
+    pub(in crate::net) fn new(doors: &[SocketAddr]) -> Stops {
+        let mut stops = [[0; 18]; MOST + 1];
+        for (to, door) in stops.iter_mut().zip(doors) {
+            let ip = match door.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            let bytes = ip.octets().into_iter().chain(door.port().to_le_bytes());
+            to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
+        }
+        Stops { count: doors.len().min(MOST + 1) as u8, reserved: [0; 7], stops }
+    }
+
+    /// What a text says; an error says what makes no sense.
+    pub(in crate::net) fn parse(bytes: &[u8; Stops::BYTES]) -> Result<Vec<SocketAddr>, String> {
+        let stops: Stops = bytemuck::pod_read_unaligned(bytes);
+        let count = usize::from(stops.count);
+        if count == 0 || count > MOST + 1 {
+            return Err(format!("expected 1 to {} doors on the way, got {count}", MOST + 1));
+        }
+        let door = |stop: &[u8; 18]| {
+            let [ip @ .., low, high] = *stop;
+            let ip: Ipv6Addr = ip.into();
+            SocketAddr::new(ip.to_canonical(), u16::from_le_bytes([low, high]))
+        };
+        Ok(stops.stops.iter().take(count).map(door).collect())
+    }
+}
+
+/// The port of ours in whose subnet an address is.
+fn nearest(ports: &[LocalAddress], ip: IpAddr) -> Option<IpAddr> {
+    let near = |p: &&LocalAddress| !p.loopback && p.ip != ip && in_subnet(p.ip, p.prefix, ip);
+    ports.iter().find(near).map(|p| p.ip)
+}
+
+/// A connection with the last of these doors, through the others; it has not been greeted.
+pub(in crate::net) fn through(inner: &Inner, doors: &[SocketAddr], wait: &Wait<'_>) -> Result<TcpStream, Failure> {
+    let Some((first, rest)) = doors.split_first() else { return Err(Failure::Wrong("a way to nowhere".to_owned())) };
+    let from = nearest(&inner.ports, first.ip())
+        .ok_or_else(|| Failure::Wrong(format!("no port of this node is in the subnet of {}", first.ip())))?;
+    let named = |f: Failure| match f {
+        Failure::Wrong(text) => Failure::Wrong(format!("{}: {text}", describe(*first))),
+        Failure::Slow(text) => Failure::Slow(format!("{}: {text}", describe(*first))),
+        other => other,
+    };
+    let mut socket = open(Some(from), *first, &inner.sockets, wait).map_err(named)?;
+    if rest.is_empty() {
+        return Ok(socket);
+    }
+    let hello = Hello::new((DIALER, ACCEPTOR), (LISTENER, 0), &LinkOptions { max_message: 0, depth: 0 }, false, 0);
+    let who = Peer { rank: DIALER, peer: ACCEPTOR, address: describe(*first) };
+    greet(&mut socket, &Caller { hello, secret: inner.relays.key }, wait, &who).map_err(named)?;
+    let asked = socket.write_all(bytemuck::bytes_of(&Stops::new(rest)));
+    asked.map_err(|e| named(Failure::Slow(e.to_string())))?;
+    match recv_reply(&mut socket, wait).map_err(named)? {
+        Reply::Welcome => Ok(socket),
+        Reply::Refused(text) => Err(named(Failure::Wrong(text))),
+        _ => Err(named(Failure::Wrong("expected a welcome, or why not".to_owned()))),
+    }
+}
+
+/// Makes the rest of a stream's way. Called by the acceptor, so it does not block.
+pub(in crate::net) fn take(inner: &Arc<Inner>, conn: StreamConn<TcpStream>, doors: Vec<SocketAddr>) {
+    let relays = &inner.relays;
+    let mut near = conn.into_inner();
+    let mut setups = lock(&relays.setups);
+    setups.retain(|setup| !setup.is_finished());
+    let streams = setups.len() + lock(&relays.forwarder).as_ref().map_or(0, Forwarder::streams);
+    let from = near.peer_addr().map(|from| from.ip());
+    let refusal = if !from.is_ok_and(|from| nearest(&inner.ports, from).is_some()) {
+        Some("it relays for neighbours only, from addresses in subnets of its ports".to_owned())
+    } else if relays.leaving.load(Ordering::Acquire) {
+        Some("this node is leaving".to_owned())
+    } else {
+        (streams >= STREAMS).then(|| format!("it relays {streams} streams already"))
+    };
+    if let Some(why) = refusal {
+        return refuse(&mut near, &why);
+    }
+    let ours = inner.clone();
+    let what = "a thread that makes a relayed stream".to_owned();
+    match Thread::start("net", "tinynccl-hop".to_owned(), what, move || make(&ours, near, &doors)) {
+        Ok(setup) => setups.push(setup),
+        // The connection is gone with the closure: the dialer comes again.
+        Err(e) => log::warn!("net: {e}"),
+    }
+}
+
+fn refuse(near: &mut TcpStream, why: &str) {
+    let from = near.peer_addr().map_or("?".to_owned(), describe);
+    log::warn!("net: does not relay for {from}: {why}");
+    // It has gone, or hears it.
+    let _ = near.write_all(&Reply::Refused(why.to_owned()).to_bytes());
+}
+
+fn make(inner: &Arc<Inner>, mut near: TcpStream, doors: &[SocketAddr]) {
+    let relays = &inner.relays;
+    let stopped = || relays.leaving.load(Ordering::Acquire).then(|| Error::invalid("relay", "this node is leaving"));
+    let wait = Wait::new(ACCEPTOR, DIALER, LIMIT.min(inner.config.connect_timeout), &stopped);
+    let text = |f: Failure| match f {
+        Failure::Wrong(text) | Failure::Slow(text) => text,
+        Failure::Final(e) => e.to_string(),
+    };
+    let mut far = match through(inner, doors, &wait) {
+        Ok(far) => far,
+        Err(f) => return refuse(&mut near, &text(f)),
+    };
+    let ends = |s: &TcpStream| s.peer_addr().map_or("?".to_owned(), describe);
+    let name = format!("a stream from {} to {}", ends(&near), ends(&far));
+    if let Err(f) = attend(&mut near, &mut far, &wait) {
+        return log::warn!("net: does not relay {name}: {}", text(f));
+    }
+    let mut forwarder = lock(&relays.forwarder);
+    if relays.leaving.load(Ordering::Acquire) {
+        return;
+    }
+    if forwarder.is_none() {
+        match Forwarder::start(inner.config.timeout) {
+            Ok(started) => *forwarder = Some(started),
+            Err(e) => return log::warn!("net: does not relay {name}: {e}"),
+        }
+    }
+    log::info!("net: relays {name}");
+    if let Some(forwarder) = &*forwarder {
+        forwarder.add(name, near, far);
+    }
+}
+
+/// Passes the handshake of dialer and listener on, and nothing else before the listener's welcome: a stranger that has
+/// no handle gets not further than to a door of this library.
+pub(super) fn attend(near: &mut TcpStream, far: &mut TcpStream, wait: &Wait<'_>) -> Result<(), Failure> {
+    let slow = |e: std::io::Error| Failure::Slow(e.to_string());
+    near.write_all(&Reply::Welcome.to_bytes()).map_err(slow)?;
+    let mut hello = [0; Hello::BYTES];
+    read_exact(near, &mut hello, wait, "the dialer has not said hello")?;
+    far.write_all(&hello).map_err(slow)?;
+    let reply = recv_reply(far, wait)?;
+    near.write_all(&reply.to_bytes()).map_err(slow)?;
+    if !matches!(reply, Reply::Prove(_)) {
+        return Err(Failure::Wrong("the listener turned it away".to_owned()));
+    }
+    let mut proof = [0; size_of::<Proof>()];
+    read_exact(near, &mut proof, wait, "the dialer has not proven who it is")?;
+    far.write_all(&proof).map_err(slow)?;
+    let reply = recv_reply(far, wait)?;
+    near.write_all(&reply.to_bytes()).map_err(slow)?;
+    if reply == Reply::Welcome { Ok(()) } else { Err(Failure::Wrong("the listener turned it away".to_owned())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn stops_survive_their_text() {
+        let doors: Vec<SocketAddr> = ["10.0.1.2:5", "[fd00::1]:65535", "10.0.2.2:1", "10.0.3.2:2"]
+            .iter()
+            .map(|door| door.parse().unwrap())
+            .collect();
+        for count in 1..=4 {
+            let text = bytemuck::cast(Stops::new(&doors[..count]));
+            assert_eq!(Stops::parse(&text).unwrap(), doors[..count]);
+        }
+        assert!(Stops::parse(&bytemuck::cast(Stops::new(&[]))).is_err());
+    }
+
+    #[test]
+    fn only_what_is_in_a_subnet_of_ours_is_dialed() {
+        let port = |ip: &str, prefix, loopback| LocalAddress {
+            interface: "x".to_owned(),
+            ip: ip.parse().unwrap(),
+            prefix,
+            loopback,
+        };
+        let ports = [port("10.0.1.1", 30, false), port("127.0.0.1", 8, true)];
+        let from = |ip: &str| nearest(&ports, ip.parse().unwrap()).map(|ip| ip.to_string());
+        assert_eq!(from("10.0.1.2").as_deref(), Some("10.0.1.1"));
+        for other in ["10.0.1.1", "10.0.2.1", "127.0.0.1", "127.0.0.2", "::1", "8.8.8.8"] {
+            assert_eq!(from(other), None, "{other}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_parsed_or_refused(mut text in proptest::array::uniform(any::<u8>()), count in 0u8..8) {
+            text[0] = count;
+            let _: &[u8; Stops::BYTES] = &text;
+            match Stops::parse(&text) {
+                Ok(doors) => prop_assert_eq!(doors.len(), usize::from(count)),
+                Err(_) => prop_assert!(count == 0 || count > 4),
+            }
+        }
+    }
+}

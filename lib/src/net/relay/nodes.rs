@@ -1,0 +1,384 @@
+//! Which nodes there are: asking neighbours, and being asked.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
+
+use super::ways::ways;
+use super::{LISTENER, MOST};
+use crate::bootstrap::interface::{LocalAddress, in_subnet};
+use crate::error::Result;
+use crate::fork::Kept;
+use crate::net::handle::Handle;
+use crate::net::ports::Way;
+use crate::secret::{self, Nonce, Proof, Secret};
+use crate::threads::lock;
+use crate::transport::wait::Wait;
+
+const MAGIC: [u8; 8] = *b"tnode\0\0\x01";
+const ASK: u32 = 1;
+const NODE: u32 = 2;
+
+/// Longest search for a way. When NCCL connects, all ranks have loaded the plugin before.
+const SEARCH: Duration = Duration::from_secs(5);
+/// Before it is asked again, at first and at most: a datagram may be lost.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
+/// After a way is known, for nodes that give others of the same length.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How long what a node said counts.
+const FRESH: Duration = Duration::from_secs(60);
+/// How long answers to a question are passed on.
+const OPEN: Duration = Duration::from_secs(2);
+/// Questions that are open at once, and processes that are known.
+const QUESTIONS: usize = 1024;
+const KNOWN: usize = 4096;
+/// Datagrams that are read before others have their turn.
+const TURN: usize = 256;
+
+/// What nodes say to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Datagram {
+    magic: [u8; 8],
+    /// Of the question.
+    id: Nonce,
+    kind: u32,
+    /// How often a question is passed on.
+    hops: u32,
+    /// The door of whoever asks or answers: a handle of the listener that relays, without a secret.
+    node: [u8; Handle::BYTES],
+    proof: Proof,
+}
+
+impl Datagram {
+    fn new(key: &Secret, id: Nonce, kind: u32, hops: u32, node: &Handle) -> Datagram {
+        let mut datagram = Datagram { magic: MAGIC, id, kind, hops, node: node.to_bytes(), proof: [0; 32] };
+        datagram.proof = key.prove("node", &[datagram.before_proof()]);
+        datagram
+    }
+
+    fn before_proof(&self) -> &[u8] {
+        let all = bytemuck::bytes_of(self);
+        all.get(..all.len() - size_of::<Proof>()).unwrap_or_default()
+    }
+
+    /// What came, and whose node it names.
+    fn parse(key: &Secret, bytes: &[u8]) -> Option<(Datagram, Handle)> {
+        let datagram: Datagram = bytemuck::try_pod_read_unaligned(bytes).ok()?;
+        let known = datagram.magic == MAGIC && matches!(datagram.kind, ASK | NODE) && datagram.hops < MOST as u32;
+        let proven = known && key.accepts(&datagram.proof, "node", &[datagram.before_proof()]);
+        let node = Handle::parse(&datagram.node).ok().filter(|_| proven)?;
+        (node.listener == LISTENER).then_some((datagram, node))
+    }
+}
+
+/// A port: from its address this process asks and answers, and what comes back arrives there.
+#[derive(Debug)]
+struct Mouth {
+    socket: Kept<UdpSocket>,
+    port: LocalAddress,
+    /// All hosts of the subnet.
+    everybody: SocketAddr,
+}
+
+impl Mouth {
+    fn open(port: &LocalAddress, udp: u16) -> std::io::Result<Mouth> {
+        let socket = UdpSocket::bind(SocketAddr::new(port.ip, 0))?;
+        socket.set_nonblocking(true)?;
+        // The kernel sends to a group from the interface that has the socket's address.
+        let everybody = match port.ip {
+            IpAddr::V4(_) => {
+                socket.set_multicast_loop_v4(false)?;
+                SocketAddr::new(Ipv4Addr::new(224, 0, 0, 1).into(), udp)
+            }
+            IpAddr::V6(_) => {
+                socket.set_multicast_loop_v6(false)?;
+                let index = rustix::net::netdevice::name_to_index(&socket, &port.interface)?;
+                SocketAddrV6::new(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), udp, 0, index).into()
+            }
+        };
+        Ok(Mouth { socket: Kept::new(socket), port: port.clone(), everybody })
+    }
+
+    fn say(&self, datagram: &Datagram, to: SocketAddr) {
+        if let Err(e) = self.socket.send_to(bytemuck::bytes_of(datagram), to) {
+            log::debug!("net: asking for nodes at {to} from {}: {e}", self.port.interface);
+        }
+    }
+}
+
+/// Where questions to everybody arrive: all processes of a host hear them.
+fn ear(any: IpAddr, udp: u16) -> std::io::Result<Kept<UdpSocket>> {
+    let address = SocketAddr::new(any, udp);
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.set_reuse_address(true)?;
+    if any.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    Ok(Kept::new(socket.into()))
+}
+
+/// A question that is open.
+#[derive(Debug)]
+struct Question {
+    /// The port at which it came, and from whom; none if it is ours.
+    from: Option<(usize, SocketAddr)>,
+    until: Instant,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By their text; when it was heard.
+    known: HashMap<[u8; Handle::BYTES], Instant>,
+    open: HashMap<Nonce, Question>,
+}
+
+impl State {
+    /// False when there are too many, or it is known.
+    fn open(&mut self, id: Nonce, from: Option<(usize, SocketAddr)>, now: Instant) -> bool {
+        self.open.retain(|_, question| now < question.until);
+        if self.open.len() >= QUESTIONS || self.open.contains_key(&id) {
+            return false;
+        }
+        self.open.insert(id, Question { from, until: now + if from.is_some() { OPEN } else { SEARCH } });
+        true
+    }
+}
+
+/// What a process knows of others, and how it asks.
+#[derive(Debug)]
+pub(in crate::net) struct Nodes {
+    key: Secret,
+    host: u64,
+    ears: Vec<Kept<UdpSocket>>,
+    mouths: Vec<Mouth>,
+    /// This process's own door, once it is open.
+    own: OnceLock<Handle>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Processes of a relay have their turns.
+    turn: AtomicUsize,
+}
+
+impl Nodes {
+    /// Without a port for datagrams, or where sockets cannot be made, nobody is found.
+    pub(super) fn open(udp: u16, ports: &[LocalAddress], host: u64, key: Secret) -> Nodes {
+        let (mut ears, mut mouths) = (Vec::new(), Vec::new());
+        let outside = || ports.iter().filter(|port| !port.loopback);
+        let without = |what: String, e: std::io::Error| {
+            log::warn!("net: finds no relays over {what}: {e} (TINYNCCL_NET_RELAY_PORT is {udp}, 0 does without)");
+        };
+        for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
+            if udp == 0 || !outside().any(|port| port.ip.is_ipv4() == any.is_ipv4()) {
+                continue;
+            }
+            match ear(any, udp) {
+                Ok(ear) => ears.push(ear),
+                Err(e) => {
+                    without(format!("[{any}]:{udp}"), e);
+                    continue;
+                }
+            }
+            for port in outside().filter(|port| port.ip.is_ipv4() == any.is_ipv4()) {
+                match Mouth::open(port, udp) {
+                    Ok(mouth) => mouths.push(mouth),
+                    Err(e) => without(port.interface.clone(), e),
+                }
+            }
+        }
+        Nodes {
+            key,
+            host,
+            ears,
+            mouths,
+            own: OnceLock::new(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            turn: AtomicUsize::new(0),
+        }
+    }
+
+    /// Where this process relays; from now on it answers.
+    pub(in crate::net) fn introduce(&self, ports: (u16, u16), ours: &[LocalAddress]) {
+        let outside: Vec<LocalAddress> = ours.iter().filter(|port| !port.loopback).cloned().collect();
+        let _ = self.own.set(Handle::new([0; 16], self.host, LISTENER, ports, (&outside, &[])));
+    }
+
+    /// Readable when [`Nodes::hear`] has something to do.
+    pub(in crate::net) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.ears.iter().map(AsFd::as_fd).chain(self.mouths.iter().map(|mouth| mouth.socket.as_fd()))
+    }
+
+    /// Answers, and passes questions and answers on.
+    pub(in crate::net) fn hear(&self) {
+        let mut bytes = [0; size_of::<Datagram>() + 1];
+        let sockets = self.ears.iter().chain(self.mouths.iter().map(|mouth| &mouth.socket));
+        for socket in sockets {
+            for _ in 0..TURN {
+                // An error of a port that went away is read with it.
+                let Ok((len, from)) = socket.recv_from(&mut bytes) else { break };
+                let came = Datagram::parse(&self.key, bytes.get(..len).unwrap_or_default());
+                match came {
+                    Some((datagram, node)) if datagram.kind == ASK => self.asked(&datagram, &node, from),
+                    Some((datagram, _)) => self.answered(&datagram),
+                    None => log::debug!("net: {from} says something else, or does not know this job's secret"),
+                }
+            }
+        }
+    }
+
+    /// Somebody looks for a way.
+    fn asked(&self, question: &Datagram, asker: &Handle, from: SocketAddr) {
+        let near = |m: &Mouth| in_subnet(m.port.ip, m.port.prefix, from.ip()) && m.port.ip != from.ip();
+        let Some(own) = self.own.get().filter(|_| asker.host != self.host) else { return };
+        // Networks that are not for data hear questions, too.
+        let Some((at, mouth)) = self.mouths.iter().enumerate().find(|(_, mouth)| near(mouth)) else { return };
+        if !lock(&self.state).open(question.id, Some((at, from)), Instant::now()) {
+            return;
+        }
+        mouth.say(&Datagram::new(&self.key, question.id, NODE, 0, own), from);
+        if let Some(hops) = question.hops.checked_sub(1) {
+            let on = Datagram::new(&self.key, question.id, ASK, hops, asker);
+            let others = self.mouths.iter().enumerate().filter(|(other, _)| *other != at);
+            others.for_each(|(_, mouth)| mouth.say(&on, mouth.everybody));
+        }
+    }
+
+    /// A node, for us or for whoever asked.
+    fn answered(&self, answer: &Datagram) {
+        let mut state = lock(&self.state);
+        match state.open.get(&answer.id).map(|question| question.from) {
+            Some(Some((at, asker))) => {
+                drop(state);
+                if let Some(mouth) = self.mouths.get(at) {
+                    mouth.say(answer, asker);
+                }
+            }
+            Some(None) if state.known.len() < KNOWN || state.known.contains_key(&answer.node) => {
+                state.known.insert(answer.node, Instant::now());
+                self.changed.notify_all();
+            }
+            _ => {}
+        }
+    }
+
+    /// Nothing that was heard counts any more: a way did not work.
+    pub(in crate::net) fn forget(&self) {
+        lock(&self.state).known.clear();
+    }
+
+    /// The ways to a listener on another node through others; none if none is found in time.
+    pub(in crate::net) fn ways(&self, target: &Handle, wait: &Wait<'_>) -> Result<Vec<Way>> {
+        let Some(own) = self.own.get().filter(|_| !self.mouths.is_empty() && target.host != self.host) else {
+            return Ok(Vec::new());
+        };
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let limit = Instant::now() + SEARCH.min(wait.left());
+        let mut hops = 0;
+        let mut pause = AGAIN.0;
+        loop {
+            let ways = self.known_ways(own, target, turn);
+            if !ways.is_empty() || Instant::now() >= limit {
+                return Ok(ways);
+            }
+            let id = secret::random()?;
+            lock(&self.state).open(id, None, Instant::now());
+            let question = Datagram::new(&self.key, id, ASK, hops, own);
+            self.mouths.iter().for_each(|mouth| mouth.say(&question, mouth.everybody));
+            let again = Instant::now() + pause;
+            while Instant::now() < again.min(limit) && self.known_ways(own, target, turn).is_empty() {
+                let Ok(slice) = wait.slice(String::new) else { return Ok(Vec::new()) };
+                let state = lock(&self.state);
+                drop(self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner));
+            }
+            if !self.known_ways(own, target, turn).is_empty() {
+                // The end of the time is seen where the way is taken.
+                let _ = wait.pause(SETTLE, String::new);
+            }
+            // Those that are nearest have answered first.
+            hops = (hops + 1).min(MOST as u32 - 1);
+            pause = (2 * pause).min(AGAIN.1);
+        }
+    }
+
+    fn known_ways(&self, own: &Handle, target: &Handle, turn: usize) -> Vec<Way> {
+        let now = Instant::now();
+        let mut nodes: Vec<Handle> = {
+            let mut state = lock(&self.state);
+            state.known.retain(|_, heard| now.saturating_duration_since(*heard) < FRESH);
+            state.known.keys().filter_map(|text| Handle::parse(text).ok()).collect()
+        };
+        nodes.sort_by_key(|node| (node.host, node.ports));
+        ways(own, target, &nodes, turn)
+    }
+
+    /// The nodes that have answered, in words.
+    pub(in crate::net) fn heard(&self) -> String {
+        let state = lock(&self.state);
+        let mut all: Vec<String> = state
+            .known
+            .keys()
+            .filter_map(|text| Handle::parse(text).ok())
+            .map(|node| crate::net::ports::list_remote(&node.addresses))
+            .collect();
+        all.sort();
+        all.dedup();
+        if all.is_empty() { "none".to_owned() } else { all.join("; ") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ways::tests::node;
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn only_whoever_has_the_secret_is_heard() {
+        let (key, other) = (Secret::new([1; 32]), Secret::new([2; 32]));
+        let datagram = Datagram::new(&key, [3; 16], ASK, 2, &node(1, &["10.0.0.1"]));
+        let bytes = bytemuck::bytes_of(&datagram);
+        assert_eq!(Datagram::parse(&key, bytes), Some((datagram, node(1, &["10.0.0.1"]))));
+        assert_eq!(Datagram::parse(&other, bytes), None);
+        assert_eq!(Datagram::parse(&key, &bytes[1..]), None);
+        let far = Datagram::new(&key, [3; 16], ASK, MOST as u32, &node(1, &[]));
+        assert_eq!(Datagram::parse(&key, bytemuck::bytes_of(&far)), None, "passed on too often");
+    }
+
+    #[test]
+    fn open_questions_are_bounded_and_known_ones_are_not_passed_on_again() {
+        let (mut state, now) = (State::default(), Instant::now());
+        let id = |n: usize| {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&n.to_le_bytes());
+            id
+        };
+        assert!((0..QUESTIONS).all(|n| state.open(id(n), Some((0, "10.0.0.1:1".parse().unwrap())), now)));
+        assert!(!state.open(id(QUESTIONS), None, now), "no room");
+        assert!(state.open(id(QUESTIONS), None, now + OPEN), "they are answered or forgotten");
+        assert!(!state.open(id(QUESTIONS), None, now + OPEN), "known");
+    }
+
+    proptest! {
+        #[test]
+        fn any_datagram_is_parsed_or_dropped(
+            bytes in proptest::collection::vec(any::<u8>(), 0..256),
+            at in 0usize..192,
+            flip: u8,
+        ) {
+            let key = Secret::new([1; 32]);
+            prop_assert!(Datagram::parse(&key, &bytes).is_none());
+            let datagram = Datagram::new(&key, [3; 16], NODE, 0, &node(1, &["10.0.0.1"]));
+            let mut bytes = bytemuck::bytes_of(&datagram).to_vec();
+            bytes[at] ^= flip;
+            prop_assert_eq!(Datagram::parse(&key, &bytes).is_some(), flip == 0);
+        }
+    }
+}
