@@ -45,8 +45,8 @@ impl DeviceComm {
 
     /// Enqueues calls on a stream: the collectives first, in their order, then all messages between two ranks, in an
     /// order that cannot deadlock. Calls with a length per rank are made of messages, and on paths without kernels also
-    /// gather and scatter. Every rank must pass the same collectives. Short ones that follow each other, use no buffer that another writes, and reduce
-    /// with the same type and operator if they reduce, are launched together.
+    /// gather and scatter. Every rank must pass the same collectives. Short ones that follow each other, use no buffer
+    /// that another writes, and reduce with the same type and operator if they reduce, are launched together.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`], for every call.

@@ -39,8 +39,8 @@ pub fn config() -> Config {
 /// buffer.
 pub fn lengths(collective: Collective, n: usize, count: usize) -> (usize, usize) {
     match collective {
-        Collective::AllGather => (count, n * count),
-        Collective::ReduceScatter => (n * count, count),
+        Collective::AllGather | Collective::Gather => (count, n * count),
+        Collective::ReduceScatter | Collective::Scatter => (n * count, count),
         Collective::AllToAll => (n * count, n * count),
         _ => (count, count),
     }

@@ -40,7 +40,9 @@ struct Planned {
 }
 
 fn planned(random: &mut Random, ranks: usize) -> Planned {
-    let collective = COLLECTIVES[random.below(COLLECTIVES.len())];
+    let rooted = [Collective::Gather, Collective::Scatter];
+    let which = random.below(COLLECTIVES.len() + rooted.len());
+    let collective = COLLECTIVES.iter().chain(&rooted).copied().nth(which).unwrap();
     let most = [8, 500, 5000, 100_000, REGION / ranks - 8][[0, 0, 0, 1, 1, 1, 2, 2, 3, 4][random.below(10)]];
     let op = [ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Max][random.below(4)];
     let call = Call::new(collective, DType::I32, op, random.below(ranks), 1 + random.below(most));
@@ -61,7 +63,7 @@ fn model(plan: &Planned, memory: &mut [Vec<i32>]) {
         if call.op == Some(ReduceOp::Max) { values.max() } else { values.reduce(i32::wrapping_add) }.unwrap()
     };
     for (rank, all) in memory.iter_mut().enumerate() {
-        if call.collective == Collective::Reduce && rank != call.root {
+        if matches!(call.collective, Collective::Reduce | Collective::Gather) && rank != call.root {
             continue;
         }
         for (i, out) in all[output..output + to].iter_mut().enumerate() {
@@ -70,7 +72,8 @@ fn model(plan: &Planned, memory: &mut [Vec<i32>]) {
                 Collective::AllReduce | Collective::Reduce => reduced(i),
                 Collective::ReduceScatter => reduced(rank * call.count + i),
                 Collective::Broadcast => inputs[call.root][i],
-                Collective::AllGather => inputs[segment][element],
+                Collective::AllGather | Collective::Gather => inputs[segment][element],
+                Collective::Scatter => inputs[call.root][rank * call.count + element],
                 _ => inputs[segment][rank * call.count + element],
             };
         }

@@ -299,10 +299,10 @@ __device__ __forceinline__ void move_lines(const Team& team, const Channel& chan
     sync_subgroup(group);
 }
 
-// Protocol LL128, of whole warps: each message has lines of its own, as in LL. Where that is too much, a FIFO's messages
-// take turns through SLOT_COUNT shares of its lines; a sender reuses a share when the receiver has read it. For the
-// counters each such message is a slot. A rank that receives from one other only has the lines of all senders for it: in
-// this set nobody else writes in this call, and nobody reads lines of another.
+// Protocol LL128, of whole warps: each message has lines of its own, as in LL. Where that is too much, a FIFO's
+// messages take turns through SLOT_COUNT shares of its lines; a sender reuses a share when the receiver has read it. For
+// the counters each such message is a slot. A rank that receives from one other only has the lines of all senders for
+// it: in this set nobody else writes in this call, and nobody reads lines of another.
 
 // The first cells of a message, and its flags, at both ends of this rank.
 struct Lines128 {

@@ -110,7 +110,7 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
 }
 
 /// Whether a collective is carried as messages: between two ranks gather and scatter are one message, and a copy of the
-/// root's own segment beside it. Among more ranks the root's messages would be a launch each; a schedule is one.
+/// root's own segment beside it. Among more ranks the root's messages would be a launch each; a kernel is one.
 pub(crate) fn is_messages(collective: Collective, protocol: Protocol, ranks: usize) -> bool {
     ranks == 2 && protocol == Protocol::Simple && matches!(collective, Collective::Gather | Collective::Scatter)
 }
