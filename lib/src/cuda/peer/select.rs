@@ -103,7 +103,7 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         return with_blocks(Protocol::Schedule(Algorithm::Ring, Framing::Ll128));
     }
     // With few blocks lines have room for less, and for LL128 there may be none.
-    let direct_is_better = large == Protocol::Direct && sent > LINES_OR_DIRECT;
+    let direct_is_better = large == Protocol::Direct && sent >= LINES_OR_DIRECT;
     let small = preferred.iter().filter(|(_, most)| sent <= *most && !direct_is_better);
     let fitting = small.map(|&(p, _)| with_blocks(p)).find(|&choice| fits(layout, collective, choice, bytes));
     fitting.unwrap_or_else(|| with_blocks(large))
