@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Our RoCEv2 card (lib/softroce, through bindings/ibverbs) against the kernel's rdma_rxe, in a virtual machine, both ways round.
+# Our RoCEv2 card (lib/softroce, through bindings/ibverbs) against the kernel's rdma_rxe, in a virtual machine, both
+# ways round.
 #
 #   scripts/roce-interop.sh [--quick]
 #
-# Runs rdma-core's pingpongs and perftest unchanged: the kernel's device at 10.9.0.1, ours in a network namespace at 10.9.0.2, a
-# veth pair between them. Each line says which side is the server, what ran, and its exit code; then what the client measured.
-# "beside" is the kernel's device again, by a program that has our library in front: it lists both and opens the other's.
-# A program of the library runs with a rank at each end: milestone 10, which looks at every element of every collective; with the
-# feature `verbs` on the kernel's device, as it is built by default on ours. Packets are counted at the kernel's device. Memory
-# windows have a program of their own (scripts/rxe-vm/windows.py).
-# Needs what `scripts/setup.sh --verbs` installs, and a Rust toolchain. --quick: the pingpongs, and the ranks without loss.
+# Runs rdma-core's pingpongs and perftest unchanged: the kernel's device at 10.9.0.1, ours in a network namespace at
+# 10.9.0.2, a veth pair between them. Each line says which side is the server, what ran, and its exit code; then what
+# the client measured. "beside" is the kernel's device again, by a program that has our library in front: it lists both
+# and opens the other's.
+# A program of the library runs with a rank at each end: milestone 10, which looks at every element of every collective;
+# with the feature `verbs` on the kernel's device, as it is built by default on ours. Packets are counted at the
+# kernel's device. Memory windows have a program of their own (scripts/rxe-vm/windows.py).
+# Needs what `scripts/setup.sh --verbs` installs, and a Rust toolchain. --quick: the pingpongs, and the ranks without
+# loss.
 # Exit code: 0 if all ran, 1 if one did not, otherwise rxe-vm.sh's.
 set -u -o pipefail
 cd "$(dirname "$0")/.." || exit 2

@@ -158,7 +158,7 @@ impl Part {
         let (mut collectives, mut messages, mut waits) = (Vec::new(), Vec::new(), Vec::new());
         for work in self.work {
             match work {
-                Work::Plain(raw) if is_message(&raw) => messages.push(raw),
+                Work::Plain(raw) if raw.collective == Collective::SendRecv => messages.push(raw),
                 Work::Plain(raw) => collectives.push(raw),
                 Work::Own { enqueue, .. } => {
                     several(device, *first, &collectives)?;
@@ -173,11 +173,6 @@ impl Part {
         waits.into_iter().try_for_each(|enqueue| enqueue(&self.member, first.0))?;
         others.iter().try_for_each(|other| follow(*other, *first))
     }
-}
-
-/// Whether it goes together with the other messages of its group.
-fn is_message(raw: &RawCall) -> bool {
-    raw.collective == Collective::SendRecv
 }
 
 /// Makes `later` wait for what is in `earlier`.
@@ -214,7 +209,7 @@ fn enqueue(device: &DeviceComm, stream: Stream, raw: &RawCall) -> Result<()> {
             unsafe { device.enqueue_send_recv(stream.0, to, from) }
         }
         // SAFETY: see above.
-        _ if is_message(raw) => unsafe { device.enqueue_group(stream.0, std::slice::from_ref(raw)) },
+        Collective::SendRecv => unsafe { device.enqueue_group(stream.0, std::slice::from_ref(raw)) },
         // SAFETY: see above.
         _ => unsafe { device.enqueue(stream.0, raw) },
     }

@@ -29,8 +29,7 @@ impl DeviceComm {
     /// device and untouched by others until the stream has run the call. `stream` must be of this device, and stay so
     /// until the next call of this communicator.
     pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &RawCall) -> Result<()> {
-        let has_segments = matches!(call.collective, Collective::Gather | Collective::Scatter);
-        if has_segments && !self.is_collective(call) {
+        if matches!(call.collective, Collective::Gather | Collective::Scatter) && !self.is_collective(call) {
             // SAFETY: forwarded from the caller.
             return unsafe { self.enqueue_group(stream, std::slice::from_ref(call)) };
         }

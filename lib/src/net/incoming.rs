@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSliceMut;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
@@ -10,6 +10,7 @@ use rustix::net::RecvFlags;
 
 use super::frame::{Frame, Word, charge};
 use super::link::{Left, Link, Side};
+use super::outbox::Outbox;
 use super::outgoing::COPIED;
 use super::stream::{State, Stream};
 use crate::config::Config;
@@ -63,15 +64,14 @@ struct Tag {
 #[derive(Debug)]
 pub(super) struct Incoming {
     tags: Mutex<HashMap<i32, Tag>>,
-    reports: Mutex<Vec<Frame>>,
-    any_report: AtomicBool,
+    reports: Outbox,
     window: u64,
 }
 
 impl Incoming {
     pub(super) fn new(config: &Config) -> Incoming {
         let window = config.net_window as u64;
-        Incoming { tags: Mutex::default(), reports: Mutex::default(), any_report: AtomicBool::new(false), window }
+        Incoming { tags: Mutex::default(), reports: Outbox::default(), window }
     }
 
     /// Posts the receives of a group.
@@ -94,7 +94,7 @@ impl Incoming {
                 }
             }
         }
-        if self.any_report.load(Ordering::Acquire) {
+        if !self.reports.is_empty() {
             link.wake_some(1);
         }
     }
@@ -168,8 +168,7 @@ impl Incoming {
             known.placed += charge(len);
             if known.placed - known.reported >= self.window / 4 {
                 known.reported = known.placed;
-                lock(&self.reports).push(Frame::say(Word::Placed, frame.tag, known.placed));
-                self.any_report.store(true, Ordering::Release);
+                self.reports.put([Frame::say(Word::Placed, frame.tag, known.placed)]);
                 report = true;
             }
             if whole {
@@ -189,8 +188,7 @@ impl Incoming {
     fn report_again(&self) {
         let tags = lock(&self.tags);
         let placed = tags.iter().filter(|(_, tag)| tag.placed > 0);
-        lock(&self.reports).extend(placed.map(|(tag, known)| Frame::say(Word::Placed, *tag, known.placed)));
-        self.any_report.store(true, Ordering::Release);
+        self.reports.put(placed.map(|(tag, known)| Frame::say(Word::Placed, *tag, known.placed)));
     }
 
     /// A piece that began to come will not come any more.
@@ -202,13 +200,7 @@ impl Incoming {
 
     /// The next report to send, if there is one.
     pub(super) fn report(&self) -> Option<Frame> {
-        if !self.any_report.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut reports = lock(&self.reports);
-        let report = reports.pop();
-        self.any_report.store(!reports.is_empty(), Ordering::Release);
-        report
+        self.reports.take()
     }
 }
 

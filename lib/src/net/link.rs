@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::frame::{Frame, Word};
 use super::incoming::Incoming;
+use super::outbox::Outbox;
 use super::outgoing::{Outgoing, Output};
 use super::request::{Fate, MAX_GROUP, Request, Requests};
 use super::stream::{State, Stream};
@@ -57,8 +58,7 @@ pub(super) struct Link {
     /// The stream that is woken next.
     next: AtomicUsize,
     /// What the peer must hear of streams, over any other.
-    words: Mutex<Vec<Frame>>,
-    any_word: AtomicBool,
+    words: Outbox,
     /// Two streams that are lost at once do not take each other for the one that is left.
     losing: Mutex<()>,
 }
@@ -87,8 +87,7 @@ impl Link {
             fate,
             closed: AtomicBool::new(false),
             next: AtomicUsize::new(0),
-            words: Mutex::default(),
-            any_word: AtomicBool::new(false),
+            words: Outbox::default(),
             losing: Mutex::default(),
         });
         (0..count).for_each(|index| link.serve(index));
@@ -265,20 +264,13 @@ impl Link {
 
     /// The peer hears this over whichever stream is free first.
     pub(super) fn say(self: &Arc<Link>, words: Vec<Frame>) {
-        lock(&self.words).extend(words);
-        self.any_word.store(true, Ordering::Release);
+        self.words.put(words);
         self.wake_some(usize::MAX);
     }
 
     /// The next word for the peer, if there is one.
     pub(super) fn word(&self) -> Option<Frame> {
-        if !self.any_word.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut words = lock(&self.words);
-        let word = words.pop();
-        self.any_word.store(!words.is_empty(), Ordering::Release);
-        word
+        self.words.take()
     }
 
     /// A word of the peer's about a stream, which came over the stream `over`.

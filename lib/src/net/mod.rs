@@ -31,7 +31,7 @@
 //! | `relay` | ways through other nodes, and being such a node |
 //! | `rails` | streams that do not get through, and new ones in their place |
 //! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
-//! | `frame`, `request`, `worker` | the bytes before a piece, what is posted, the threads |
+//! | `frame`, `outbox`, `request`, `worker` | the bytes before a piece, words that any stream takes, what is posted, the threads |
 
 mod dial;
 mod door;
@@ -39,6 +39,7 @@ mod frame;
 mod handle;
 mod incoming;
 mod link;
+mod outbox;
 mod outgoing;
 mod ports;
 mod rails;

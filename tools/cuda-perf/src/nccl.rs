@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use cudarc::driver::{CudaContext, CudaStream};
 use cudarc::nccl::sys;
+use std::ops::Range;
 use std::sync::Arc;
 use tinynccl::{Comm, DType};
 
@@ -105,6 +106,18 @@ impl Nccl {
         Ok(windows)
     }
 
+    /// The ranks that this one sends to, and that it receives from, in an operation that is a group of messages.
+    fn messages(&self, operation: Operation) -> (Range<usize>, Range<usize>) {
+        let (all, root, one) = (0..self.ranks, 0..1, |rank: usize| rank % self.ranks..rank % self.ranks + 1);
+        let at_root = if self.rank == 0 { all.clone() } else { 0..0 };
+        match operation {
+            Operation::Gather => (root, at_root),
+            Operation::Scatter => (at_root, root),
+            Operation::SendRecv => (one(self.rank + 1), one(self.rank + self.ranks - 1)),
+            _ => (all.clone(), all),
+        }
+    }
+
     pub(crate) fn enqueue(&self, stream: &Arc<CudaStream>, task: &Task, (input, output): (u64, u64)) -> Result<()> {
         let dtype = match task.dtype {
             DType::F32 => sys::ncclDataType_t::ncclFloat32,
@@ -122,42 +135,21 @@ impl Nccl {
                 Operation::ReduceScatter => sys::ncclReduceScatter(from, to, count, dtype, sum, comm, stream),
                 Operation::Broadcast => sys::ncclBroadcast(from, to, count, dtype, 0, comm, stream),
                 Operation::Reduce => sys::ncclReduce(from, to, count, dtype, sum, 0, comm, stream),
-                Operation::AllToAll => {
-                    done("group", sys::ncclGroupStart())?;
-                    let segment = (count * task.dtype.size()) as u64;
-                    for peer in 0..self.ranks {
-                        let at = segment * peer as u64;
-                        done("send", sys::ncclSend((input + at) as *const _, count, dtype, peer as i32, comm, stream))?;
-                        done("recv", sys::ncclRecv((output + at) as *mut _, count, dtype, peer as i32, comm, stream))?;
-                    }
-                    sys::ncclGroupEnd()
-                }
                 // NCCL 2.28's own gather and scatter are such groups; its older versions have none.
-                Operation::Gather | Operation::Scatter => {
-                    let (root, segment) = (self.rank == 0, (count * task.dtype.size()) as u64);
-                    let gathers = task.operation == Operation::Gather;
+                Operation::AllToAll | Operation::Gather | Operation::Scatter | Operation::SendRecv => {
+                    let (sends, receives) = self.messages(task.operation);
+                    let segment = (count * task.dtype.size()) as u64;
+                    // A rank's segment lies at its number where there are several.
+                    let at = |peers: &Range<usize>, peer| if peers.len() > 1 { segment * peer as u64 } else { 0 };
                     done("group", sys::ncclGroupStart())?;
-                    if gathers || root {
-                        for peer in 0..if gathers { 1 } else { self.ranks } {
-                            let at = if gathers { 0 } else { segment * peer as u64 };
-                            let from = (input + at) as *const _;
-                            done("send", sys::ncclSend(from, count, dtype, peer as i32, comm, stream))?;
-                        }
+                    for peer in sends.clone() {
+                        let from = (input + at(&sends, peer)) as *const _;
+                        done("send", sys::ncclSend(from, count, dtype, peer as i32, comm, stream))?;
                     }
-                    if root || !gathers {
-                        for peer in 0..if gathers { self.ranks } else { 1 } {
-                            let at = if gathers { segment * peer as u64 } else { 0 };
-                            let to = (output + at) as *mut _;
-                            done("recv", sys::ncclRecv(to, count, dtype, peer as i32, comm, stream))?;
-                        }
+                    for peer in receives.clone() {
+                        let to = (output + at(&receives, peer)) as *mut _;
+                        done("recv", sys::ncclRecv(to, count, dtype, peer as i32, comm, stream))?;
                     }
-                    sys::ncclGroupEnd()
-                }
-                Operation::SendRecv => {
-                    let (next, before) = ((self.rank + 1) % self.ranks, (self.rank + self.ranks - 1) % self.ranks);
-                    done("group", sys::ncclGroupStart())?;
-                    done("send", sys::ncclSend(from, count, dtype, next as i32, comm, stream))?;
-                    done("recv", sys::ncclRecv(to, count, dtype, before as i32, comm, stream))?;
                     sys::ncclGroupEnd()
                 }
             }

@@ -26,6 +26,14 @@ pub(crate) enum Operation {
     SendRecv,
 }
 
+impl Operation {
+    /// Whether its bytes are those of one segment per rank.
+    fn has_segments(self) -> bool {
+        use Operation::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
+        matches!(self, AllGather | ReduceScatter | AllToAll | Gather | Scatter)
+    }
+}
+
 /// One operation of one size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Task {
@@ -57,14 +65,7 @@ impl Task {
     /// `None` if so few bytes cannot be cut into the segments.
     pub(crate) fn new(operation: Operation, dtype: DType, bytes: usize, ranks: usize) -> Option<Task> {
         let elements = bytes / dtype.size();
-        let count = match operation {
-            Operation::AllGather
-            | Operation::ReduceScatter
-            | Operation::AllToAll
-            | Operation::Gather
-            | Operation::Scatter => elements / ranks,
-            _ => elements,
-        };
+        let count = if operation.has_segments() { elements / ranks } else { elements };
         (count > 0).then_some(Task { operation, dtype, count, bytes, ranks })
     }
 
@@ -134,12 +135,8 @@ impl Task {
         let n = self.ranks as f64;
         let factor = match self.operation {
             Operation::AllReduce => 2.0 * (n - 1.0) / n,
-            Operation::AllGather
-            | Operation::ReduceScatter
-            | Operation::AllToAll
-            | Operation::Gather
-            | Operation::Scatter => (n - 1.0) / n,
-            Operation::Broadcast | Operation::Reduce | Operation::SendRecv => 1.0,
+            _ if self.operation.has_segments() => (n - 1.0) / n,
+            _ => 1.0,
         };
         factor * self.bytes as f64 / seconds / 1e9
     }

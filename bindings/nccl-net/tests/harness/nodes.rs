@@ -8,26 +8,19 @@ use nccl_net_tinynccl::abi::Status;
 use super::again::{self, Process, hear, hex, say, unhex};
 use super::api::*;
 
-/// This process's place in a test of `nodes`: the test again within namespaces of its own, or a node, or none yet.
-pub(crate) enum Place {
-    Inside,
-    Node(String),
-}
-
-pub(crate) fn place(test: &str) -> Option<Place> {
+/// Whether this process is the one that makes the nodes of a test, in namespaces of its own. The test starts that one;
+/// a node, by its name, does as `act` says.
+pub(crate) fn makes_nodes(test: &str, act: impl FnOnce(&str)) -> bool {
     match again::role() {
-        Some(role) if role == "inside" => Some(Place::Inside),
-        Some(role) => Some(Place::Node(role)),
-        None => {
-            if let Err(why) = possible() {
-                eprintln!("SKIPPED: {test}: {why}");
-                return None;
-            }
+        Some(role) if role == "inside" => return true,
+        Some(role) => act(&role),
+        None => match possible() {
+            Err(why) => eprintln!("SKIPPED: {test}: {why}"),
             // The user namespace makes us root over network namespaces.
-            again::start(&["unshare", "-Urn"], test, "inside", &[]).finish();
-            None
-        }
+            Ok(()) => again::start(&["unshare", "-Urn"], test, "inside", &[]).finish(),
+        },
     }
+    false
 }
 
 fn possible() -> Result<(), String> {
@@ -89,7 +82,11 @@ pub(crate) fn cable_with(a: (&str, &Process), b: (&str, &Process), address: impl
 
 /// Bytes that an interface of this node has sent.
 pub(crate) fn sent_over(interface: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/self/net/dev").unwrap();
+    sent_in(&std::fs::read_to_string("/proc/self/net/dev").unwrap(), interface)
+}
+
+/// The same in the text of a node's `/proc/net/dev`.
+pub(crate) fn sent_in(text: &str, interface: &str) -> u64 {
     let line = text.lines().find_map(|l| l.trim().strip_prefix(interface)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("no {interface} in {text}")).split_whitespace().nth(8).unwrap().parse().unwrap()
 }
@@ -156,10 +153,8 @@ fn talk(name: &str) {
 #[test]
 fn a_triangle_with_a_subnet_per_cable() {
     const TEST: &str = "nodes::a_triangle_with_a_subnet_per_cable";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(name)) => return talk(&name),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, talk) {
+        return;
     }
     let nodes: Vec<Process> = ["a", "b", "c"].iter().map(|name| node(TEST, name, &[])).collect();
     cable(("ab", &nodes[0]), ("ba", &nodes[1]), 1);
@@ -191,10 +186,8 @@ fn introduce(mut nodes: Vec<Process>, peers: &[&[(&str, usize, &str)]]) {
 #[test]
 fn two_cables_carry_one_connection() {
     const TEST: &str = "nodes::two_cables_carry_one_connection";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(name)) => return talk(&name),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, talk) {
+        return;
     }
     let nodes: Vec<Process> = ["a", "b"].iter().map(|name| node(TEST, name, &[])).collect();
     cable(("r0", &nodes[0]), ("r0", &nodes[1]), 1);
@@ -205,10 +198,8 @@ fn two_cables_carry_one_connection() {
 #[test]
 fn a_cable_of_ipv6_alone() {
     const TEST: &str = "nodes::a_cable_of_ipv6_alone";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(name)) => return talk(&name),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, talk) {
+        return;
     }
     let nodes: Vec<Process> = ["a", "b"].iter().map(|name| node(TEST, name, &[])).collect();
     // Without the search for another one with the same address, which takes a second.
@@ -221,10 +212,8 @@ fn a_cable_of_ipv6_alone() {
 #[test]
 fn without_a_way_both_ends_name_all_ports() {
     const TEST: &str = "nodes::without_a_way_both_ends_name_all_ports";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(name)) => return apart(&name),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, apart) {
+        return;
     }
     for management in [true, false] {
         let settings =

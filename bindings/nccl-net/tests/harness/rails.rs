@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::again::{Process, hear, hex, say, unhex};
 use super::api::*;
-use super::nodes::{Place, cable, node, place, sent_over, within};
+use super::nodes::{cable, makes_nodes, node, sent_over, within};
 
 const LEN: usize = 1 << 20;
 /// Messages under way at once.
@@ -147,15 +147,11 @@ fn run(node: &Process, words: &str) {
 #[test]
 fn a_cable_that_is_cut_costs_no_message_and_is_taken_back() {
     const TEST: &str = "rails::a_cable_that_is_cut_costs_no_message_and_is_taken_back";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(name)) => {
-            // Two of four streams are on each cable.
-            return talk(&name, |phase, count| {
-                count >= 50 && (phase != "cut" || lost() == 2) && (phase != "back" || lost() == 0)
-            });
-        }
-        Some(Place::Inside) => {}
+    // Two of four streams are on each cable.
+    let enough =
+        |phase: &str, count| count >= 50 && (phase != "cut" || lost() == 2) && (phase != "back" || lost() == 0);
+    if !makes_nodes(TEST, |name| talk(name, enough)) {
+        return;
     }
     let mut nodes = two(TEST);
     begin(&mut nodes, "whole");

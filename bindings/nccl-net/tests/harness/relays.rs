@@ -4,13 +4,13 @@ use super::again::{Process, hear, hex, say, unhex};
 use nccl_net_tinynccl::abi::Status;
 
 use super::api::*;
-use super::nodes::{Place, cable_with, node, place, within};
+use super::nodes::{cable_with, makes_nodes, node, sent_in, within};
 
 const LEN: usize = 12 << 20;
 const LENGTHS: [usize; 4] = [8, LEN, 0, 4097];
 
-/// Cables `x-y` between nodes of these names, from the one with 10.0.N.1 to the one with 10.0.N.2.
-fn cabled(test: &str, names: &[&str], cables: &[(usize, usize)]) -> Vec<Process> {
+/// Cables `x-y` between nodes of these names, from the one with 10.0.N.1 to the one with 10.0.N.2; and their handles.
+fn cabled(test: &str, names: &[&str], cables: &[(usize, usize)]) -> (Vec<Process>, Vec<String>) {
     let nodes = names.iter().map(|name| node(test, name, &[])).collect();
     plug(nodes, names, cables, |number, end| format!("10.0.{number}.{end}/30"))
 }
@@ -21,21 +21,20 @@ fn plug(
     names: &[&str],
     cables: &[(usize, usize)],
     address: impl Fn(usize, usize) -> String,
-) -> Vec<Process> {
+) -> (Vec<Process>, Vec<String>) {
     for (number, (one, two)) in cables.iter().enumerate() {
         let (there, back) = (format!("{}-{}", names[*one], names[*two]), format!("{}-{}", names[*two], names[*one]));
         cable_with((&there, &nodes[*one]), (&back, &nodes[*two]), |end| address(number + 1, end));
     }
     nodes.iter_mut().for_each(|node| node.tell("cabled"));
-    nodes
+    let handles = nodes.iter_mut().map(Process::line).collect();
+    (nodes, handles)
 }
 
 /// Bytes that an interface of a node has sent.
 fn sent(node: &Process, interface: &str) -> u64 {
     let shown = within(node, &format!("cat /proc/{}/net/dev", node.id())).stdout;
-    let text = String::from_utf8_lossy(&shown).into_owned();
-    let line = text.lines().find_map(|l| l.trim().strip_prefix(interface)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("no {interface} in {text}")).split_whitespace().nth(8).unwrap().parse().unwrap()
+    sent_in(&String::from_utf8_lossy(&shown), interface)
 }
 
 /// A node: it does what the test says, and says when that is done.
@@ -177,13 +176,10 @@ fn end(mut nodes: Vec<Process>) {
 #[test]
 fn the_ends_of_a_line_talk_through_the_middle() {
     const TEST: &str = "relays::the_ends_of_a_line_talk_through_the_middle";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(_)) => return act(),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, |_| act()) {
+        return;
     }
-    let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
-    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let (mut nodes, handles) = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
     goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
     let made = log(&mut nodes[0], "made connection");
     assert!(made.contains("10.0.1.1 -> 10.0.2.2 (no subnet in common, through relay 10.0.1.2)"), "{made}");
@@ -197,13 +193,10 @@ fn the_ends_of_a_line_talk_through_the_middle() {
 #[test]
 fn the_ends_of_a_longer_line_talk_through_two_relays() {
     const TEST: &str = "relays::the_ends_of_a_longer_line_talk_through_two_relays";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(_)) => return act(),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, |_| act()) {
+        return;
     }
-    let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3)]);
-    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let (mut nodes, handles) = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3)]);
     goes_over(&mut nodes, 3, 0, &handles, &[(3, "d-c"), (2, "c-b"), (1, "b-a")]);
     let made = log(&mut nodes[3], "made connection");
     assert!(made.contains("through relays 10.0.3.1 and 10.0.2.1"), "{made}");
@@ -213,13 +206,10 @@ fn the_ends_of_a_longer_line_talk_through_two_relays() {
 #[test]
 fn a_ring_of_five_goes_the_short_way_round() {
     const TEST: &str = "relays::a_ring_of_five_goes_the_short_way_round";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(_)) => return act(),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, |_| act()) {
+        return;
     }
-    let mut nodes = cabled(TEST, &["a", "b", "c", "d", "e"], &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]);
-    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let (mut nodes, handles) = cabled(TEST, &["a", "b", "c", "d", "e"], &[(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]);
     // Each node sends to the second next one, and relays for its neighbours.
     goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
     goes_over(&mut nodes, 3, 0, &handles, &[(3, "d-e"), (4, "e-a")]);
@@ -233,13 +223,10 @@ fn a_ring_of_five_goes_the_short_way_round() {
 #[test]
 fn two_ways_of_one_length_share_a_connection() {
     const TEST: &str = "relays::two_ways_of_one_length_share_a_connection";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(_)) => return act(),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, |_| act()) {
+        return;
     }
-    let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3), (3, 0)]);
-    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let (mut nodes, handles) = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3), (3, 0)]);
     // The second relay's answer may be late for the first connection.
     loop {
         both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
@@ -260,13 +247,10 @@ fn two_ways_of_one_length_share_a_connection() {
 #[test]
 fn a_killed_relay_is_an_error_of_both_ends_that_names_it() {
     const TEST: &str = "relays::a_killed_relay_is_an_error_of_both_ends_that_names_it";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(_)) => return act(),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, |_| act()) {
+        return;
     }
-    let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
-    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let (mut nodes, handles) = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
     both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
     for end in [0, 2] {
         nodes[end].tell("break");
@@ -283,13 +267,10 @@ fn a_killed_relay_is_an_error_of_both_ends_that_names_it() {
 #[test]
 fn a_relay_that_is_done_goes_on_until_the_ends_are() {
     const TEST: &str = "relays::a_relay_that_is_done_goes_on_until_the_ends_are";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(_)) => return act(),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, |_| act()) {
+        return;
     }
-    let mut nodes = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
-    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let (mut nodes, handles) = cabled(TEST, &["a", "b", "c"], &[(0, 1), (1, 2)]);
     both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
     leave(&mut nodes[1]);
     for _ in 0..5 {
@@ -305,16 +286,14 @@ fn a_relay_that_is_done_goes_on_until_the_ends_are() {
 #[test]
 fn a_relay_of_ipv6_alone() {
     const TEST: &str = "relays::a_relay_of_ipv6_alone";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(_)) => return act(),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, |_| act()) {
+        return;
     }
     let names = ["a", "b", "c"];
     let nodes = names.iter().map(|name| node(TEST, name, &[])).collect();
     // Without the search for another one with the same address, which takes a second.
-    let mut nodes = plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("fd00:{number}::{end}/64 nodad"));
-    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let (mut nodes, handles) =
+        plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("fd00:{number}::{end}/64 nodad"));
     goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
     end(nodes);
 }
@@ -322,10 +301,8 @@ fn a_relay_of_ipv6_alone() {
 #[test]
 fn a_node_of_another_job_is_no_relay() {
     const TEST: &str = "relays::a_node_of_another_job_is_no_relay";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(_)) => return act(),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, |_| act()) {
+        return;
     }
     let names = ["a", "b", "c"];
     let of = |name: &&str| {
@@ -333,8 +310,7 @@ fn a_node_of_another_job_is_no_relay() {
         node(TEST, name, &[("TINYNCCL_SECRET", secret), ("TINYNCCL_CONNECT_TIMEOUT", "2")])
     };
     let nodes = names.iter().map(of).collect();
-    let mut nodes = plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("10.0.{number}.{end}/30"));
-    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let (mut nodes, handles) = plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("10.0.{number}.{end}/30"));
     nodes[0].tell(&format!("fail {}", handles[2]));
     assert_eq!(nodes[0].line(), "done so");
     let error = log(&mut nodes[0], "no relay was found");
@@ -346,13 +322,10 @@ fn a_node_of_another_job_is_no_relay() {
 #[test]
 fn many_connections_are_made_at_once() {
     const TEST: &str = "relays::many_connections_are_made_at_once";
-    match place(TEST) {
-        None => return,
-        Some(Place::Node(_)) => return act(),
-        Some(Place::Inside) => {}
+    if !makes_nodes(TEST, |_| act()) {
+        return;
     }
-    let mut nodes = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3)]);
-    let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
+    let (mut nodes, handles) = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3)]);
     let with = |other: usize| format!("exchange {}", handles[other]);
     both(&mut nodes, (0, &with(3)), (3, &with(0)));
     end(nodes);

@@ -300,9 +300,9 @@ __device__ __forceinline__ void move_lines(const Team& team, const Channel& chan
 }
 
 // Protocol LL128, of whole warps: each message has lines of its own, as in LL. Where that is too much, a FIFO's
-// messages take turns through SLOT_COUNT shares of its lines; a sender reuses a share when the receiver has read it. For
-// the counters each such message is a slot. A rank that receives from one other only has the lines of all senders for
-// it: in this set nobody else writes in this call, and nobody reads lines of another.
+// messages take turns through SLOT_COUNT shares of its lines; a sender reuses a share when the receiver has read it.
+// For the counters each such message is a slot. A rank that receives from one other only has the lines of all senders
+// for it: in this set nobody else writes in this call, and nobody reads lines of another.
 
 // The first cells of a message, and its flags, at both ends of this rank.
 struct Lines128 {
@@ -333,8 +333,7 @@ __device__ __forceinline__ bool pack_came(const Team& team, const Channel& chann
 // As free_slot. Whoever read the lines has their data, so no fence is needed.
 __device__ __forceinline__ void free_lines(const Team& team, Counters& counters, u32 peer) {
     const u32 count = ++counters.received[SCATTER][peer];
-    u32* flag = flag_at(team.window[peer], HEAD, SCATTER, blockIdx.x, team.rank);
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(flag), "r"(count) : "memory");
+    store_relaxed(flag_at(team.window[peer], HEAD, SCATTER, blockIdx.x, team.rank), count);
 }
 
 __device__ __forceinline__ Pack pairwise_pack(const Pack& own, const Pack& received, bool last) {

@@ -1,0 +1,35 @@
+//! Words for the peer that any free stream takes.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::frame::Frame;
+use crate::threads::lock;
+
+/// Frames, of which the last one goes first. Whoever finds it empty takes no lock.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    any: AtomicBool,
+    frames: Mutex<Vec<Frame>>,
+}
+
+impl Outbox {
+    pub(super) fn is_empty(&self) -> bool {
+        !self.any.load(Ordering::Acquire)
+    }
+
+    pub(super) fn put(&self, frames: impl IntoIterator<Item = Frame>) {
+        lock(&self.frames).extend(frames);
+        self.any.store(true, Ordering::Release);
+    }
+
+    pub(super) fn take(&self) -> Option<Frame> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut frames = lock(&self.frames);
+        let frame = frames.pop();
+        self.any.store(!frames.is_empty(), Ordering::Release);
+        frame
+    }
+}
