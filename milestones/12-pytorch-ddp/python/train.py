@@ -19,6 +19,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=["mlp", "gpt"], default="mlp")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--backend", default="tinynccl", help="what trains first")
     parser.add_argument("--against", help="gloo, nccl or none (default: gloo on the CPU, nccl on GPUs)")
     parser.add_argument("--epochs", type=int, default=60, help="of the MLP")
     parser.add_argument("--steps", type=int, default=60, help="of the GPT")
@@ -144,7 +145,7 @@ def main():
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
 
-    dist.init_process_group("tinynccl", init_method=os.environ.get("INIT_METHOD", "env://"), rank=rank, world_size=ranks)
+    dist.init_process_group(args.backend, init_method=os.environ.get("INIT_METHOD", "env://"), rank=rank, world_size=ranks)
 
     def say(line):
         if rank == 0:
