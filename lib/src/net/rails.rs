@@ -2,7 +2,8 @@
 //!
 //! TCP itself waits for minutes. Here a stream is lost when its kernel has sent bytes, and within
 //! `TINYNCCL_NET_RAIL_TIMEOUT` none of them was acknowledged although another rail works. That is a matter of the two
-//! kernels: a peer that is stopped, or that has no receive posted, still acknowledges.
+//! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. Where an interface of this host is
+//! gone its kernel sends nothing at all, as it does to a peer whose window is full; then the missing route tells.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use super::Inner;
 use super::dial::Redial;
 use super::link::Link;
 use super::ports::Way;
-use super::stream::{Rail, State, Stream};
+use super::stream::{InFlight, Rail, State, Stream};
 use crate::error;
 use crate::threads::{Thread, lock};
 
@@ -54,6 +55,14 @@ struct Seen {
     acked: u64,
     at: Instant,
     looks: u32,
+}
+
+/// A stream that stands still.
+struct Stuck {
+    index: usize,
+    rail: Option<Rail>,
+    /// Its kernel has sent nothing that could be acknowledged.
+    unsent: bool,
 }
 
 impl Rails {
@@ -169,22 +178,29 @@ struct Try {
 /// One look at a connection: what has stood still for too long is lost, if another rail works.
 fn look(link: &Arc<Link>, seen: &mut HashMap<usize, Seen>, limit: Duration) {
     let now = Instant::now();
-    let stuck: Vec<(usize, Option<Rail>)> = {
+    let stuck: Vec<Stuck> = {
         let mut stands = |index: usize, stream: &Stream| {
-            let (unacked, acked) = stream.in_flight().unwrap_or((false, 0));
+            let InFlight { unacked, unsent, acked } = stream.in_flight().unwrap_or_default();
             let seen = seen.entry(index).or_insert(Seen { acked, at: now, looks: 0 });
-            if !unacked || acked != seen.acked {
+            if !(unacked || unsent) || acked != seen.acked {
                 *seen = Seen { acked, at: now, looks: 0 };
             }
             seen.looks += 1;
-            seen.looks > LOOKS / 2 && now - seen.at >= limit
+            let stands = seen.looks > LOOKS / 2 && now - seen.at >= limit;
+            let stuck = Stuck { index, rail: stream.rail, unsent: !unacked };
+            (stands && (unacked || stream.rail.is_some_and(|rail| !rail.is_routed()))).then_some(stuck)
         };
-        link.alive().filter(|(index, stream)| stands(*index, stream)).map(|(index, s)| (index, s.rail)).collect()
+        link.alive().filter_map(|(index, stream)| stands(index, stream)).collect()
     };
-    for (index, rail) in &stuck {
-        let works = |(other, stream): (usize, &Stream)| stream.rail != *rail && stuck.iter().all(|(s, _)| *s != other);
+    for Stuck { index, rail, unsent } in &stuck {
+        let works = |(other, stream): (usize, &Stream)| stream.rail != *rail && stuck.iter().all(|s| s.index != other);
         if link.alive().any(works) {
-            link.lose(*index, format!("the peer's kernel has acknowledged nothing for {limit:?}"));
+            let why = if *unsent {
+                "this host has no route over it any more".to_owned()
+            } else {
+                format!("the peer's kernel has acknowledged nothing for {limit:?}")
+            };
+            link.lose(*index, why);
         } else if link.streams().any(|(_, stream)| stream.is(State::Ended)) {
             // The peer has closed the connection, and this stream cannot tell it.
             link.end_of_stream(*index);

@@ -1,7 +1,8 @@
 //! One TCP connection of a link: its socket, whether it still carries anything, and how much is under way on it.
 
 use std::fmt;
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Shutdown, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,10 +19,28 @@ pub(super) struct Rail {
     pub(super) theirs: IpAddr,
 }
 
+impl Rail {
+    /// Whether this host has the address and a route from there.
+    pub(super) fn is_routed(self) -> bool {
+        let probe = UdpSocket::bind((self.ours, 0)).and_then(|socket| socket.connect((self.theirs, 9)));
+        let gone = [ErrorKind::NetworkUnreachable, ErrorKind::HostUnreachable, ErrorKind::AddrNotAvailable];
+        probe.err().is_none_or(|error| !gone.contains(&error.kind()))
+    }
+}
+
 impl fmt::Display for Rail {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} -> {}", self.ours, self.theirs)
     }
+}
+
+/// Bytes of a stream in the kernel: whether some are sent and not acknowledged, whether some wait to be sent, and how many
+/// were acknowledged so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct InFlight {
+    pub(super) unacked: bool,
+    pub(super) unsent: bool,
+    pub(super) acked: u64,
 }
 
 /// Where a stream is in its life; it only moves down.
@@ -95,11 +114,13 @@ impl Stream {
         self.rail.map_or_else(|| "an unknown way".to_owned(), |rail| rail.to_string())
     }
 
-    /// Bytes that the kernel has sent without an acknowledgement, if there are any, and those acknowledged so far.
-    pub(super) fn in_flight(&self) -> Option<(bool, u64)> {
-        // struct tcp_info: tcpi_unacked is the 32-bit number at 24, tcpi_bytes_acked the 64-bit number at 120.
+    /// What the kernel has of this stream.
+    pub(super) fn in_flight(&self) -> Option<InFlight> {
+        // struct tcp_info: tcpi_unacked is the 32-bit number at 24, tcpi_bytes_acked the 64-bit number at 120,
+        // tcpi_notsent_bytes the 32-bit number at 144.
         const UNACKED: usize = 24;
         const ACKED: usize = 120;
+        const UNSENT: usize = 144;
         let mut info = [0u8; 256];
         let mut len = info.len() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes into an array of ours of this length.
@@ -112,12 +133,12 @@ impl Stream {
                 &raw mut len,
             )
         };
-        if status != 0 || (len as usize) < ACKED + 8 {
+        if status != 0 || (len as usize) < UNSENT + 4 {
             return None;
         }
-        let unacked = info.get(UNACKED..UNACKED + 4)?.iter().any(|byte| *byte != 0);
+        let any = |at: usize| info[at..at + 4].iter().any(|byte| *byte != 0);
         let acked = u64::from_ne_bytes(info.get(ACKED..ACKED + 8)?.try_into().ok()?);
-        Some((unacked, acked))
+        Some(InFlight { unacked: any(UNACKED), unsent: any(UNSENT), acked })
     }
 }
 
@@ -183,6 +204,14 @@ mod tests {
     }
 
     #[test]
+    fn a_rail_without_its_address_is_not_routed() {
+        let rail = |ours: &str, theirs: &str| Rail { ours: ours.parse().unwrap(), theirs: theirs.parse().unwrap() };
+        assert!(rail("127.0.0.1", "127.0.0.2").is_routed());
+        // An address for documentation, which no host has.
+        assert!(!rail("192.0.2.1", "127.0.0.1").is_routed());
+    }
+
+    #[test]
     fn a_state_only_moves_down() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -192,6 +221,6 @@ mod tests {
         assert!(stream.becomes(State::Alive) && stream.is(State::Alive));
         assert!(stream.becomes(State::Lost) && !stream.becomes(State::Ended) && stream.is(State::Lost));
         assert!(stream.becomes(State::Gone) && !stream.becomes(State::Gone));
-        assert!(stream.in_flight().is_some_and(|(unacked, _)| !unacked));
+        assert!(stream.in_flight().is_some_and(|flight| !flight.unacked && !flight.unsent));
     }
 }
