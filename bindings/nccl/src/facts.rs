@@ -43,7 +43,7 @@ export! {
         let error = unsafe { out("asyncError", error) }?;
         let member = handle(comm)?;
         *error = member.async_error().unwrap_or_else(|fault| {
-            member.keep_error(&fault.text);
+            last_error::keep(comm, fault.text);
             fault.status
         });
         Ok(())

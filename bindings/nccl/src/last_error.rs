@@ -20,8 +20,13 @@ pub(crate) fn keep(comm: Handle, text: String) {
     if let Some(member) = handle::find(comm) {
         member.keep_error(&text);
     }
-    HERE.set(Some(text.clone()));
-    *ANYWHERE.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+    anywhere(&text);
+    HERE.set(Some(text));
+}
+
+/// Keeps the text of a failure in the background, which no thread of the program has seen.
+pub(crate) fn anywhere(text: &str) {
+    *ANYWHERE.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
 }
 
 /// The last failure's text: of `comm` if it has had one, else of this thread, else of the process; empty if there is

@@ -93,11 +93,11 @@ pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
     }
 }
 
-/// Waits for the calls made.
-fn synchronize(member: &Member) -> Result<()> {
+/// Waits for the calls made; whether they were carried out.
+fn finish(member: &Member) -> Result<()> {
     let Some(ranks) = member.any_ranks() else { return Ok(()) };
     let _current = Current::enter(ranks.device.context())?;
-    Ok(ranks.device.synchronize()?)
+    Ok(ranks.device.finish()?)
 }
 
 fn destroy(comm: Handle) -> Result<()> {
@@ -107,7 +107,7 @@ fn destroy(comm: Handle) -> Result<()> {
         member.enter(Phase::Aborted);
     }
     let blocking = member.is_blocking();
-    if blocking && let Err(fault) = synchronize(&member) {
+    if blocking && let Err(fault) = finish(&member) {
         log::info!("communicator {} is destroyed after: {}", member.name(), fault.text);
     }
     leave(member, if blocking { PATIENCE } else { Duration::ZERO });
@@ -128,12 +128,13 @@ fn abort(comm: Handle) -> Result<()> {
 export! {
     /// Waits until the calls made are done; later ones are errors. With `blocking = 0` it returns `ncclInProgress`, and
     /// `ncclCommGetAsyncError` says when that is so. That also tells how the calls failed, if they did: as with NCCL, it is
-    /// no error of this function, so a program that ends after a failure ends in good order.
+    /// no error of this function, so a program that ends after a failure ends in good order. Another rank that fails or leaves
+    /// after these calls is no failure of theirs.
     fn ncclCommFinalize / pncclCommFinalize [comm] (comm: Handle) {
         group::noted(handle(comm).and_then(|member| {
             member.ranks()?;
             group::meet(&member, |member| {
-                if let Err(fault) = synchronize(member) {
+                if let Err(fault) = finish(member) {
                     log::warn!("communicator {} is finalized after: {}", member.name(), fault.text);
                     member.fail(fault);
                 }

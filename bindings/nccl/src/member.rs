@@ -10,6 +10,7 @@ use tinynccl::cuda::DeviceComm;
 use crate::abi::Status;
 use crate::config::Options;
 use crate::fault::{Fault, Result};
+use crate::last_error;
 use crate::scaled::Operators;
 use crate::windows::Windows;
 
@@ -175,6 +176,7 @@ impl Member {
     /// It has failed for good.
     pub(crate) fn fail(&self, fault: Fault) {
         self.keep_error(&fault.text);
+        last_error::anywhere(&fault.text);
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
         let starting = Phase::Starting as u8;
         let _ = self.phase.compare_exchange(starting, Phase::Failed as u8, Ordering::AcqRel, Ordering::Acquire);

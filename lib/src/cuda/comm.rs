@@ -176,15 +176,28 @@ impl DeviceComm {
     /// # Errors
     /// As [`DeviceComm::check`]; [`Error::Cuda`] for errors of the device.
     pub fn synchronize(&self) -> Result<()> {
+        self.wait()?;
+        self.check()
+    }
+
+    /// Waits for the calls made so far. If all were carried out it is no error that another rank has failed or left since.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::synchronize`], where a call ended early.
+    pub fn finish(&self) -> Result<()> {
+        self.wait()?;
+        if self.path.cut_short() { self.check() } else { Ok(()) }
+    }
+
+    fn wait(&self) -> Result<()> {
         let failed = |e| cuda("synchronize", "waiting for the device", e);
         let last = self.order.lock().unwrap_or_else(PoisonError::into_inner).last.clone();
         match last {
-            Some(Stream::Kept(stream)) => stream.synchronize().map_err(failed)?,
+            Some(Stream::Kept(stream)) => stream.synchronize().map_err(failed),
             // The handle may be of a stream that is gone by now.
-            Some(Stream::Handle(_)) => self.context.synchronize().map_err(failed)?,
-            None => {}
+            Some(Stream::Handle(_)) => self.context.synchronize().map_err(failed),
+            None => Ok(()),
         }
-        self.check()
     }
 
     pub(super) fn host(&self) -> Option<&Comm> {

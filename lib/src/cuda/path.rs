@@ -83,6 +83,11 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
     /// The failure of an earlier call, if one has failed. `host` knows of ranks that are gone, and notifies the others.
     fn check(&self, host: Option<&Comm>) -> Result<()>;
 
+    /// Whether a failure ended a call of this rank early; known once the streams have run their calls.
+    fn cut_short(&self) -> bool {
+        false
+    }
+
     /// Ends waiting calls; later ones give `error`.
     fn abort(&self, error: Error);
 }

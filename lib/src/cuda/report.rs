@@ -32,6 +32,7 @@ struct Words {
     call: AtomicU32,
     ours: AtomicU64,
     theirs: AtomicU64,
+    cut: AtomicU32,
     /// Numbers of the last calls that a stream has begun and finished, on the phased path.
     started: AtomicU32,
     finished: AtomicU32,
@@ -122,6 +123,12 @@ impl Report {
     pub(super) fn has_failed(&self) -> bool {
         let words = self.words();
         words.state.load(Ordering::Relaxed) != 0 || words.abort.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a kernel or a stream has left a call before its end.
+    pub(super) fn cut_short(&self) -> bool {
+        let words = self.words();
+        words.state.load(Ordering::Acquire) != 0 || words.cut.load(Ordering::Acquire) != 0
     }
 
     /// Makes the stream record, in order, that it has begun or finished call `number`.
@@ -267,7 +274,7 @@ impl Drop for Report {
 #[cfg(test)]
 pub(super) fn layouts() -> Vec<(String, usize)> {
     super::kernels::mirrored!(Words as "Report" {
-        abort, state, kind, channel, peer, expected, got, call, ours, theirs,
+        abort, state, kind, channel, peer, expected, got, call, ours, theirs, cut,
     })
     .split_off(1)
 }

@@ -43,6 +43,7 @@ mod signals;
 mod staging;
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -153,6 +154,7 @@ impl Hosted {
         }
         self.context.bind_to_thread().map_err(failed)?;
         let mut copies = lock(&self.copies);
+        self.shared.asked.fetch_add(route.chunks() as u64, Ordering::AcqRel);
         // Before the copies, so that the threads wake up meanwhile.
         for (worker, &first) in self.workers.iter().zip(copies.numbers()).take(route.chunks()) {
             worker.push(Job { route: *route, first });
@@ -192,6 +194,10 @@ impl DataPath for Hosted {
     /// Each worker's communicator notifies the other ranks.
     fn check(&self, _: Option<&Comm>) -> Result<()> {
         self.shared.check()
+    }
+
+    fn cut_short(&self) -> bool {
+        self.shared.cut_short()
     }
 
     fn abort(&self, error: Error) {

@@ -4,7 +4,7 @@
 //! thread copies and reduces at the speed of one core, far below that of the device's link to the host.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -26,11 +26,15 @@ pub(super) struct Shared {
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     closing: AtomicBool,
+    /// Chunks of all calls made, and those that went through.
+    pub(super) asked: AtomicU64,
+    done: AtomicU64,
 }
 
 impl Shared {
     pub(super) fn new(signals: Signals) -> Shared {
-        Shared { signals, failed: AtomicBool::new(false), failure: Mutex::new(None), closing: AtomicBool::new(false) }
+        let (failed, failure, closing) = Default::default();
+        Shared { signals, failed, failure, closing, asked: AtomicU64::new(0), done: AtomicU64::new(0) }
     }
 
     /// Ends all calls of this rank and keeps the first cause. Streams that wait for the host continue, with undefined
@@ -49,6 +53,11 @@ impl Shared {
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
         if self.has_failed() { lock(&self.failure).clone().map_or(Ok(()), Err) } else { Ok(()) }
+    }
+
+    /// Whether a failure ended a call early.
+    pub(super) fn cut_short(&self) -> bool {
+        self.has_failed() && self.done.load(Ordering::Acquire) != self.asked.load(Ordering::Acquire)
     }
 
     fn ends(&self) -> bool {
@@ -167,6 +176,8 @@ impl Worker {
             if self.shared.has_failed() {
                 return Ok(());
             }
+            // Before the stream goes on, which may be waited for.
+            self.shared.done.fetch_add(1, Ordering::AcqRel);
             self.shared.signals.finish(self.index, number);
         }
         Ok(())

@@ -13,6 +13,7 @@ struct Report {
     u32 call;
     u64 ours; // MISMATCH: what the ranks are in
     u64 theirs;
+    u32 cut; // a thread has left a call before its end
 };
 
 #define WAITED_LINE 1
@@ -100,7 +101,10 @@ __device__ __noinline__ bool keep_waiting(const Team& team, Wait& wait, u32 kind
     const u64 time = now();
     if (time < wait.look) return true;
     wait.look = time + LOOK_PERIOD;
-    if (load_relaxed(&team.report->abort) != 0 || load_relaxed(&team.report->state) != 0) return false;
+    if (load_relaxed(&team.report->abort) != 0 || load_relaxed(&team.report->state) != 0) {
+        store_relaxed(&team.report->cut, 1);
+        return false;
+    }
     if (time - wait.begin < team.patience) return true;
     give_up(team, kind, peer, expected, got, 0);
     return false;

@@ -252,6 +252,10 @@ impl DataPath for Peer {
         self.report.check(host)
     }
 
+    fn cut_short(&self) -> bool {
+        self.report.cut_short()
+    }
+
     fn abort(&self, error: Error) {
         self.report.abort(error);
     }

@@ -233,6 +233,10 @@ impl DataPath for Phased {
         self.report.check(host)
     }
 
+    fn cut_short(&self) -> bool {
+        self.report.cut_short()
+    }
+
     fn abort(&self, error: Error) {
         self.report.abort(error);
     }

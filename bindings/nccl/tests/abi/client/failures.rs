@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::apart::{rank as process, role, wait};
 use super::functions::*;
-use super::rank::{IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, Rank, SUCCESS, Shared, each, ok, unique_id};
+use super::rank::{IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, Rank, SUCCESS, Shared, async_error, each, ok, unique_id};
 
 fn hex(id: &UniqueId) -> String {
     id.internal.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -293,6 +293,56 @@ apart! {
                 assert!(text.contains(words), "no {words:?}: {text}");
             }
         }
+    }
+
+    // PyTorch asks without a communicator.
+    fn the_text_of_an_asynchronous_error_is_had_without_a_communicator() {
+        let worked = std::sync::Barrier::new(2);
+        each(2, unique_id(), |rank| {
+            rank.still_works();
+            worked.wait();
+            if rank.rank == 1 {
+                failure(rank.comm);
+                let text = last_error(std::ptr::null_mut());
+                assert!(text.contains("abort"), "{text:?}");
+            }
+            ok(ncclCommAbort(rank.comm));
+        });
+    }
+
+    // A rank of PyTorch whose watchdog aborts must not spoil the others' orderly end.
+    fn calls_that_were_done_before_another_rank_aborted_have_not_failed() {
+        let worked = std::sync::Barrier::new(2);
+        each(2, unique_id(), |rank| {
+            rank.still_works();
+            worked.wait();
+            if rank.rank == 0 {
+                ok(ncclCommAbort(rank.comm));
+                return;
+            }
+            assert_eq!(failure(rank.comm).0, REMOTE_ERROR);
+            ok(ncclCommFinalize(rank.comm));
+            assert_eq!(async_error(rank.comm), SUCCESS);
+            ok(ncclCommDestroy(rank.comm));
+        });
+    }
+
+    fn a_call_that_an_abort_of_another_rank_ended_has_failed() {
+        let made = std::sync::Barrier::new(2);
+        each(2, unique_id(), |rank| {
+            rank.still_works();
+            if rank.rank == 0 {
+                made.wait();
+                ok(ncclCommAbort(rank.comm));
+                return;
+            }
+            let memory = rank.memory(&[0; 4000]);
+            ok(ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream()));
+            made.wait();
+            ok(ncclCommFinalize(rank.comm));
+            assert_eq!(async_error(rank.comm), REMOTE_ERROR, "{}", last_error(rank.comm));
+            ok(ncclCommDestroy(rank.comm));
+        });
     }
 
     // PyTorch finalizes on its way out, also after an error that the program has caught.
