@@ -288,7 +288,7 @@ impl Member {
             (Phase::Starting, _) => Ok(Status::InProgress),
             _ if self.under_way.load(Ordering::Acquire) > 0 => Ok(Status::InProgress),
             (Phase::Ready, Some(ranks)) => {
-                ranks.device.check()?;
+                ranks.device.check_calls()?;
                 Ok(Status::Success)
             }
             // Its last calls may have failed.

@@ -1,6 +1,7 @@
 //! A rank's membership in a group of ranks that drive GPUs.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUresult};
@@ -15,9 +16,7 @@ use super::window::Windows;
 use crate::comm::Comm;
 use crate::comm::RawCall;
 use crate::device::{Choice, Path};
-#[cfg(doc)]
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::schedule::Partition;
 use crate::wire::Collective;
@@ -39,6 +38,8 @@ pub struct DeviceComm {
     /// Whether every buffer is checked with CUDA.
     pub(super) checks_memory: bool,
     pub(super) order: Mutex<Order>,
+    /// A call has been refused.
+    pub(super) refused: AtomicBool,
     pub(super) context: Arc<CudaContext>,
     pub(super) origin: Origin,
     /// Where ranks of other processes meet.
@@ -159,6 +160,24 @@ impl DeviceComm {
     pub fn check(&self) -> Result<()> {
         self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
         self.path.check(self.host.as_ref())
+    }
+
+    /// As [`DeviceComm::check`], for this rank's calls: that another one has aborted is no error as long as it has ended none of
+    /// them and none was refused. Ranks that are done leave in any order.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::check`].
+    pub fn check_calls(&self) -> Result<()> {
+        match self.check() {
+            Err(Error::Aborted { .. }) if !self.path.cut_short() && !self.refused.load(Ordering::Acquire) => Ok(()),
+            checked => checked,
+        }
+    }
+
+    /// As [`DeviceComm::check`], before a call.
+    #[inline]
+    pub(super) fn admit(&self) -> Result<()> {
+        self.check().inspect_err(|_| self.refused.store(true, Ordering::Release))
     }
 
     /// Makes waiting kernels exit, from any thread; later calls give [`Error::Aborted`]. A host communicator also

@@ -1,5 +1,6 @@
 //! Creates device communicators: chooses the path, and sets up what it needs.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::CudaContext;
@@ -238,6 +239,7 @@ impl DeviceComm {
             chooser,
             checks_memory: config.cuda_check,
             order: Mutex::new(Order { number: 0, last: None, event }),
+            refused: AtomicBool::new(false),
             context: context.clone(),
             origin: Origin::here(),
             host,

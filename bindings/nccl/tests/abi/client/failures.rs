@@ -37,6 +37,15 @@ fn failure(comm: Comm) -> (c_int, String) {
     }
 }
 
+/// The same for a rank that waits in no call: what becomes of the next ones.
+fn failure_of_a_call(rank: &Rank) -> (c_int, String) {
+    let memory = rank.memory(&[0; 4]);
+    while ncclAllReduce(memory.at(0), memory.at_mut(0), 1, 2, 0, rank.comm, rank.stream()) == SUCCESS {
+        rank.stream.synchronize().unwrap();
+    }
+    failure(rank.comm)
+}
+
 /// Ranks as processes: each says lines that begin with `@`.
 struct Processes {
     children: Vec<Option<Child>>,
@@ -238,10 +247,12 @@ apart! {
     }
 
     fn an_abort_from_another_thread_ends_a_wait() with [("TINYNCCL_TIMEOUT", "1000")] {
-        // Rank 1 never makes the call.
+        // Rank 1 does not make the call before it is aborted.
+        let aborted = &std::sync::Barrier::new(2);
         each(2, unique_id(), |rank| {
             if rank.rank == 1 {
-                let (status, text) = failure(rank.comm);
+                aborted.wait();
+                let (status, text) = failure_of_a_call(&rank);
                 assert!(status == REMOTE_ERROR, "{status}: {text}");
                 return ok(ncclCommAbort(rank.comm));
             }
@@ -254,6 +265,7 @@ apart! {
                 scope.spawn(move || {
                     let comm = comm;
                     ok(ncclCommAbort(comm.0));
+                    aborted.wait();
                 });
                 waits.join().unwrap();
             });
@@ -297,14 +309,17 @@ apart! {
 
     // PyTorch asks without a communicator.
     fn the_text_of_an_asynchronous_error_is_had_without_a_communicator() {
-        let worked = std::sync::Barrier::new(2);
+        let made = std::sync::Barrier::new(2);
         each(2, unique_id(), |rank| {
-            rank.still_works();
-            worked.wait();
             if rank.rank == 1 {
+                let memory = rank.memory(&[0; 4000]);
+                ok(ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream()));
+                made.wait();
                 failure(rank.comm);
                 let text = last_error(std::ptr::null_mut());
                 assert!(text.contains("abort"), "{text:?}");
+            } else {
+                made.wait();
             }
             ok(ncclCommAbort(rank.comm));
         });
@@ -312,19 +327,28 @@ apart! {
 
     // A rank of PyTorch whose watchdog aborts must not spoil the others' orderly end.
     fn calls_that_were_done_before_another_rank_aborted_have_not_failed() {
-        let worked = std::sync::Barrier::new(2);
-        each(2, unique_id(), |rank| {
-            rank.still_works();
-            worked.wait();
-            if rank.rank == 0 {
-                ok(ncclCommAbort(rank.comm));
-                return;
-            }
-            assert_eq!(failure(rank.comm).0, REMOTE_ERROR);
-            ok(ncclCommFinalize(rank.comm));
-            assert_eq!(async_error(rank.comm), SUCCESS);
-            ok(ncclCommDestroy(rank.comm));
-        });
+        let (worked, aborted) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        for refused in [false, true] {
+            each(2, unique_id(), |rank| {
+                rank.still_works();
+                worked.wait();
+                if rank.rank == 0 {
+                    ok(ncclCommAbort(rank.comm));
+                    aborted.wait();
+                    return;
+                }
+                aborted.wait();
+                if refused {
+                    // A later call has failed, and that is said.
+                    assert_eq!(failure_of_a_call(&rank).0, REMOTE_ERROR);
+                    return ok(ncclCommAbort(rank.comm));
+                }
+                assert_eq!(async_error(rank.comm), SUCCESS);
+                ok(ncclCommFinalize(rank.comm));
+                assert_eq!(async_error(rank.comm), SUCCESS);
+                ok(ncclCommDestroy(rank.comm));
+            });
+        }
     }
 
     fn a_call_that_an_abort_of_another_rank_ended_has_failed() {
@@ -361,12 +385,18 @@ apart! {
     }
 
     fn a_rank_that_does_not_come_is_named_at_the_deadline() with [("TINYNCCL_TIMEOUT", "2")] {
+        let failed = std::sync::Barrier::new(2);
         each(2, unique_id(), |rank| {
-            if rank.rank == 0 {
+            let (_, text) = if rank.rank == 0 {
                 let memory = rank.memory(&[0; 4000]);
                 ok(ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream()));
-            }
-            let (_, text) = failure(rank.comm);
+                let failure = failure(rank.comm);
+                failed.wait();
+                failure
+            } else {
+                failed.wait();
+                failure_of_a_call(&rank)
+            };
             assert!(text.contains("not arrived: rank 1"), "{text}");
             rank.stream.synchronize().unwrap();
             ok(ncclCommAbort(rank.comm));
