@@ -174,10 +174,10 @@ impl DeviceComm {
         }
     }
 
-    /// As [`DeviceComm::check`], before a call.
+    /// What became of a call when it was made: one that is refused has failed as one that ends early has.
     #[inline]
-    pub(super) fn admit(&self) -> Result<()> {
-        self.check().inspect_err(|_| self.refused.store(true, Ordering::Release))
+    pub(super) fn made(&self, result: Result<()>) -> Result<()> {
+        result.inspect_err(|_| self.refused.store(true, Ordering::Release))
     }
 
     /// Makes waiting kernels exit, from any thread; later calls give [`Error::Aborted`]. A host communicator also

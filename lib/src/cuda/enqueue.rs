@@ -54,7 +54,7 @@ impl DeviceComm {
             },
         };
         // SAFETY: forwarded from the caller.
-        recorded(self.trace(), span, || unsafe { self.enqueue_one(stream, call, choice) })
+        self.made(recorded(self.trace(), span, || unsafe { self.enqueue_one(stream, call, choice) }))
     }
 
     /// Checks the arguments of a call as [`DeviceComm::enqueue`] does, and enqueues nothing: for a caller whose own
@@ -100,7 +100,7 @@ impl DeviceComm {
     /// As [`DeviceComm::enqueue`].
     unsafe fn enqueue_one(&self, stream: Stream, call: &RawCall, choice: Choice) -> Result<()> {
         let op = call.collective.name();
-        self.admit()?;
+        self.check()?;
         // SAFETY: forwarded from the caller.
         unsafe { self.validate(stream.handle(), call) }?;
         if self.size() == 1 {
@@ -182,7 +182,7 @@ impl DeviceComm {
             by: By::Message(self.path()),
         };
         // SAFETY: forwarded from the caller.
-        recorded(self.trace(), span, || unsafe { self.enqueue_one_round(stream, round) })
+        self.made(recorded(self.trace(), span, || unsafe { self.enqueue_one_round(stream, round) }))
     }
 
     /// # Safety
@@ -190,7 +190,7 @@ impl DeviceComm {
     unsafe fn enqueue_one_round(&self, stream: Stream, round: Round) -> Result<()> {
         let op = "send/recv";
         let Round { to, from, own } = round;
-        self.admit()?;
+        self.check()?;
         for (_, _, peer) in to.iter().chain(&from) {
             if *peer >= self.size() || *peer == self.rank() {
                 let (size, rank) = (self.size(), self.rank());

@@ -82,8 +82,8 @@ impl DeviceComm {
             bytes: calls.iter().map(|(call, _)| call.bytes() as u64).sum(),
             by: By::Kernels(choice),
         };
-        recorded(self.trace(), span, || {
-            self.admit()?;
+        let made = recorded(self.trace(), span, || {
+            self.check()?;
             for (call, choice) in &calls {
                 if let Some(host) = self.host() {
                     host.note(call);
@@ -95,7 +95,8 @@ impl DeviceComm {
             let (turn, _order) = self.turns(stream.clone(), calls.len() as u32)?;
             // SAFETY: forwarded from the caller; `Run::takes` has compared the buffers.
             unsafe { self.path.carry_fused(turn, &calls) }
-        })
+        });
+        self.made(made)
     }
 }
 

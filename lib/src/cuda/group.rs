@@ -20,6 +20,10 @@ impl DeviceComm {
     /// # Errors
     /// Of the compiler and of the driver.
     pub fn prepare<'a>(&self, calls: impl IntoIterator<Item = &'a RawCall>) -> Result<()> {
+        self.made(self.make_ready(calls))
+    }
+
+    fn make_ready<'a>(&self, calls: impl IntoIterator<Item = &'a RawCall>) -> Result<()> {
         let (mut messages, mut fused) = (Messages::default(), Vec::new());
         for call in calls.into_iter().filter(|_| self.size() > 1) {
             if self.is_collective(call) {
