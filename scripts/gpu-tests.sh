@@ -2,8 +2,8 @@
 # The tests that need a GPU, for a machine that has one but no Rust:
 #
 #   scripts/gpu-tests.sh build     here: programs and test programs into out/gpu (stripped; copy it with the checkout)
-#   scripts/gpu-tests.sh run       there: runs them all, from the checkout's root; exit status 1 if one fails. With words after
-#                                  `run` those whose line (`== ...`) has one of them, as a machine may not be had for all at a time
+#   scripts/gpu-tests.sh run       there: runs them all, from the checkout's root; exit status 1 if one fails.
+#                                  With words after `run`: those whose line (`== ...`) has one of them
 #   scripts/gpu-tests.sh           both, on a machine that has everything
 #   scripts/gpu-tests.sh sanitize  there: NVIDIA's compute-sanitizer over every kernel of the collectives, at small sizes
 #

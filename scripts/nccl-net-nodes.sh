@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# NVIDIA's NCCL over our network plugin (docs/nccl-net.md) between nodes that have no network in common for data. Network
-# namespaces of one machine are nodes, each with one of its GPUs; veth pairs are cables, each with a subnet of its own. NCCL
-# takes the nodes for hosts, and first meets over a network that routes between all of them. The counters of the interfaces
-# show which way the data went.
+# NVIDIA's NCCL over our network plugin (docs/nccl-net.md) between nodes that have no network in common for data.
+# Network namespaces of one machine are nodes, each with one of its GPUs; veth pairs are cables, each with a subnet of
+# its own. NCCL takes the nodes for hosts, and first meets over a network that routes between all of them. The counters
+# of the interfaces show which way the data went.
 #
 #   scripts/nccl-net-nodes.sh [-l PLUGIN] [-n NCCL] [-t TOPOLOGIES] OUT
 #
@@ -54,8 +54,8 @@ trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
 declare -A node
 within() { nsenter -t "${node[$1]}" -n "${@:2}"; }
 
-# nodes COUNT CABLE...: nodes 0, 1, ...; a cable is the numbers of two nodes. A hub, which is no node, routes between all of
-# them by their interface `meet`.
+# nodes COUNT CABLE...: nodes 0, 1, ...; a cable is the numbers of two nodes. A hub, which is no node, routes between
+# all of them by their interface `meet`.
 nodes() {
     local count=$1 name number=0 one two
     shift

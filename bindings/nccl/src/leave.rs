@@ -128,8 +128,8 @@ fn abort(comm: Handle) -> Result<()> {
 export! {
     /// Waits until the calls made are done; later ones are errors. With `blocking = 0` it returns `ncclInProgress`, and
     /// `ncclCommGetAsyncError` says when that is so. That also tells how the calls failed, if they did: as with NCCL, it is
-    /// no error of this function, so a program that ends after a failure ends in good order. Another rank that fails or leaves
-    /// after these calls is no failure of theirs.
+    /// no error of this function, so a program that ends after a failure ends in good order. Another rank that fails or
+    /// leaves after these calls is no failure of theirs.
     fn ncclCommFinalize / pncclCommFinalize [comm] (comm: Handle) {
         group::noted(handle(comm).and_then(|member| {
             member.ranks()?;

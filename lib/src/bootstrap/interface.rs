@@ -188,13 +188,18 @@ pub(crate) fn pair_up(ours: usize, theirs: usize, reach: impl Fn(usize, usize) -
     best
 }
 
-/// The address from which the kernel would talk to `peer`: connecting a UDP socket looks the route up and sends
-/// nothing.
+/// The address from which the kernel would talk to `peer`.
 pub(crate) fn source_for(peer: SocketAddr) -> std::io::Result<IpAddr> {
     let any = if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-    let socket = UdpSocket::bind((any, 0))?;
+    Ok(route(any, peer)?.local_addr()?.ip())
+}
+
+/// A socket for the kernel's route to `peer` from one of our addresses: connecting a UDP socket looks the route up and
+/// sends nothing.
+pub(crate) fn route(from: IpAddr, peer: SocketAddr) -> std::io::Result<UdpSocket> {
+    let socket = UdpSocket::bind((from, 0))?;
     socket.connect(peer)?;
-    Ok(socket.local_addr()?.ip())
+    Ok(socket)
 }
 
 #[cfg(test)]

@@ -162,8 +162,8 @@ impl DeviceComm {
         self.path.check(self.host.as_ref())
     }
 
-    /// As [`DeviceComm::check`], for this rank's calls: that another one has aborted is no error as long as it has ended none of
-    /// them and none was refused. Ranks that are done leave in any order.
+    /// As [`DeviceComm::check`], for this rank's calls: that another one has aborted is no error as long as it has ended
+    /// none of them and none was refused. Ranks that are done leave in any order.
     ///
     /// # Errors
     /// As [`DeviceComm::check`].
@@ -199,7 +199,8 @@ impl DeviceComm {
         self.check()
     }
 
-    /// Waits for the calls made so far. If all were carried out it is no error that another rank has failed or left since.
+    /// Waits for the calls made so far. If all were carried out it is no error that another rank has failed or left
+    /// since.
     ///
     /// # Errors
     /// As [`DeviceComm::synchronize`], where a call ended early.

@@ -2,8 +2,8 @@
 //!
 //! TCP itself waits for minutes. Here a stream is lost when its kernel has sent bytes, and within
 //! `TINYNCCL_NET_RAIL_TIMEOUT` none of them was acknowledged although another rail works. That is a matter of the two
-//! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. Where an interface of this host is
-//! gone its kernel sends nothing at all, as it does to a peer whose window is full; then the missing route tells.
+//! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. Where an interface of this host
+//! is gone its kernel sends nothing at all, as it does to a peer whose window is full; then the missing route tells.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

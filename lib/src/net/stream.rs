@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::net::{IpAddr, Shutdown, TcpStream, UdpSocket};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use super::incoming::Input;
 use super::outgoing::Output;
 use super::worker::Worker;
+use crate::bootstrap::interface;
 use crate::fork::Kept;
 
 /// The addresses at a stream's ends, ours first. Streams with the same ones share a cable.
@@ -22,9 +23,10 @@ pub(super) struct Rail {
 impl Rail {
     /// Whether this host has the address and a route from there.
     pub(super) fn is_routed(self) -> bool {
-        let probe = UdpSocket::bind((self.ours, 0)).and_then(|socket| socket.connect((self.theirs, 9)));
+        // Any port.
+        let route = interface::route(self.ours, (self.theirs, 9).into());
         let gone = [ErrorKind::NetworkUnreachable, ErrorKind::HostUnreachable, ErrorKind::AddrNotAvailable];
-        probe.err().is_none_or(|error| !gone.contains(&error.kind()))
+        route.err().is_none_or(|error| !gone.contains(&error.kind()))
     }
 }
 
@@ -34,8 +36,8 @@ impl fmt::Display for Rail {
     }
 }
 
-/// Bytes of a stream in the kernel: whether some are sent and not acknowledged, whether some wait to be sent, and how many
-/// were acknowledged so far.
+/// Bytes of a stream in the kernel: whether some are sent and not acknowledged, whether some wait to be sent, and how
+/// many were acknowledged so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct InFlight {
     pub(super) unacked: bool,

@@ -136,8 +136,8 @@ fn an_interface_that_goes_down_is_named_by_its_status() {
     let network = Network::new(3, 4200);
     let errors = break_down(&network, reduce, || rdma::sh("ip link set f3b down"));
     // Once in fifteen times rxe of Linux 6.1 says nothing at all (the kernel's log has "rdma_rxe: Failed sending ACK"
-    // then; seen also before links had several queue pairs): the deadline names the peer, which `disturb` has checked. The
-    // rank whose deadline comes first may tell the other before that one's own.
+    // then; seen also before links had several queue pairs): the deadline names the peer, which `disturb` has checked.
+    // The rank whose deadline comes first may tell the other before that one's own.
     let silent = |e: &Error| match e {
         Error::Timeout { .. } => true,
         Error::Aborted { reason, .. } => reason.contains("made no progress"),
