@@ -37,10 +37,11 @@ fn failure(comm: Comm) -> (c_int, String) {
     }
 }
 
-/// The same for a rank that waits in no call: what becomes of the next ones.
+/// The same for a rank that waits in no call: what becomes of the next ones. They are the calls that the other ranks
+/// make: a failure may be slower than the data that was sent before it.
 fn failure_of_a_call(rank: &Rank) -> (c_int, String) {
-    let memory = rank.memory(&[0; 4]);
-    while ncclAllReduce(memory.at(0), memory.at_mut(0), 1, 2, 0, rank.comm, rank.stream()) == SUCCESS {
+    let memory = rank.memory(&[0; 4000]);
+    while ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream()) == SUCCESS {
         rank.stream.synchronize().unwrap();
     }
     failure(rank.comm)
