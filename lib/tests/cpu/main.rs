@@ -10,7 +10,6 @@ mod common;
 mod admission;
 mod arrows;
 mod collectives;
-mod compile_fail;
 mod config_docs;
 mod disagree;
 mod exhaustive;

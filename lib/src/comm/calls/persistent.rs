@@ -30,6 +30,53 @@ use crate::transport::Registration;
 /// let gradients: Vec<f32> = gradients.into_inner();
 /// # Ok(()) }
 /// ```
+///
+/// The compiler sees to it that the elements stay where they are. This is right:
+/// ```
+/// # fn f(comm: &tinynccl::Comm) -> tinynccl::Result<()> {
+/// let elements = vec![0f32; 1024];
+/// let buffer = comm.register_persistent(elements)?;
+/// let work = comm.all_reduce_async(buffer, tinynccl::ReduceOp::Sum)?;
+/// let mut buffer = work.wait()?;
+/// buffer[0] = 1.0;
+/// comm.group(|group| group.send(&buffer, 1))?;
+/// let elements = buffer.into_inner();
+/// drop(elements);
+/// # Ok(()) }
+/// ```
+/// Each of these is refused: elements that are freed while they are registered,
+/// ```compile_fail,E0382
+/// # fn f(comm: &tinynccl::Comm) -> tinynccl::Result<()> {
+/// let elements = vec![0f32; 1024];
+/// let buffer = comm.register_persistent(elements)?;
+/// drop(elements);
+/// # comm.group(|group| group.send(&buffer, 1)) }
+/// ```
+/// or written while an asynchronous call has them,
+/// ```compile_fail,E0382
+/// # fn f(comm: &tinynccl::Comm) -> tinynccl::Result<()> {
+/// let mut buffer = comm.register_persistent(vec![0f32; 1024])?;
+/// let work = comm.all_reduce_async(buffer, tinynccl::ReduceOp::Sum)?;
+/// buffer[0] = 1.0;
+/// # work.wait().map(drop) }
+/// ```
+/// a buffer that does not live until its group ends, when its call runs,
+/// ```compile_fail,E0597
+/// # fn f(comm: &tinynccl::Comm) -> tinynccl::Result<()> {
+/// comm.group(|group| {
+///     let buffer = comm.register_persistent(vec![0f32; 1024])?;
+///     group.send(&buffer, 1)
+/// })
+/// # }
+/// ```
+/// and one whose registration has ended.
+/// ```compile_fail,E0382
+/// # fn f(comm: &tinynccl::Comm) -> tinynccl::Result<()> {
+/// let buffer = comm.register_persistent(vec![0f32; 1024])?;
+/// let elements = buffer.into_inner();
+/// comm.group(|group| group.send(&buffer, 1))?;
+/// # Ok(drop(elements)) }
+/// ```
 pub struct Persistent<T: Element> {
     // Fields are dropped in this order: the registration goes first.
     registration: Option<Registration>,
