@@ -13,7 +13,8 @@ fn checkout() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Builds the extension (`cargo build --release -p tinynccl-python`) and returns the folder for `PYTHONPATH`.
+/// Builds the extension (`cargo build -p tinynccl-python`) as this program was built, `--release` or not, so that both
+/// share the library; returns the folder for `PYTHONPATH`.
 pub fn build() -> Result<PathBuf> {
     let root = checkout();
     ensure!(
@@ -23,7 +24,8 @@ pub fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let output = Command::new(&cargo)
         .current_dir(&root)
-        .args(["build", "--release", "--locked", "-p", "tinynccl-python", "--message-format=json-render-diagnostics"])
+        .args(["build", "--locked", "-p", "tinynccl-python", "--message-format=json-render-diagnostics"])
+        .args((!cfg!(debug_assertions)).then_some("--release"))
         .args(cfg!(feature = "verbs").then_some("--features=tinynccl-python/verbs"))
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
