@@ -11,4 +11,4 @@ set -eu
 cd "$(dirname "$0")/.."
 export RUSTFLAGS="--cfg loom ${RUSTFLAGS:-}" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" RUST_BACKTRACE=0
 [ $# -gt 0 ] || set -- transport::shm::model symmetric::model
-exec cargo test --locked -p tinynccl --release --lib -- --nocapture "$@"
+exec cargo test --locked -p tinynccl --lib -- --nocapture "$@"

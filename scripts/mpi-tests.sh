@@ -103,9 +103,9 @@ done
 if scripts/setup.sh --python; then
     # Not built by every rank: they would wait for each other.
     extension() {
-        cargo build --release --locked -p tinynccl-python && mkdir -p "$out/python" &&
+        cargo build --locked -p tinynccl-python && mkdir -p "$out/python" &&
             cp -r bindings/python/python/tinynccl "$out/python" &&
-            cp "${bin%/debug}/release/libtinynccl_python.so" "$out/python/tinynccl/_core.abi3.so"
+            cp "$bin/libtinynccl_python.so" "$out/python/tinynccl/_core.abi3.so"
     }
     # torch's own store: a file needs no free port.
     ddp() { OMP_NUM_THREADS=1 INIT_METHOD=file://$out/store-$1 ranks "$1" pytorch-ddp --module "$out/python" -- --epochs 12; }

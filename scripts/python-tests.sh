@@ -33,13 +33,14 @@ fi
 site=${CARGO_TARGET_DIR:-target}/python-tests
 rm -rf "$site" && mkdir -p "$site"
 site=$(cd "$site" && pwd)
-features=()
-[[ ${1-} == --bench ]] && features=(--features bench)
+# As the tests of Rust are built, which shares the library with them; only measurements take a release.
+profile=(--profile dev) features=()
+[[ ${1-} == --bench ]] && profile=(--release) features=(--features bench)
 maturin=$(command -v maturin || true)
 [[ -z $maturin && -x target/maturin/bin/maturin ]] && maturin=target/maturin/bin/maturin
 if [[ -n $maturin ]]; then
     # Debian's names for platforms differ from the wheels': whoever installs it elsewhere builds it elsewhere.
-    "$maturin" build --release --locked --compatibility linux -m bindings/python/Cargo.toml -o "$site" ${features[@]+"${features[@]}"}
+    "$maturin" build "${profile[@]}" --locked --compatibility linux -m bindings/python/Cargo.toml -o "$site" ${features[@]+"${features[@]}"}
     wheel=$(echo "$site"/tinynccl-*.whl)
     # Debian's Python may have no pip; that of maturin's environment installs for it.
     "$python" -m venv --without-pip --system-site-packages "$site/venv"
@@ -51,7 +52,7 @@ if [[ -n $maturin ]]; then
     [[ $site == */python-tests/venv/* ]] || { echo "python-tests: tinynccl came from $site and not from the wheel" >&2; exit 1; }
 else
     echo "python-tests: no maturin, so the tests run from a folder and not from a wheel ('scripts/setup.sh --python' installs it)" >&2
-    library=$(cargo build --release --locked -p tinynccl-python ${features[@]+"${features[@]}"} --message-format=json-render-diagnostics |
+    library=$(cargo build "${profile[@]}" --locked -p tinynccl-python ${features[@]+"${features[@]}"} --message-format=json-render-diagnostics |
         sed -n 's/.*"\([^"]*libtinynccl_python\.so\)".*/\1/p' | tail -n 1)
     cp -r bindings/python/python/tinynccl "$site"
     cp "$library" "$site/tinynccl/_core.abi3.so"

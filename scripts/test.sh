@@ -37,6 +37,11 @@ have mpirun || say "SKIPPED: starting ranks by mpirun, as mpirun is not installe
 python3 -c 'import torch, numpy' 2>/dev/null || /usr/bin/python3 -c 'import torch, numpy' 2>/dev/null ||
     say "SKIPPED: comparison of gradients with PyTorch, as no python3 can import torch (apt-get install python3-torch)"
 
+# Most tests wait for something: on few cores more of them run at a time than there are cores.
+threads=$(nproc)
+[ "$threads" -ge 4 ] || threads=4
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$threads}"
+
 status=$(mktemp) && log=$(mktemp) || exit 1
 trap 'rm -f "$status" "$log"' EXIT
 trap 'exit 130' INT TERM HUP
