@@ -48,7 +48,9 @@ pub(crate) fn wakes(backend: Backend) {
     let [mut a, b] = ends(backend);
     std::thread::scope(|s| {
         let sleeper = s.spawn(move || {
-            (0u32..).map(|i| send_sleeping(&mut a, i, OPTIONS.max_message)).find(Result::is_err).unwrap()
+            // As an executor, which asks in between: an end that is dropped in good order is read for a while.
+            let mut send = |i| send_sleeping(&mut a, i, OPTIONS.max_message).and_then(|()| a.link.send.check_peer());
+            (0u32..).map(&mut send).find(Result::is_err).unwrap()
         });
         drop(b);
         let result = sleeper.join().unwrap();
