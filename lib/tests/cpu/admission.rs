@@ -271,7 +271,8 @@ fn links_listen_at_the_ports_that_were_named() {
         let mut alone = Command::new(std::env::current_exe().expect("this binary"));
         alone.args(["--exact", "admission::links_listen_at_the_ports_that_were_named", "--nocapture"]).env(ALONE, "1");
         let output = alone.output().expect("a process");
-        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        return assert!(output.status.success() && text.contains("1 passed"), "{text}");
     }
     // Held by this test: below the ports that the kernel gives away, so that nobody else takes it in between.
     let (first, port) = (10_000 + std::process::id() as u16 % 10_000..30_000)
