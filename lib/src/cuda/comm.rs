@@ -162,8 +162,8 @@ impl DeviceComm {
         self.path.check(self.host.as_ref())
     }
 
-    /// As [`DeviceComm::check`], for this rank's calls: that another one has aborted is no error as long as it has ended
-    /// none of them and none was refused. Ranks that are done leave in any order.
+    /// As [`DeviceComm::check`], for this rank's calls: that another one has aborted is no error as long as it has
+    /// ended none of them and none was refused. Ranks that are done leave in any order.
     ///
     /// # Errors
     /// As [`DeviceComm::check`].
