@@ -1,6 +1,7 @@
 //! Protection domains and memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use softroce::Access;
@@ -23,6 +24,8 @@ struct Mr {
     base: ibv_mr,
     iova: u64,
     access: c_uint,
+    /// Not to be registered again (`ibv_rereg_mr`), as with libibverbs.
+    dmabuf: bool,
     inner: softroce::Mr,
 }
 
@@ -65,15 +68,27 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     unsafe {
         let ours = &*pd.cast::<Pd>();
         match ours.inner.reg_mr(at.cast(), len, iova, Access::from_bits(access)) {
-            Ok(inner) => {
-                let context = (*pd).context;
-                let (lkey, rkey) = (inner.lkey(), inner.rkey());
-                let base = ibv_mr { context, pd, addr: at, length: len, handle: 0, lkey, rkey };
-                give(Mr { base, iova, access, inner }).cast()
-            }
+            Ok(inner) => region(pd, at, iova, access, false, inner),
             Err(e) => null(&e),
         }
     }
+}
+
+/// # Safety
+/// A domain of ours.
+unsafe fn region(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    iova: u64,
+    access: c_uint,
+    dmabuf: bool,
+    inner: softroce::Mr,
+) -> *mut ibv_mr {
+    // SAFETY: as the caller promises.
+    let context = unsafe { (*pd).context };
+    let (length, lkey, rkey) = (inner.len(), inner.lkey(), inner.rkey());
+    let base = ibv_mr { context, pd, addr, length, handle: 0, lkey, rkey };
+    give(Mr { base, iova, access, dmabuf, inner }).cast()
 }
 
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
@@ -103,7 +118,10 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     let has = |flag: c_uint| flags as c_uint & flag != 0;
     let known = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
     let moved = has(IBV_REREG_MR_CHANGE_TRANSLATION);
+    // SAFETY: a region of ours.
+    let dmabuf = unsafe { (*mr.cast::<Mr>()).dmabuf };
     if flags == 0
+        || dmabuf
         || has(!known)
         || (moved && (at.is_null() || len == 0))
         || (has(IBV_REREG_MR_CHANGE_PD) && pd.is_null())
@@ -128,13 +146,26 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     0
 }
 
+/// Registers another driver's memory. Its `addr` is the offset, as libibverbs has it.
 pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
-    _pd: *mut ibv_pd,
-    _offset: u64,
-    _len: usize,
-    _iova: u64,
-    _fd: c_int,
-    _access: c_int,
+    pd: *mut ibv_pd,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
 ) -> *mut ibv_mr {
-    null(&softroce::Error::new(libc::EOPNOTSUPP, "memory of other devices (dma-buf) cannot be registered"))
+    // Programs ask by it whether dma-bufs are taken at all: NCCL does.
+    if fd < 0 {
+        return null(&softroce::Error::new(libc::EBADF, "registering a dma-buf: the descriptor is negative"));
+    }
+    // SAFETY: a domain of ours; the program keeps the descriptor until this returns, the memory until it deregisters.
+    unsafe {
+        let (ours, access) = (&*pd.cast::<Pd>(), access as c_uint);
+        let fd = BorrowedFd::borrow_raw(fd);
+        match ours.inner.reg_dmabuf_mr(offset, len, iova, fd, Access::from_bits(access)) {
+            Ok(inner) => region(pd, offset as *mut c_void, iova, access, true, inner),
+            Err(e) => null(&e),
+        }
+    }
 }

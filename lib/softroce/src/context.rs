@@ -1,13 +1,15 @@
 //! An open card, and what is made of it.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use crate::device::{Device, PortInfo};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::memory::{Access, MAX_REGIONS, MAX_WINDOWS, Region, WindowKind, is_accessible};
+use crate::memory::{
+    Access, Backing, Gpu, MAX_REGIONS, MAX_WINDOWS, Mapping, Region, WindowKind, is_accessible, is_dmabuf,
+};
 use crate::path::{Gid, Path};
 use crate::qp::{Capacity, MAX_RD_ATOMIC};
 use crate::qpair::{Qp, QpInit};
@@ -157,15 +159,14 @@ impl Pd {
     ///
     /// # Errors
     /// `EINVAL` for remote writing or atomics without local writing, a null or overflowing range; `EFAULT` for memory
-    /// that the processor cannot access, as a GPU's.
+    /// that neither the processor nor the driver of a GPU can access.
     ///
     /// # Safety
     /// The memory is readable, with `LOCAL_WRITE` also writable, until the region is dropped. What peers write
     /// meanwhile is not looked at through references.
     pub unsafe fn reg_mr(self: &Arc<Pd>, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<Mr> {
         let region = self.region(at, len, iova, access)?;
-        let key = write(&self.context.engine.shared.memory).insert(region)?;
-        Ok(Mr { key, at: at as usize, len, pd: self.clone() })
+        self.insert(region)
     }
 
     fn region(&self, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<Region> {
@@ -177,13 +178,56 @@ impl Pd {
         {
             return Err(Error::invalid("no such range of memory"));
         }
-        if !is_accessible(at as usize, len, access.contains(Access::LOCAL_WRITE)) {
-            let what =
-                "not all of it is memory that the processor can access; a GPU's memory has to be copied to the host's";
-            return Err(Error::new(libc::EFAULT, format!("registering {len} bytes at {at:p}: {what}")));
-        }
+        let backing = if is_accessible(at as usize, len, access.contains(Access::LOCAL_WRITE)) {
+            Backing::Host
+        } else {
+            Backing::Gpu(Gpu::of(at as u64, len).map_err(|why| {
+                let what = "not all of it is memory that the processor can access";
+                Error::new(libc::EFAULT, format!("registering {len} bytes at {at:p}: {what}, and {why}"))
+            })?)
+        };
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        Ok(Region { pd: self.id, at, len, iova, access })
+        Ok(Region { pd: self.id, at, len, iova, access, backing })
+    }
+
+    /// Registers memory of another driver: `len` bytes from `offset` on of the dma-buf `fd`, which may be closed then.
+    /// Of a GPU's memory, which cannot be mapped, `iova` is the address that the GPU has for the first byte.
+    ///
+    /// # Errors
+    /// `EBADF` and `EINVAL` where `fd` is no descriptor or no dma-buf, or has fewer bytes; the exporter's error where it
+    /// does not let its memory be mapped and `iova` is no GPU's address; otherwise as [`Pd::reg_mr`].
+    ///
+    /// # Safety
+    /// As [`Pd::reg_mr`], where the memory is a GPU's.
+    pub unsafe fn reg_dmabuf_mr(
+        self: &Arc<Pd>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        fd: BorrowedFd<'_>,
+        access: Access,
+    ) -> Result<Mr> {
+        let what = || format!("registering {len} bytes of dma-buf {}", fd.as_raw_fd());
+        if !is_dmabuf(fd).map_err(|e| Error::system(what(), &e))? {
+            return Err(Error::invalid(format!("{}: the descriptor is no dma-buf", what())));
+        }
+        let region = match Mapping::new(fd, offset, len, access.contains(Access::LOCAL_WRITE)) {
+            Ok(mapping) => {
+                let region = self.region(mapping.at(), len, iova, access)?;
+                Region { backing: Backing::Dmabuf(mapping), ..region }
+            }
+            Err(unmapped) => match Gpu::of(iova, len) {
+                Ok(_) => self.region(iova as *mut u8, len, iova, access)?,
+                Err(why) => return Err(Error::system(format!("{}: {why}, and to map it", what()), &unmapped)),
+            },
+        };
+        self.insert(region)
+    }
+
+    fn insert(self: &Arc<Pd>, region: Region) -> Result<Mr> {
+        let (at, len) = (region.at as usize, region.len);
+        let key = write(&self.context.engine.shared.memory).insert(region)?;
+        Ok(Mr { key, at, len, pd: self.clone() })
     }
 
     /// A memory window that is bound to nothing.

@@ -69,6 +69,10 @@ impl Device for Rdma {
         self.local.context.name()
     }
 
+    fn is_in_user_space(&self) -> bool {
+        self.name().starts_with("tinyroce")
+    }
+
     fn ask_dmabuf(&self) -> io::Error {
         verbs::Mr::ask_dmabuf(&self.pd)
     }

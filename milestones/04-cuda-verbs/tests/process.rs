@@ -238,6 +238,26 @@ fn over_rdma_sides_with_different_slots_and_wires_understand_each_other() {
     }
 }
 
+/// Over the stand-in for CUDA's driver, whose device memory no processor can access: the card moves it by the driver's
+/// copies, on both sides.
+#[cfg(not(feature = "verbs"))]
+#[test]
+fn over_the_card_in_user_space_a_gpus_memory_goes_without_staging() {
+    let standin = cuda_standin::folder().expect("built with these tests");
+    for cut in [
+        ["--bytes=1000001", "--chunk=64K", "--slots=2"],
+        ["--bytes=70000", "--chunk=999", "--slots=7"],
+        ["--bytes=1", "--chunk=1", "--slots=2"],
+    ] {
+        let all = [&["--buffer=gpu", "--wire=verbs", "--path=peer-memory"][..], &cut].concat();
+        let text = output(cuda_verbs(&all).env("LD_LIBRARY_PATH", &standin));
+        assert!(text.contains("2 peer memory: TAKEN: no module is needed, tinyroce"), "{text}");
+        assert!(text.contains("a card in user space, for which the driver"), "{text}");
+        assert!(text.contains("client | peer memory over RDMA (tinyroce"), "{text}");
+        assert!(text.contains("server | round 3: every byte checked"), "{text}");
+    }
+}
+
 #[test]
 fn a_dmabuf_of_host_pages_is_tried_for_real() {
     let text = output(&mut cuda_verbs(&["probe", "--buffer=host", "--bytes=64K"]));

@@ -1,14 +1,17 @@
 //! Copies to and from registered memory, whose bytes the program may look at meanwhile.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::Refusal;
+use super::{Gpu, Refusal};
 
 /// Registered bytes that an access was checked for. Valid while the table's lock is held that gave it out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece {
     pub(super) at: *mut u8,
     pub(super) len: usize,
+    /// The GPU whose driver copies to and from there; the region holds it.
+    pub(super) gpu: Option<NonNull<Gpu>>,
 }
 
 // SAFETY: a piece is an address and a length; what it points to is only touched under the table's lock (see `Table`).
@@ -24,10 +27,22 @@ impl Piece {
         self.at
     }
 
+    /// The processor has no access to the bytes.
+    pub(crate) fn is_of_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    /// # Safety
+    /// The table's lock that gave the piece out is held for `'a`.
+    unsafe fn gpu<'a>(&self) -> Option<&'a Gpu> {
+        // SAFETY: the region is in the table for as long as the lock is held.
+        self.gpu.map(|gpu| unsafe { gpu.as_ref() })
+    }
+
     /// The bytes, to be read.
     ///
     /// # Safety
-    /// The table's lock that gave the piece out is held for `'a`.
+    /// The table's lock that gave the piece out is held for `'a`, and the piece is not of a GPU.
     pub(crate) unsafe fn bytes<'a>(&self) -> &'a [u8] {
         // SAFETY: registered, so valid for reads by the promise of who registered it; the lock keeps it so for 'a. The
         // program promises not to write to memory that it has posted; only a peer that acknowledges what has not left
@@ -37,11 +52,16 @@ impl Piece {
 }
 
 /// Copies `from` to the front of `to`. The last bytes are written last: programs wait for a message by polling them.
+/// What goes to a GPU is only then sure to be there when the bytes come that end their message, `ends`.
 ///
 /// # Safety
 /// The table's lock that gave `to` out is held, and `to` was checked for writing.
-pub(crate) unsafe fn copy_in(to: Piece, from: &[u8]) {
+pub(crate) unsafe fn copy_in(to: Piece, from: &[u8], ends: bool) -> Result<(), Refusal> {
     let len = from.len().min(to.len);
+    // SAFETY: as the caller promises.
+    if let Some(gpu) = unsafe { to.gpu() } {
+        return gpu.write(to.at as u64, from.get(..len).unwrap_or_default(), ends);
+    }
     let split = len.saturating_sub(8);
     let (body, tail) = from.get(..len).unwrap_or_default().split_at(split);
     // SAFETY: `len` is within the piece, which is registered for writing; a packet's buffer is no registered memory, so
@@ -51,20 +71,26 @@ pub(crate) unsafe fn copy_in(to: Piece, from: &[u8]) {
         fence(Ordering::Release);
         std::ptr::copy_nonoverlapping(tail.as_ptr(), to.at.add(split), tail.len());
     }
+    Ok(())
 }
 
 /// Appends the bytes of `from` to `to`.
 ///
 /// # Safety
 /// The table's lock that gave `from` out is held.
-pub(crate) unsafe fn copy_out(from: Piece, to: &mut Vec<u8>) {
+pub(crate) unsafe fn copy_out(from: Piece, to: &mut Vec<u8>) -> Result<(), Refusal> {
     to.reserve(from.len);
     // SAFETY: the room was reserved and is initialized by the copy; the source is registered. A copy by pointers, as
     // the program or a peer may write to the source meanwhile.
     unsafe {
-        std::ptr::copy_nonoverlapping(from.at, to.as_mut_ptr().add(to.len()), from.len);
+        let room = to.as_mut_ptr().add(to.len());
+        match from.gpu() {
+            Some(gpu) => gpu.read(from.at as u64, room, from.len)?,
+            None => std::ptr::copy_nonoverlapping(from.at, room, from.len),
+        }
         to.set_len(to.len() + from.len);
     }
+    Ok(())
 }
 
 /// Changes the word at `at` with `f` in one step, also before the processor's own atomic operations; gives the old one.
@@ -75,6 +101,10 @@ pub(crate) unsafe fn copy_out(from: Piece, to: &mut Vec<u8>) {
 pub(crate) unsafe fn atomic(at: Piece, f: impl Fn(u64) -> Option<u64>) -> Result<u64, Refusal> {
     if at.len != 8 || !at.at.cast::<u64>().is_aligned() {
         return Err(Refusal::Bounds);
+    }
+    // SAFETY: as the caller promises.
+    if let Some(gpu) = unsafe { at.gpu() } {
+        return gpu.atomic(at.at as u64, f);
     }
     // SAFETY: eight registered bytes, aligned.
     let word = unsafe { AtomicU64::from_ptr(at.at.cast()) };

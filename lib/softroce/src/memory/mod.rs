@@ -7,14 +7,18 @@
 
 mod access;
 mod copy;
+mod dmabuf;
+mod gpu;
 mod mapped;
 mod table;
 mod window;
 
 pub use access::Access;
 pub(crate) use copy::{Piece, atomic, copy_in, copy_out};
+pub(crate) use dmabuf::{Mapping, is_dmabuf};
+pub(crate) use gpu::Gpu;
 pub(crate) use mapped::is_accessible;
-pub(crate) use table::{MAX_REGIONS, Region, Table};
+pub(crate) use table::{Backing, MAX_REGIONS, Region, Table};
 pub(crate) use window::{Asker, MAX_WINDOWS};
 pub use window::{Bind, WindowKind};
 
@@ -31,4 +35,6 @@ pub(crate) enum Refusal {
     Bounds,
     #[error("the window is bound already")]
     Bound,
+    #[error("CUDA's driver does not copy to or from the GPU's memory: code {0}")]
+    Gpu(i32),
 }

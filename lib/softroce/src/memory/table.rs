@@ -1,13 +1,26 @@
 //! The regions of a card, by key.
 
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::window::{Asker, Window, is_window};
-use super::{Access, Piece, Refusal};
+use super::{Access, Gpu, Mapping, Piece, Refusal};
 use crate::error::{Error, Result};
 
+/// Where a region's bytes are.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    /// In the program's own memory.
+    Host,
+    /// In another driver's memory, mapped. Only kept.
+    Dmabuf(#[allow(dead_code, reason = "unmapped when the region goes")] Mapping),
+    /// In a GPU's memory: addresses that only its driver copies to and from.
+    Gpu(Arc<Gpu>),
+}
+
 /// A memory region.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Region {
     /// Protection domain.
     pub(crate) pd: u32,
@@ -18,6 +31,23 @@ pub(crate) struct Region {
     /// The address by which the card is asked for the first byte.
     pub(crate) iova: u64,
     pub(crate) access: Access,
+    pub(crate) backing: Backing,
+}
+
+impl Region {
+    /// Ends its use: copies to it that are not waited for are done after this.
+    fn settle(self) {
+        if let Backing::Gpu(gpu) = &self.backing {
+            gpu.settle();
+        }
+    }
+
+    fn gpu(&self) -> Option<NonNull<Gpu>> {
+        match &self.backing {
+            Backing::Gpu(gpu) => Some(NonNull::from(&**gpu)),
+            Backing::Host | Backing::Dmabuf(_) => None,
+        }
+    }
 }
 
 // SAFETY: an address and a length; see `Table` for who touches what is there.
@@ -81,18 +111,21 @@ impl Table {
         let slot = self.slots.get_mut((key >> 8) as usize).filter(|s| s.tag == key as u8 && s.region.is_some());
         let Some(slot) = slot else { return false };
         slot.invalidated = AtomicBool::new(false);
-        slot.region = Some(region);
+        if let Some(old) = slot.region.replace(region) {
+            old.settle();
+        }
         self.forget_region(key);
         true
     }
 
-    /// Takes a region out. Nobody has a piece of it, as the caller has the lock for writing.
-    pub(crate) fn remove(&mut self, key: u32) -> Option<Region> {
-        let slot = self.slots.get_mut((key >> 8) as usize).filter(|s| s.tag == key as u8)?;
-        let region = slot.region.take()?;
+    /// Takes a region out; `false` where there is none. Nobody has a piece of it, as the caller has the lock for writing.
+    pub(crate) fn remove(&mut self, key: u32) -> bool {
+        let slot = self.slots.get_mut((key >> 8) as usize).filter(|s| s.tag == key as u8);
+        let Some(region) = slot.and_then(|slot| slot.region.take()) else { return false };
+        region.settle();
         self.free.push(key >> 8);
         self.forget_region(key);
-        Some(region)
+        true
     }
 
     fn slot(&self, key: u32) -> Result<(&Slot, &Region), Refusal> {
@@ -104,7 +137,7 @@ impl Table {
     /// No access of 0 bytes looks at a key (9.7.4.1.1 asks for that in remote accesses).
     pub(crate) fn check(&self, key: u32, pd: u32, va: u64, len: usize, access: Access) -> Result<Piece, Refusal> {
         if len == 0 {
-            return Ok(Piece { at: std::ptr::NonNull::dangling().as_ptr(), len: 0 });
+            return Ok(Piece { at: NonNull::dangling().as_ptr(), len: 0, gpu: None });
         }
         self.region(key, pd, va, len, access).map(|(_, piece)| piece)
     }
@@ -150,7 +183,7 @@ impl Table {
         if end > region.len as u64 {
             return Err(Refusal::Bounds);
         }
-        Ok((region, Piece { at: region.at.wrapping_add(offset as usize), len }))
+        Ok((region, Piece { at: region.at.wrapping_add(offset as usize), len, gpu: region.gpu() }))
     }
 
     /// Ends the use of a remote key, as a peer's SEND with invalidate or a request of ours asks (10.6.7.2.5).
@@ -174,7 +207,7 @@ mod tests {
     use super::*;
 
     fn region(at: *mut u8, len: usize, iova: u64) -> Region {
-        Region { pd: 1, at, len, iova, access: Access::LOCAL_WRITE | Access::REMOTE_WRITE }
+        Region { pd: 1, at, len, iova, access: Access::LOCAL_WRITE | Access::REMOTE_WRITE, backing: Backing::Host }
     }
 
     proptest! {
@@ -212,7 +245,7 @@ mod tests {
         assert_eq!(table.invalidate(key, Asker { pd: 1, qpn: 7 }), Ok(()));
         assert_eq!(check(&table, key, 1, Access::REMOTE_WRITE), Err(Refusal::Key(key)));
         assert_eq!(check(&table, key, 1, Access::LOCAL_WRITE), Ok(1), "a local use goes on");
-        assert!(table.remove(key).is_some() && table.remove(key).is_none());
+        assert!(table.remove(key) && !table.remove(key));
         let again = table.insert(region(bytes.as_mut_ptr(), 20, 0)).expect("room");
         assert_ne!(again, key, "an old key does not open a new region");
     }
@@ -228,7 +261,7 @@ mod tests {
         assert_eq!(table.check(key, 2, 0, 8, Access::REMOTE_WRITE).err(), Some(Refusal::Bounds));
         let piece = table.check(key, 2, 100, 8, Access::REMOTE_WRITE).expect("all of it");
         assert_eq!(piece.addr() as usize, new.as_ptr() as usize);
-        assert!(table.remove(key).is_some());
+        assert!(table.remove(key));
         assert!(!table.replace(key, region(new.as_mut_ptr(), 8, 0)));
     }
 }

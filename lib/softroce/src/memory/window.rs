@@ -218,7 +218,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::{Region, copy_in};
+    use super::super::{Backing, Region, copy_in};
     use super::*;
 
     const BY: Asker = Asker { pd: 1, qpn: 7 };
@@ -227,7 +227,8 @@ mod tests {
 
     fn table(bytes: &mut [u8], access: Access) -> (Table, u32) {
         let mut table = Table::default();
-        let region = Region { pd: 1, at: bytes.as_mut_ptr(), len: bytes.len(), iova: 1000, access };
+        let region =
+            Region { pd: 1, at: bytes.as_mut_ptr(), len: bytes.len(), iova: 1000, access, backing: Backing::Host };
         let key = table.insert(region).expect("room");
         (table, key)
     }
@@ -350,7 +351,7 @@ mod tests {
         let mut bytes = vec![0u8; 4096];
         let at = bytes.as_mut_ptr();
         let mut table = Table::default();
-        let region = Region { pd: 1, at, len: 4096, iova: 0, access: ALL };
+        let region = Region { pd: 1, at, len: 4096, iova: 0, access: ALL, backing: Backing::Host };
         let lkey = table.insert(region).expect("room");
         let mut key = table.add_window(1, WindowKind::Any).expect("room");
         let (table, shown, begun) = (&table, &AtomicU32::new(key), &AtomicU32::new(0));
@@ -361,7 +362,7 @@ mod tests {
                     let write = |piece| {
                         begun.fetch_add(1, Ordering::Relaxed);
                         // SAFETY: the reference to the table is the lock; the window is bound for writing.
-                        unsafe { copy_in(piece, &[7; 4096]) };
+                        unsafe { copy_in(piece, &[7; 4096], true) }.expect("memory of the host");
                     };
                     let _ = table.remote(shown.load(Ordering::Acquire), BY, 0, 4096, WRITE, write);
                 }

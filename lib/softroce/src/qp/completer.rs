@@ -146,7 +146,7 @@ impl Machine {
         let (pd, sges) = (self.parts.pd, list.as_slice());
         if packet.opcode.operation == Operation::AtomicAck {
             let Some(ack) = packet.headers.atomic_ack else { return Ok(false) };
-            scatter(turn.memory, pd, sges, 0, &ack.original.to_ne_bytes())?;
+            scatter(turn.memory, pd, sges, 0, &ack.original.to_ne_bytes(), true)?;
             return Ok(!matches!(wqe.op, crate::queue::SendOp::Read(_)));
         }
         let offset = at * self.attr.path_mtu;
@@ -154,7 +154,7 @@ impl Machine {
         if packet.payload.len() != expected as usize || !matches!(wqe.op, crate::queue::SendOp::Read(_)) {
             return Ok(false);
         }
-        scatter(turn.memory, pd, sges, offset, packet.payload)?;
+        scatter(turn.memory, pd, sges, offset, packet.payload, at + 1 == wqe.packets)?;
         Ok(true)
     }
 

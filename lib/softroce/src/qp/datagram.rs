@@ -21,8 +21,8 @@ impl Machine {
         let (pd, sges) = (self.recv_pd(), recv.sges.as_slice());
         let status = if total as u64 > recv.sges.len() {
             Status::LocalLength
-        } else if scatter(turn.memory, pd, sges, 0, &header).is_err()
-            || scatter(turn.memory, pd, sges, grh::LEN as u32, bytes).is_err()
+        } else if scatter(turn.memory, pd, sges, 0, &header, false).is_err()
+            || scatter(turn.memory, pd, sges, grh::LEN as u32, bytes, true).is_err()
         {
             Status::LocalProtection
         } else {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::memory::Piece;
 use crate::path::Path;
+use crate::psn::Psn;
 use crate::wire::Headers;
 use crate::wire::packet::{MAX_HEADERS, padding};
 
@@ -35,6 +36,21 @@ impl OutPacket {
     }
 }
 
+/// Bytes of a message in a GPU's memory that are copied at a time: a copy by its driver costs some microseconds, however
+/// short it is.
+pub(crate) const AHEAD: u32 = 128 << 10;
+
+/// A part of a message that was copied for several packets.
+#[derive(Debug, Clone, Copy)]
+struct Ahead {
+    message: Message,
+    /// Its place in the message.
+    from: u32,
+    len: u32,
+    /// Its place in the outbox's bytes.
+    at: usize,
+}
+
 /// Packets that a queue pair wants sent. Whoever drives it sends them before it lets go of the lock of the table of
 /// regions.
 #[derive(Debug, Default)]
@@ -43,6 +59,14 @@ pub(crate) struct Outbox {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) bytes: Vec<u8>,
     limit: usize,
+    ahead: Option<Ahead>,
+}
+
+/// A message of a queue pair: a request of its own, or an answer, by the number of its first packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Message {
+    Request(Psn),
+    Answer(Psn),
 }
 
 impl Outbox {
@@ -59,27 +83,24 @@ impl Outbox {
         self.packets.clear();
         self.pieces.clear();
         self.bytes.clear();
+        self.ahead = None;
     }
 
     /// Adds a packet whose payload `fill` puts into `bytes` or `pieces`. Nothing is added where that fails.
     pub(crate) fn packet<E>(
         &mut self,
         headers: &Headers,
-        copied: bool,
         path: Option<&Arc<Path>>,
-        fill: impl FnOnce(&mut Outbox) -> Result<(), E>,
+        fill: impl FnOnce(&mut Outbox) -> Result<Body, E>,
     ) -> Result<(), E> {
         let (pieces, bytes) = (self.pieces.len(), self.bytes.len());
-        if let Err(e) = fill(self) {
+        let body = fill(self).inspect_err(|_| {
             self.pieces.truncate(pieces);
             self.bytes.truncate(bytes);
-            return Err(e);
-        }
-        let (body, len) = if copied {
-            (Body::Copied(bytes, self.bytes.len()), self.bytes.len() - bytes)
-        } else {
-            let new = self.pieces.get(pieces..).unwrap_or_default();
-            (Body::Memory(pieces, self.pieces.len()), new.iter().map(Piece::len).sum())
+        })?;
+        let len = match body {
+            Body::Copied(from, to) => to - from,
+            Body::Memory(from, to) => self.pieces.get(from..to).unwrap_or_default().iter().map(Piece::len).sum(),
         };
         let mut headers = *headers;
         headers.bth.pad = padding(len);
@@ -98,7 +119,30 @@ impl Outbox {
 
     /// Adds a packet without payload.
     pub(crate) fn bare(&mut self, headers: &Headers) {
-        let Ok(()) = self.packet(headers, true, None, |_| Ok::<_, std::convert::Infallible>(()));
+        let Ok(()) = self.packet(headers, None, |_| Ok::<_, std::convert::Infallible>(Body::Copied(0, 0)));
+    }
+
+    /// Bytes `from` to `from + len` of a message in a GPU's memory. Where an earlier packet has not copied them already,
+    /// `copy` appends up to `most` bytes of the message from there on.
+    pub(crate) fn of_gpu<E>(
+        &mut self,
+        message: Message,
+        from: u32,
+        len: u32,
+        most: u32,
+        copy: impl FnOnce(&mut Vec<u8>, u32) -> Result<(), E>,
+    ) -> Result<Body, E> {
+        let has = |a: &Ahead| a.message == message && a.from <= from && from + len <= a.from + a.len;
+        let ahead = match self.ahead.filter(has) {
+            Some(ahead) => ahead,
+            None => {
+                let ahead = Ahead { message, from, len: most.clamp(len, AHEAD.max(len)), at: self.bytes.len() };
+                copy(&mut self.bytes, ahead.len)?;
+                *self.ahead.insert(ahead)
+            }
+        };
+        let at = ahead.at + (from - ahead.from) as usize;
+        Ok(Body::Copied(at, at + len as usize))
     }
 
     /// A packet as bytes, its ICRC left out.
@@ -110,7 +154,7 @@ impl Outbox {
             Body::Memory(from, to) => {
                 for piece in &self.pieces[from..to] {
                     // SAFETY: tests keep their memory and the table's lock.
-                    unsafe { crate::memory::copy_out(*piece, &mut bytes) };
+                    unsafe { crate::memory::copy_out(*piece, &mut bytes) }.expect("memory of the host");
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Answers: acknowledgements, refusals, what READs and atomics asked for, and all of them again (InfiniBand
 //! specification, 9.7.4.3, 9.7.5).
 
+use super::outbox::{Body, Message};
 use super::responder::Responder;
 use super::{Machine, Turn};
 use crate::memory::{Access, copy_out};
@@ -147,11 +148,21 @@ impl Machine {
                         (place != Position::Middle).then_some(Aeth { syndrome: Syndrome::Ack(NO_CREDITS), msn });
                     let (memory, by) = (turn.memory, self.asker());
                     // Copied before its CRC is made: the program may write to memory that a peer reads.
-                    let sent = turn.out.packet(&headers, true, None, |out| {
+                    let read = |bytes: &mut Vec<u8>, len: u32| {
                         memory.remote(rkey, by, va, len as usize, Access::REMOTE_READ, |piece| {
                             // SAFETY: the turn's reference to the table is the lock.
-                            unsafe { copy_out(piece, &mut out.bytes) };
-                        })
+                            unsafe { copy_out(piece, bytes) }
+                        })?
+                    };
+                    let of_gpu = memory.remote(rkey, by, va, len as usize, Access::REMOTE_READ, |p| p.is_of_gpu());
+                    let sent = turn.out.packet(&headers, None, |out| {
+                        if of_gpu? {
+                            let from = psn.since(first).max(0) as u32 * self.attr.path_mtu;
+                            return out.of_gpu(Message::Answer(first), from, len, left, read);
+                        }
+                        let start = out.bytes.len();
+                        read(&mut out.bytes, len)?;
+                        Ok(Body::Copied(start, out.bytes.len()))
                     });
                     if sent.is_err() {
                         // Deregistered or invalidated meanwhile.

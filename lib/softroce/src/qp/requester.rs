@@ -14,11 +14,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::attr::{QpAttr, State};
+use super::outbox::{Body, Message};
 use super::scatter::gather;
 use super::timers::{Nanos, Timers};
 use super::wqe::{Data, SendWqe};
 use super::{Machine, Turn};
-use crate::memory::{Access, Asker, Refusal, Table, copy_out};
+use crate::memory::{Access, Asker, Piece, Refusal, Table, copy_out};
 use crate::path::Path;
 use crate::psn::Psn;
 use crate::queue::event::EventKind;
@@ -300,7 +301,8 @@ impl Machine {
             // bytes must not be needed any more.
             let repeated = position.since(req.sent) < 0;
             let copied = !rc || repeated || matches!(wqe.data, Data::Inline(_));
-            if let Err(refusal) = put(turn, parts.pd, &headers, wqe, copied, offset, len, None) {
+            let room = if rc { req.window.saturating_sub(under_way).max(1) } else { u32::MAX };
+            if let Err(refusal) = put(turn, parts.pd, &headers, wqe, copied, offset, len, room, None) {
                 log::debug!("queue pair {:#x}: a send's memory: {refusal}", parts.qpn);
                 wqe.failed = Some(Status::LocalProtection);
                 return Err(Stop::Wait);
@@ -347,7 +349,7 @@ impl Machine {
         let deth = Some(Deth { qkey: *qkey, src_qpn: parts.qpn });
         let headers = Headers { deth, imm, ..Headers::new(bth) };
         let path = path.clone();
-        if put(turn, parts.pd, &headers, wqe, true, 0, wqe.len, Some(&path)).is_err() {
+        if put(turn, parts.pd, &headers, wqe, true, 0, wqe.len, 1, Some(&path)).is_err() {
             wqe.failed = Some(Status::LocalProtection);
             return Err(Stop::Wait);
         }
@@ -430,7 +432,7 @@ fn carry_out(op: SendOp, by: Asker, memory: &Table) -> Result<(), (Status, Refus
     }
 }
 
-/// Adds a packet with bytes `offset` to `offset + len` of a request.
+/// Adds a packet with bytes `offset` to `offset + len` of a request. `room`: packets that may leave now, this one included.
 #[allow(clippy::too_many_arguments, reason = "one packet is all of these")]
 fn put(
     turn: &mut Turn<'_>,
@@ -440,23 +442,43 @@ fn put(
     copied: bool,
     offset: u32,
     len: u32,
+    room: u32,
     path: Option<&Arc<Path>>,
 ) -> Result<(), Refusal> {
     let memory = turn.memory;
-    turn.out.packet(headers, copied, path, |out| match &wqe.data {
-        Data::Inline(bytes) => {
-            out.bytes.extend_from_slice(bytes.get(offset as usize..(offset + len) as usize).unwrap_or_default());
+    turn.out.packet(headers, path, |out| {
+        let (first, start) = (out.pieces.len(), out.bytes.len());
+        let list = match &wqe.data {
+            Data::Inline(bytes) => {
+                out.bytes.extend_from_slice(bytes.get(offset as usize..(offset + len) as usize).unwrap_or_default());
+                return Ok(Body::Copied(start, out.bytes.len()));
+            }
+            Data::Memory(list) => list.as_slice(),
+        };
+        gather(memory, pd, list, offset, len as usize, Access::LOCAL_READ, |piece| {
+            out.pieces.push(piece);
             Ok(())
+        })?;
+        let of_gpu = out.pieces.get(first..).unwrap_or_default().iter().any(Piece::is_of_gpu);
+        if !copied && !of_gpu {
+            return Ok(Body::Memory(first, out.pieces.len()));
         }
-        Data::Memory(list) => {
-            gather(memory, pd, list.as_slice(), offset, len as usize, Access::LOCAL_READ, |piece| {
-                if copied {
-                    // SAFETY: the turn's reference to the table is the lock.
-                    unsafe { copy_out(piece, &mut out.bytes) };
-                } else {
-                    out.pieces.push(piece);
-                }
+        out.pieces.truncate(first);
+        let copy = |bytes: &mut Vec<u8>, len: u32| {
+            gather(memory, pd, list, offset, len as usize, Access::LOCAL_READ, |piece| {
+                // SAFETY: the turn's reference to the table is the lock.
+                unsafe { copy_out(piece, bytes) }
             })
+        };
+        match wqe.psn {
+            Some(psn) if of_gpu => {
+                let most = (wqe.len - offset).min(room.saturating_mul(len));
+                out.of_gpu(Message::Request(psn), offset, len, most, copy)
+            }
+            _ => {
+                copy(&mut out.bytes, len)?;
+                Ok(Body::Copied(start, out.bytes.len()))
+            }
         }
     })
 }

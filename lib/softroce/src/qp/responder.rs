@@ -231,7 +231,7 @@ impl Machine {
         if u64::from(*len) + bytes.len() as u64 > *room {
             return Err(Refused::Nak(Nak::InvalidRequest, Some(Status::LocalLength)));
         }
-        scatter(turn.memory, pd, recv.sges.as_slice(), *len, bytes)
+        scatter(turn.memory, pd, recv.sges.as_slice(), *len, bytes, packet.opcode.position.ends())
             .map_err(|_| Refused::Nak(Nak::RemoteOperational, Some(Status::LocalProtection)))?;
         *len += bytes.len() as u32;
         if packet.opcode.position.ends() {
@@ -269,15 +269,22 @@ impl Machine {
         let recv = turn.memory.remote(key, by, at, bytes.len(), Access::REMOTE_WRITE, |piece| {
             let recv = if packet.headers.imm.is_some() { Some(self.take_recv()?) } else { None };
             // SAFETY: the turn's reference to the table is the lock; the piece was checked for writing.
-            unsafe { copy_in(piece, bytes) };
-            Some(recv)
+            Some((recv, unsafe { copy_in(piece, bytes, ends) }))
         })?;
-        let Some(recv) = recv else {
+        let Some((recv, copied)) = recv else {
             if packet.opcode.position.begins() {
                 self.resp.message = None;
             }
             return Err(Refused::NotReady);
         };
+        if let Err(refusal) = copied {
+            log::debug!("queue pair {:#x}: a peer's WRITE: {refusal}", self.parts.qpn);
+            if let Some(recv) = recv {
+                let wc = self.recv_completion(recv.id, Status::LocalProtection);
+                self.parts.recv_cq.push(wc, false);
+            }
+            return Err(Refused::Nak(Nak::RemoteOperational, Some(Status::LocalProtection)));
+        }
         if let Some(Message::Write { va, left, .. }) = &mut self.resp.message {
             (*va, *left) = (at.wrapping_add(bytes.len() as u64), rest);
         }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::*;
-use crate::memory::{Access, Asker, Bind, Region, WindowKind};
+use crate::memory::{Access, Asker, Backing, Bind, Region, WindowKind};
 use crate::path::Path;
 use crate::psn::Psn;
 use crate::queue::request::SendOp;
@@ -127,7 +127,9 @@ impl Victim {
         ]
         .map(|(region, pd, access)| {
             let at = base.wrapping_add(region_range(region).start);
-            table.insert(Region { pd, at, len: REGION, iova: iova(region), access }).expect("room")
+            table
+                .insert(Region { pd, at, len: REGION, iova: iova(region), access, backing: Backing::Host })
+                .expect("room")
         });
         let windows = [WindowKind::Any, WindowKind::OneQp].map(|kind| {
             let rkey = table.add_window(1, kind).expect("room");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::{Access, Region};
+use crate::memory::{Access, Backing, Region};
 use crate::queue::{Remote, SendFlags, SendOp, Sge};
 
 const ALL: Access = Access::from_bits(0xf);
@@ -50,7 +50,8 @@ impl End {
         let mut memory = vec![0u8; bytes + 8];
         let skip = memory.as_ptr().align_offset(8);
         let mut table = Table::default();
-        let region = Region { pd: 1, at: memory[skip..].as_mut_ptr(), len: bytes, iova: 0, access };
+        let region =
+            Region { pd: 1, at: memory[skip..].as_mut_ptr(), len: bytes, iova: 0, access, backing: Backing::Host };
         let key = table.insert(region).expect("room");
         let machine = Machine::new(Parts {
             qpn,

@@ -65,7 +65,7 @@ pub(crate) fn datagram_end(gid_index: u8) -> End {
     end
 }
 
-fn send_datagram(from: &End, to: &End, qkey: u32, gid_index: u8) {
+pub(crate) fn send_datagram(from: &End, to: &End, qkey: u32, gid_index: u8) {
     let path = Arc::new(from.pd.context().path(to.card().gid, gid_index).expect("a way"));
     let sges = [from.sge(0, 300)];
     let flags = SendFlags { signaled: true, ..SendFlags::default() };

@@ -39,10 +39,11 @@ pub fn attempt<B: Memory + ?Sized, D: Device>(probe: &Probe<'_, B, D>) -> Attemp
         Ok(mr) => Attempt::Taken(
             Path::Direct(mr),
             format!(
-                "{} exported {} bytes, {} registered them: no copy through the CPU",
+                "{} exported {} bytes, {} registered them: {}",
                 export.source,
                 range.1,
-                device.name()
+                device.name(),
+                device.direct()
             ),
         ),
         Err(cause) => Attempt::NotTaken(refused(&export, device.name(), &cause)),

@@ -98,6 +98,11 @@ pub trait Memory {
     /// An address that only the GPU's driver can resolve, or the reason why there is none.
     fn device_pointer(&self) -> Result<u64, Why>;
 
+    /// The reason why no RDMA card can read and write the GPU's memory over PCIe, if there is one.
+    fn gpudirect(&self) -> Result<(), Why> {
+        Ok(())
+    }
+
     /// `len` bytes of CPU memory that the GPU copies to and from directly.
     fn pinned(&self, len: usize) -> Result<Pinned>;
 
@@ -112,6 +117,18 @@ pub trait Device {
 
     /// Its name.
     fn name(&self) -> &str;
+
+    /// It is a card in user space. Such a card has no way to the GPU over PCIe.
+    fn is_in_user_space(&self) -> bool;
+
+    /// The bytes' way between the buffer and the wire once the device registered the buffer itself.
+    fn direct(&self) -> &'static str {
+        if self.is_in_user_space() {
+            "a card in user space, for which the driver or the processor copies the bytes of each packet"
+        } else {
+            "no copy through the CPU"
+        }
+    }
 
     /// The errno of `ibv_reg_dmabuf_mr` for the descriptor -1: EBADF when the driver supports dmabufs, EOPNOTSUPP or a
     /// similar code when it does not.

@@ -21,7 +21,12 @@ pub fn attempt<B: Memory + ?Sized, D: Device>(probe: &Probe<'_, B, D>) -> Attemp
         Ok(pointer) => pointer,
         Err(why) => return Attempt::NotTaken(why),
     };
+    let in_user_space = probe.device.as_ref().is_ok_and(|device| device.is_in_user_space());
+    if !in_user_space && let Err(why) = probe.buffer.gpudirect() {
+        return Attempt::NotTaken(why);
+    }
     let loaded = match probe.peer_module {
+        _ if in_user_space => "no module is needed".to_owned(),
         Some(module) => format!("the module {module} is loaded"),
         None => "the module nvidia_peermem is not loaded".to_owned(),
     };
@@ -34,7 +39,7 @@ pub fn attempt<B: Memory + ?Sized, D: Device>(probe: &Probe<'_, B, D>) -> Attemp
     match device.reg_mr(pointer, probe.buffer.len(), probe.buffer.owner()) {
         Ok(mr) => Attempt::Taken(
             Path::Direct(mr),
-            format!("{loaded}, {} registered the GPU's address {pointer:#x}: no copy through the CPU", device.name()),
+            format!("{loaded}, {} registered the GPU's address {pointer:#x}: {}", device.name(), device.direct()),
         ),
         Err(cause) => Attempt::NotTaken(refused(device.name(), &loaded, probe.peer_module, &cause)),
     }

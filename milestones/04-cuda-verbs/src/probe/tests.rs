@@ -12,6 +12,7 @@ struct Played {
     memory: HostBuffer,
     export: Result<(), Why>,
     pointer: Result<u64, Why>,
+    gpudirect: Result<(), Why>,
 }
 
 impl Memory for Played {
@@ -33,6 +34,10 @@ impl Memory for Played {
         self.pointer.clone()
     }
 
+    fn gpudirect(&self) -> Result<(), Why> {
+        self.gpudirect.clone()
+    }
+
     fn pinned(&self, len: usize) -> Result<Pinned> {
         self.memory.pinned(len)
     }
@@ -48,6 +53,7 @@ struct Answers {
     dmabuf: i32,
     pointer: i32,
     host: i32,
+    in_user_space: bool,
     calls: RefCell<Vec<String>>,
 }
 
@@ -58,6 +64,10 @@ impl Device for Answers {
 
     fn name(&self) -> &str {
         "mlx5_9"
+    }
+
+    fn is_in_user_space(&self) -> bool {
+        self.in_user_space
     }
 
     fn ask_dmabuf(&self) -> io::Error {
@@ -93,11 +103,11 @@ impl Answers {
 
 fn gpu() -> Played {
     let memory = HostBuffer::new(8192, None).expect("memory");
-    Played { memory, export: Ok(()), pointer: Ok(POINTER) }
+    Played { memory, export: Ok(()), pointer: Ok(POINTER), gpudirect: Ok(()) }
 }
 
 fn willing() -> Answers {
-    Answers { ask: libc::EBADF, dmabuf: 0, pointer: 0, host: 0, calls: RefCell::default() }
+    Answers { ask: libc::EBADF, dmabuf: 0, pointer: 0, host: 0, in_user_space: false, calls: RefCell::default() }
 }
 
 fn no_rdma() -> Why {
@@ -156,6 +166,20 @@ fn peer_memory_without_the_module_says_which_to_load() {
     asked.peer_module = Some("nvidia_peermem");
     let text = why(&run(&asked, None).expect("a way"), Stage::PeerMemory);
     assert!(text.contains("nvidia_peermem is loaded") && text.contains("after the RDMA driver"), "{text}");
+}
+
+#[test]
+fn a_gpu_without_gpudirect_is_for_a_card_in_user_space_alone() {
+    let buffer = Played { gpudirect: Err(Why::new("a GeForce", "another")), ..gpu() };
+    let real = Answers { ask: libc::EOPNOTSUPP, ..willing() };
+    let outcome = run(&probe(&buffer, Ok(&real)), None).expect("a way");
+    assert_eq!(taken(&outcome), Some(Stage::Staging));
+    assert_eq!(why(&outcome, Stage::PeerMemory), "a GeForce; another");
+    let ours = Answers { in_user_space: true, ..real };
+    let outcome = run(&probe(&buffer, Ok(&ours)), None).expect("a way");
+    assert_eq!(taken(&outcome), Some(Stage::PeerMemory));
+    let said = outcome.lines[1].outcome.as_ref().expect("tried").as_ref().expect("taken");
+    assert!(said.contains("copies the bytes of each packet") && !said.contains("nvidia_peermem"), "{said}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn world(kind: WindowKind, faults: Faults, seed: u64) -> (World, u32) {
     let owner = &mut world.ends[1];
     let skip = owner.memory.as_ptr().align_offset(8);
     let at = owner.memory[skip..].as_mut_ptr();
-    owner.table.replace(owner.key, Region { pd: 1, at, len: 1 << 16, iova: 0, access: lets });
+    owner.table.replace(owner.key, Region { pd: 1, at, len: 1 << 16, iova: 0, access: lets, backing: Backing::Host });
     let window = owner.table.add_window(1, kind).expect("room");
     (world, window)
 }

@@ -151,18 +151,22 @@ impl Memory for CudaBuffer {
     }
 
     fn device_pointer(&self) -> Result<u64, Why> {
-        let context = &self.memory.context;
-        if !context.gpudirect {
-            return Err(Why::new(
-                format!("GPU {}: the driver says GPU_DIRECT_RDMA_SUPPORTED = 0", context.index),
-                "a data-center or professional GPU; GeForce cards have no GPUDirect RDMA",
-            ));
-        }
-        context.bind().map_err(|e| Why::new(format!("{e:#}"), "see above"))?;
+        self.memory.context.bind().map_err(|e| Why::new(format!("{e:#}"), "see above"))?;
         self.order_copies().map_err(|e| {
             Why::new(words("cuPointerSetAttribute(SYNC_MEMOPS)", e), "memory by cuMemAlloc, not managed memory")
         })?;
         Ok(self.memory.pointer)
+    }
+
+    fn gpudirect(&self) -> Result<(), Why> {
+        let context = &self.memory.context;
+        if context.gpudirect {
+            return Ok(());
+        }
+        Err(Why::new(
+            format!("GPU {}: the driver says GPU_DIRECT_RDMA_SUPPORTED = 0", context.index),
+            "a data-center or professional GPU; GeForce cards have no GPUDirect RDMA",
+        ))
     }
 
     fn pinned(&self, len: usize) -> Result<Pinned> {
@@ -244,6 +248,9 @@ impl Buffer for CudaBuffer {
 
     /// A completion says that the card wrote the bytes; on some buses they may still be on their way to the GPU.
     fn settle(&self) -> Result<()> {
+        if !self.memory.context.gpudirect {
+            return Ok(());
+        }
         self.memory.context.bind()?;
         let target = sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
         let scope = sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;

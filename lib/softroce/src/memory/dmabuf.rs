@@ -1,0 +1,66 @@
+//! Memory of another driver, as a file descriptor (dma-buf).
+//!
+//! A kernel's card gets the pages from the exporter. This one maps the descriptor, which exporters of the host's memory
+//! allow (udmabuf, vgem, heaps). NVIDIA's driver does not for a GPU's: then the address in the requests is the GPU's own,
+//! as NCCL's and everybody's is, and CUDA's driver is asked by it.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A descriptor's memory in this process.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: *mut u8,
+    mapped: usize,
+    skip: usize,
+}
+
+// SAFETY: an address; `Table` says who touches what is there.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// Whether the descriptor is a dma-buf.
+///
+/// # Errors
+/// `EBADF` where it is no descriptor.
+pub(crate) fn is_dmabuf(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    rustix::io::fcntl_getfd(fd)?;
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    Ok(name.to_string_lossy().starts_with("/dmabuf:"))
+}
+
+impl Mapping {
+    /// Maps `len` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// The exporter does not allow it, or has fewer bytes.
+    pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: usize, writes: bool) -> io::Result<Mapping> {
+        let page = rustix::param::page_size();
+        let skip = (offset % page as u64) as usize;
+        let mapped = len.max(1).checked_add(skip).ok_or(io::ErrorKind::InvalidInput)?;
+        // A seek to a dma-buf's end gives its size. A page beyond it could be mapped by some exporters, not touched.
+        let size = rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?;
+        if offset.checked_add(len as u64).is_none_or(|end| end > size) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let access = if writes { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: new pages, where nothing is mapped.
+        let base = unsafe { mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, fd, offset - skip as u64) }?;
+        Ok(Mapping { base: base.cast(), mapped, skip })
+    }
+
+    /// The first byte.
+    pub(crate) fn at(&self) -> *mut u8 {
+        self.base.wrapping_add(self.skip)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`; the region is out of the table, so nobody has a piece of it.
+        let _ = unsafe { munmap(self.base.cast(), self.mapped) };
+    }
+}
