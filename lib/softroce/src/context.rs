@@ -8,7 +8,7 @@ use crate::device::{Device, PortInfo};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::{
-    Access, Backing, Gpu, MAX_REGIONS, MAX_WINDOWS, Mapping, Region, WindowKind, is_accessible, is_dmabuf,
+    Access, Backing, GpuMemory, MAX_REGIONS, MAX_WINDOWS, Mapping, Region, WindowKind, is_accessible, is_dmabuf,
 };
 use crate::path::{Gid, Path};
 use crate::qp::{Capacity, MAX_RD_ATOMIC};
@@ -181,7 +181,7 @@ impl Pd {
         let backing = if is_accessible(at as usize, len, access.contains(Access::LOCAL_WRITE)) {
             Backing::Host
         } else {
-            Backing::Gpu(Gpu::of(at as u64, len).map_err(|why| {
+            Backing::Gpu(GpuMemory::new(at as u64, len).map_err(|why| {
                 let what = "not all of it is memory that the processor can access";
                 Error::new(libc::EFAULT, format!("registering {len} bytes at {at:p}: {what}, and {why}"))
             })?)
@@ -216,7 +216,7 @@ impl Pd {
                 let region = self.region(mapping.at(), len, iova, access)?;
                 Region { backing: Backing::Dmabuf(mapping), ..region }
             }
-            Err(unmapped) => match Gpu::of(iova, len) {
+            Err(unmapped) => match GpuMemory::new(iova, len) {
                 Ok(_) => self.region(iova as *mut u8, len, iova, access)?,
                 Err(why) => return Err(Error::system(format!("{}: {why}, and to map it", what()), &unmapped)),
             },

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::{Gpu, Refusal};
+use super::{GpuMemory, Refusal};
 
 /// Registered bytes that an access was checked for. Valid while the table's lock is held that gave it out.
 #[derive(Debug, Clone, Copy)]
@@ -11,7 +11,7 @@ pub(crate) struct Piece {
     pub(super) at: *mut u8,
     pub(super) len: usize,
     /// The GPU whose driver copies to and from there; the region holds it.
-    pub(super) gpu: Option<NonNull<Gpu>>,
+    pub(super) gpu: Option<NonNull<GpuMemory>>,
 }
 
 // SAFETY: a piece is an address and a length; what it points to is only touched under the table's lock (see `Table`).
@@ -34,7 +34,7 @@ impl Piece {
 
     /// # Safety
     /// The table's lock that gave the piece out is held for `'a`.
-    unsafe fn gpu<'a>(&self) -> Option<&'a Gpu> {
+    unsafe fn gpu<'a>(&self) -> Option<&'a GpuMemory> {
         // SAFETY: the region is in the table for as long as the lock is held.
         self.gpu.map(|gpu| unsafe { gpu.as_ref() })
     }

@@ -5,11 +5,12 @@
 //! not hold them up.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use libloading::os::unix::{Library, RTLD_LAZY};
 
 use super::Refusal;
+use crate::sync::lock;
 
 /// `CUresult`.
 type Code = c_int;
@@ -77,9 +78,16 @@ fn check(code: Code) -> Result<(), Code> {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
+/// A GPU's memory that is registered.
+#[derive(Debug)]
+pub(crate) struct GpuMemory {
+    gpu: Arc<Gpu>,
+    held: Mutex<Held>,
+}
+
 /// The context of a GPU's memory, and a stream for copies.
 #[derive(Debug)]
-pub(crate) struct Gpu {
+struct Gpu {
     driver: &'static Driver,
     context: Handle,
     stream: Handle,
@@ -87,21 +95,96 @@ pub(crate) struct Gpu {
     atomics: Mutex<()>,
 }
 
+/// Bytes of packets that go to consecutive addresses, held back: each copy by the driver costs some microseconds.
+#[derive(Debug, Default)]
+struct Held {
+    to: u64,
+    bytes: Vec<u8>,
+}
+
+/// Bytes that are held back at most.
+const HELD: usize = 256 << 10;
+
 // SAFETY: handles of a driver that any thread may call.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
 
+impl GpuMemory {
+    /// The memory `at..at + len`, or the reason why not all of it is a GPU's.
+    pub(crate) fn new(at: u64, len: usize) -> Result<GpuMemory, String> {
+        Ok(GpuMemory { gpu: Gpu::of(at, len)?, held: Mutex::default() })
+    }
+
+    /// Writes `from` to the address `to`. With `ends` it is there when this returns; without, when a later write with
+    /// `ends` returns.
+    pub(super) fn write(&self, to: u64, from: &[u8], ends: bool) -> Result<(), Refusal> {
+        let mut held = lock(&self.held);
+        if held.to + held.bytes.len() as u64 != to || held.bytes.len() + from.len() > HELD {
+            self.let_go(&mut held)?;
+            held.to = to;
+        }
+        if ends && held.bytes.is_empty() {
+            return self.gpu.to_device(to, from, true);
+        }
+        held.bytes.extend_from_slice(from);
+        if !ends {
+            return Ok(());
+        }
+        self.let_go(&mut held)?;
+        self.gpu.copy(true, || 0)
+    }
+
+    /// Reads `len` bytes at the address `from` to `to`.
+    ///
+    /// # Safety
+    /// `to` may be written for `len` bytes.
+    pub(super) unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<(), Refusal> {
+        self.let_go(&mut lock(&self.held))?;
+        // SAFETY: as the caller promises.
+        unsafe { self.gpu.to_host(from, to, len) }
+    }
+
+    /// Changes the word at `at`, atomically among a card's requests (`IBV_ATOMIC_HCA`), not before the GPU's own.
+    pub(super) fn atomic(&self, at: u64, f: impl Fn(u64) -> Option<u64>) -> Result<u64, Refusal> {
+        let _one = lock(&self.gpu.atomics);
+        let mut word = [0; 8];
+        // SAFETY: eight bytes of ours.
+        unsafe { self.read(at, word.as_mut_ptr(), 8) }?;
+        let old = u64::from_ne_bytes(word);
+        if let Some(new) = f(old) {
+            self.gpu.to_device(at, &new.to_ne_bytes(), true)?;
+        }
+        Ok(old)
+    }
+
+    /// Waits until all copies are done.
+    pub(super) fn settle(&self) {
+        if let Err(refusal) = self.let_go(&mut lock(&self.held)).and_then(|()| self.gpu.copy(true, || 0)) {
+            log::debug!("the last copies to a region that goes: {refusal}");
+        }
+    }
+
+    /// Enqueues the copy of the bytes that are held back.
+    fn let_go(&self, held: &mut Held) -> Result<(), Refusal> {
+        if held.bytes.is_empty() {
+            return Ok(());
+        }
+        let done = self.gpu.to_device(held.to, &held.bytes, false);
+        held.bytes.clear();
+        done
+    }
+}
+
 /// Those in use, so that regions of one context share a stream.
 static GPUS: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
 
 impl Gpu {
-    /// The GPU that all of `at..at + len` belongs to, or the reason why there is none.
-    pub(crate) fn of(at: u64, len: usize) -> Result<Arc<Gpu>, String> {
+    fn of(at: u64, len: usize) -> Result<Arc<Gpu>, String> {
         let driver = driver()?;
         let refused = |code| format!("CUDA's driver does not know all of it as a GPU's memory (code {code})");
         let context = driver.context_of(at, len).map_err(refused)?;
-        let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gpus = lock(&GPUS);
         gpus.retain(|gpu| gpu.strong_count() > 0);
         if let Some(gpu) = gpus.iter().filter_map(Weak::upgrade).find(|gpu| gpu.context == context) {
             return Ok(gpu);
@@ -112,49 +195,24 @@ impl Gpu {
             check(unsafe { (driver.create_stream)(&mut stream, STREAM_NON_BLOCKING) }).map(|()| stream)
         });
         let stream = stream.map_err(|code| format!("a stream for copies to the GPU: CUDA's code {code}"))?;
-        let gpu = Arc::new(Gpu { driver, context, stream, atomics: Mutex::new(()) });
+        let gpu = Arc::new(Gpu { driver, context, stream, atomics: Mutex::default() });
         gpus.push(Arc::downgrade(&gpu));
         Ok(gpu)
     }
 
-    /// Writes `from` to the GPU's memory at `to`. With `ends` it is there when this returns; without, `from` may be used
-    /// again, and the bytes are there when a later copy with `ends` is.
-    pub(super) fn write(&self, to: u64, from: &[u8], ends: bool) -> Result<(), Refusal> {
-        self.copy(ends, || {
-            // SAFETY: pageable memory, which the driver has read when this returns; the GPU's memory is registered.
-            unsafe { (self.driver.to_device)(to, from.as_ptr().cast(), from.len(), self.stream) }
-        })
+    /// Enqueues a copy from pageable memory, which the driver has read when this returns.
+    fn to_device(&self, to: u64, from: &[u8], wait: bool) -> Result<(), Refusal> {
+        // SAFETY: the GPU's memory is registered, or was: then its owner waits for `settle`.
+        self.copy(wait, || unsafe { (self.driver.to_device)(to, from.as_ptr().cast(), from.len(), self.stream) })
     }
 
-    /// Reads `len` bytes of the GPU's memory at `from` to `to`.
+    /// Copies to `to`, and waits.
     ///
     /// # Safety
     /// `to` may be written for `len` bytes.
-    pub(super) unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<(), Refusal> {
-        self.copy(true, || {
-            // SAFETY: as the caller promises; the stream is waited for before this ends.
-            unsafe { (self.driver.to_host)(to.cast(), from, len, self.stream) }
-        })
-    }
-
-    /// Changes the word at `at`, atomically among a card's requests (`IBV_ATOMIC_HCA`), not before the GPU's own.
-    pub(super) fn atomic(&self, at: u64, f: impl Fn(u64) -> Option<u64>) -> Result<u64, Refusal> {
-        let _one = self.atomics.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut word = [0; 8];
-        // SAFETY: eight bytes of ours.
-        unsafe { self.read(at, word.as_mut_ptr(), 8) }?;
-        let old = u64::from_ne_bytes(word);
-        if let Some(new) = f(old) {
-            self.write(at, &new.to_ne_bytes(), true)?;
-        }
-        Ok(old)
-    }
-
-    /// Waits until all copies are done.
-    pub(super) fn settle(&self) {
-        if let Err(refusal) = self.copy(true, || 0) {
-            log::debug!("the last copies to a region that goes: {refusal}");
-        }
+    unsafe fn to_host(&self, from: u64, to: *mut u8, len: usize) -> Result<(), Refusal> {
+        // SAFETY: as the caller promises.
+        self.copy(true, || unsafe { (self.driver.to_host)(to.cast(), from, len, self.stream) })
     }
 
     fn copy(&self, wait: bool, enqueue: impl FnOnce() -> Code) -> Result<(), Refusal> {

@@ -16,7 +16,7 @@ mod window;
 pub use access::Access;
 pub(crate) use copy::{Piece, atomic, copy_in, copy_out};
 pub(crate) use dmabuf::{Mapping, is_dmabuf};
-pub(crate) use gpu::Gpu;
+pub(crate) use gpu::GpuMemory;
 pub(crate) use mapped::is_accessible;
 pub(crate) use table::{Backing, MAX_REGIONS, Region, Table};
 pub(crate) use window::{Asker, MAX_WINDOWS};

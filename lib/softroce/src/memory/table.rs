@@ -1,11 +1,10 @@
 //! The regions of a card, by key.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::window::{Asker, Window, is_window};
-use super::{Access, Gpu, Mapping, Piece, Refusal};
+use super::{Access, GpuMemory, Mapping, Piece, Refusal};
 use crate::error::{Error, Result};
 
 /// Where a region's bytes are.
@@ -16,7 +15,7 @@ pub(crate) enum Backing {
     /// In another driver's memory, mapped. Only kept.
     Dmabuf(#[allow(dead_code, reason = "unmapped when the region goes")] Mapping),
     /// In a GPU's memory: addresses that only its driver copies to and from.
-    Gpu(Arc<Gpu>),
+    Gpu(GpuMemory),
 }
 
 /// A memory region.
@@ -42,9 +41,9 @@ impl Region {
         }
     }
 
-    fn gpu(&self) -> Option<NonNull<Gpu>> {
+    fn gpu(&self) -> Option<NonNull<GpuMemory>> {
         match &self.backing {
-            Backing::Gpu(gpu) => Some(NonNull::from(&**gpu)),
+            Backing::Gpu(gpu) => Some(NonNull::from(gpu)),
             Backing::Host | Backing::Dmabuf(_) => None,
         }
     }
