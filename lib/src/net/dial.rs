@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -171,18 +171,10 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let link = u32::from_le_bytes(secret::random()?);
     let relayed = working.iter().any(|way| !way.relays.is_empty());
     let streams = sockets.len();
-    for ((stream, socket), way) in sockets.iter_mut().enumerate().zip(working.iter().cycle()) {
-        let hello = hello(inner, handle, link, streams, working.len()).of_stream(stream);
-        let address = socket.peer_addr().map_or(String::new(), describe);
-        let who = Peer { rank: DIALER, peer: ACCEPTOR, address };
-        let hello = hello.on_the_way(DIALER + way.relays.len(), ACCEPTOR);
-        greet(socket, &Caller { hello, secret: handle.key() }, &wait, &who).map_err(reason)?;
-        if relayed {
-            let ours = socket.local_addr().map_err(|e| reason(Failure::Slow(e.to_string())))?;
-            let way: Vec<SocketAddr> = [ours].iter().chain(&way.relays).copied().collect();
-            let told = socket.write_all(bytemuck::bytes_of(&Stops::new(&way)));
-            told.map_err(|e| reason(Failure::Slow(e.to_string())))?;
-        }
+    let redial = Redial { handle: handle.clone(), link, ways: working.clone(), streams, later: Mutex::new(Vec::new()) };
+    for (stream, socket) in sockets.iter_mut().enumerate() {
+        let Some(way) = redial.ways.get(redial.way_of(stream)) else { continue };
+        redial.greet(inner, socket, way, stream, &wait).map_err(reason)?;
     }
     let mut way: Vec<SocketAddr> = Vec::new();
     for one in working.iter().filter(|_| relayed) {
@@ -192,29 +184,23 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let name = name(&sockets, &way);
     let words: Vec<String> = working.iter().map(ToString::to_string).collect();
     log::info!("made {name}, over {}", words.join(" and "));
-    let ways = match working.len() {
-        _ if relayed => Ways::Relayed,
-        0 | 1 => Ways::One,
-        _ => Ways::Several,
-    };
+    let ways = Ways { several: working.len() > 1, relayed };
     let sender = link::sender(name, (sockets, ways), &inner.config, &inner.workers)?;
-    if ways == Ways::Several {
-        let next = AtomicUsize::new(streams);
-        let redial = Redial { handle: handle.clone(), link, ways: working, streams, next };
+    if ways.several {
         inner.rails.watch(inner, &sender.link, Some(redial))?;
     }
     Ok(sender)
 }
 
-/// How a connection with several rails was made.
+/// How a connection was made.
 #[derive(Debug)]
 pub(super) struct Redial {
     handle: Handle,
     pub(super) link: u32,
     pub(super) ways: Vec<Way>,
     streams: usize,
-    /// The number of the next stream. A number is not used again: the peer may have taken what failed here.
-    next: AtomicUsize,
+    /// The ways of the streams after the first ones. A number is not used again: the peer may have taken what failed here.
+    later: Mutex<Vec<usize>>,
 }
 
 impl Redial {
@@ -224,11 +210,19 @@ impl Redial {
         self.streams / ways + usize::from(way < self.streams % ways)
     }
 
+    /// The way of a stream.
+    pub(super) fn way_of(&self, stream: usize) -> usize {
+        match stream.checked_sub(self.streams) {
+            Some(later) => lock(&self.later).get(later).copied().unwrap_or(usize::MAX),
+            None => stream % self.ways.len().max(1),
+        }
+    }
+
     /// One more stream of the connection, and its number.
     pub(super) fn stream(
         &self,
         inner: &Inner,
-        way: &Way,
+        number: usize,
         stopped: impl Fn() -> bool,
     ) -> Result<(usize, TcpStream), String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
@@ -237,12 +231,37 @@ impl Redial {
             Failure::Wrong(text) | Failure::Slow(text) => text,
             Failure::Final(e) => e.to_string(),
         };
+        let way = self.ways.get(number).ok_or("no such way")?;
         let mut socket = attempt(inner, &self.handle, way, &wait).map_err(reason)?;
-        let index = self.next.fetch_add(1, Ordering::Relaxed);
-        let hello = hello(inner, &self.handle, self.link, self.streams, self.ways.len()).of_stream(index);
-        let who = Peer { rank: DIALER, peer: ACCEPTOR, address: way.to.to_string() };
-        greet(&mut socket, &Caller { hello, secret: self.handle.key() }, &wait, &who).map_err(reason)?;
+        let index = {
+            let mut later = lock(&self.later);
+            later.push(number);
+            self.streams + later.len() - 1
+        };
+        self.greet(inner, &mut socket, way, index, &wait).map_err(reason)?;
         Ok((index, socket))
+    }
+
+    /// Shakes hands for a stream, and says which way it came.
+    fn greet(
+        &self,
+        inner: &Inner,
+        socket: &mut TcpStream,
+        way: &Way,
+        stream: usize,
+        wait: &Wait<'_>,
+    ) -> std::result::Result<(), Failure> {
+        let hello = hello(inner, &self.handle, self.link, self.streams, self.ways.len()).of_stream(stream);
+        let hello = hello.on_the_way(DIALER + way.relays.len(), ACCEPTOR);
+        let address = socket.peer_addr().map_or(String::new(), describe);
+        let who = Peer { rank: DIALER, peer: ACCEPTOR, address };
+        greet(socket, &Caller { hello, secret: self.handle.key() }, wait, &who)?;
+        if way.relays.is_empty() {
+            return Ok(());
+        }
+        let slow = |e: std::io::Error| Failure::Slow(e.to_string());
+        let stops: Vec<SocketAddr> = [socket.local_addr().map_err(slow)?].iter().chain(&way.relays).copied().collect();
+        socket.write_all(bytemuck::bytes_of(&Stops::new(&stops))).map_err(slow)
     }
 }
 

@@ -327,7 +327,7 @@ impl Acceptor {
                 Err(why) => Next::Stranger(why, None),
             },
             Stage::Relayed(mut conn, hello, secret) => match read_stops(&mut conn) {
-                Ok(Some(way)) => self.take(conn.into_inner(), &hello, secret, way),
+                Ok(Some(way)) => self.place(conn.into_inner(), &hello, secret, way),
                 Ok(None) => Next::Stay(Stage::Relayed(conn, hello, secret)),
                 Err(why) => Next::Stranger(why, None),
             },
@@ -372,27 +372,14 @@ impl Acceptor {
         }
         let (streams, stream) = (hello.streams(), hello.stream());
         let key = (hello.comm, hello.channel);
-        if let Some((_, link)) = self.links.get(&key) {
-            let Some(link) = link.upgrade().filter(|link| link.is_free(stream)) else {
-                return Next::Stranger("its connection is closed".to_owned(), Some(conn));
-            };
-            return match conn.write(&Reply::Welcome.to_bytes()) {
-                Ok(()) => {
-                    let added = link.add(stream, conn.into_inner(), &self.inner.workers);
-                    log::info!(
-                        "net: {}: stream {stream} {}",
-                        link.name(),
-                        if added { "is new" } else { "is too late" }
-                    );
-                    Next::Done
-                }
-                Err(e) => Next::Stranger(e, None),
-            };
+        let known = self.links.get(&key);
+        if known.is_some_and(|(_, link)| !link.upgrade().is_some_and(|link| link.is_free(stream))) {
+            return Next::Stranger("its connection is closed".to_owned(), Some(conn));
         }
         let (ours, theirs) = (self.inner.config.net_window, hello.options().max_message);
         let wrong = if ours != theirs {
             Some(format!("TINYNCCL_NET_WINDOW is {ours} at one end and {theirs} at the other: set it alike everywhere"))
-        } else if streams > 0 && stream >= streams || streams > crate::config::MAX_STREAMS {
+        } else if streams > 0 && stream >= streams && known.is_none() || streams > crate::config::MAX_STREAMS {
             Some(format!("expected at most {} streams, got stream {stream} of {streams}", crate::config::MAX_STREAMS))
         } else {
             None
@@ -412,10 +399,23 @@ impl Acceptor {
         if hello.origin as usize != DIALER {
             return Next::Stay(Stage::Relayed(conn, *hello, secret));
         }
-        self.take(conn.into_inner(), hello, secret, Vec::new())
+        self.place(conn.into_inner(), hello, secret, Vec::new())
     }
 
-    /// A stream of a link; it came `way`.
+    /// A stream that came `way`: of a link that stands, in the place of a lost one, or of a new one.
+    fn place(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, way: Vec<SocketAddr>) -> Next {
+        let Some((_, link)) = self.links.get(&(hello.comm, hello.channel)) else {
+            return self.take(socket, hello, secret, way);
+        };
+        if let Some(link) = link.upgrade() {
+            let added = link.add(hello.stream(), socket, &self.inner.workers);
+            let how = if added { "is new" } else { "is too late" };
+            log::info!("net: {}: stream {} {how}", link.name(), hello.stream());
+        }
+        Next::Done
+    }
+
+    /// A stream of a new link.
     fn take(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, way: Vec<SocketAddr>) -> Next {
         let (streams, stream, key) = (hello.streams(), hello.stream(), (hello.comm, hello.channel));
         let deadline = Instant::now() + self.inner.config.connect_timeout;
@@ -430,11 +430,7 @@ impl Acceptor {
             && let Some(whole) = self.partial.remove(&key)
         {
             let sockets: Vec<TcpStream> = whole.sockets.into_iter().flatten().collect();
-            let ways = match hello.options().depth {
-                _ if !whole.way.is_empty() => Ways::Relayed,
-                0 | 1 => Ways::One,
-                _ => Ways::Several,
-            };
+            let ways = Ways { several: hello.options().depth > 1, relayed: !whole.way.is_empty() };
             let made = self.receiver(sockets, ways, &whole.way).and_then(|made| {
                 if made.link.several() {
                     self.links.retain(|_, (_, link)| link.strong_count() > 0);

@@ -9,7 +9,7 @@ use super::incoming::Incoming;
 use super::outbox::Outbox;
 use super::outgoing::{Outgoing, Output};
 use super::request::{Fate, MAX_GROUP, Request, Requests};
-use super::stream::{State, Stream};
+use super::stream::{State, Stream, clock};
 use super::worker::{Task, Workers};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -28,13 +28,12 @@ pub(super) enum Left {
 }
 
 /// What leads to the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ways {
-    One,
-    /// Several rails: pieces are acknowledged, and those of a lost stream go over others.
-    Several,
-    /// Nodes between, which the link's name names.
-    Relayed,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Ways {
+    /// More than one: pieces are acknowledged, and those of a lost stream go over others.
+    pub(super) several: bool,
+    /// There are nodes between, which the link's name names.
+    pub(super) relayed: bool,
 }
 
 /// Which end it is.
@@ -77,7 +76,7 @@ impl Link {
             .into_iter()
             .map(|socket| OnceLock::from(Stream::new(socket, State::Alive, workers.next())))
             .collect();
-        let spare = std::iter::repeat_with(OnceLock::new).take(if ways == Ways::Several { SPARE } else { 0 });
+        let spare = std::iter::repeat_with(OnceLock::new).take(if ways.several { SPARE } else { 0 });
         let link = Arc::new(Link {
             name,
             streams: streams.into_iter().chain(spare).collect(),
@@ -120,17 +119,23 @@ impl Link {
         }
     }
 
-    /// Whether several rails lead to the peer.
+    /// Whether several ways lead to the peer.
     #[inline]
     pub(super) fn several(&self) -> bool {
-        self.ways == Ways::Several
+        self.ways.several
+    }
+
+    /// Whether they lead through other nodes.
+    pub(super) fn relayed(&self) -> bool {
+        self.ways.relayed
     }
 
     /// Where whoever reads of the end of a stream should look.
     fn elsewhere(&self) -> &'static str {
-        match self.ways {
-            Ways::Relayed => "look at the output of that rank and of the relays for the first error",
-            Ways::One | Ways::Several => "look at that rank's output for the first error",
+        if self.relayed() {
+            "look at the output of that rank and of the relays for the first error"
+        } else {
+            "look at that rank's output for the first error"
         }
     }
 
@@ -188,7 +193,8 @@ impl Link {
     /// Whether a piece would arrive over this stream as early as over any other; else the one that should take it.
     pub(super) fn turn(&self, index: usize, bytes: usize) -> Result<(), usize> {
         let fastest = self.alive().map(|(_, stream)| stream.load.rate()).max().unwrap_or(0);
-        let arrival = |stream: &Stream| stream.load.arrival(bytes as u64, fastest);
+        let now = clock();
+        let arrival = |stream: &Stream| stream.load.arrival(bytes as u64, fastest, now);
         let own = self.stream(index).map_or(f64::INFINITY, arrival);
         let best = self.alive().map(|(i, stream)| (i, arrival(stream))).min_by(|a, b| a.1.total_cmp(&b.1));
         match best {
@@ -225,7 +231,7 @@ impl Link {
         // Or the peer has given it up, and did not read the last word.
         self.restate();
         if self.alive().next().is_none() && !self.is_closed() {
-            let who = if self.ways == Ways::Relayed { "the peer or a relay" } else { "the peer" };
+            let who = if self.relayed() { "the peer or a relay" } else { "the peer" };
             self.fate.seal(self.error(format!("{who} closed it; {}", self.elsewhere())));
         }
     }

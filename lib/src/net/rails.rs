@@ -4,6 +4,10 @@
 //! `TINYNCCL_NET_RAIL_TIMEOUT` none of them was acknowledged although another rail works. That is a matter of the two
 //! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. Where an interface of this host
 //! is gone its kernel sends nothing at all, as it does to a peer whose window is full; then the missing route tells.
+//!
+//! A way through relays is a rail, too. Its first node acknowledges bytes that may get no further, so there the peer's
+//! acknowledgements of pieces count as well, which take longer. A relay that goes closes its streams as a peer does that
+//! has closed the connection; but the peer closes those of all ways.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +17,12 @@ use std::time::{Duration, Instant};
 use super::Inner;
 use super::dial::Redial;
 use super::link::Link;
-use super::ports::Way;
 use super::stream::{InFlight, Rail, State, Stream};
 use crate::error;
 use crate::threads::{Thread, lock};
 
+/// So many times longer may a relayed stream take to bring anything: relays hold bytes that their kernels have acknowledged.
+const BEHIND: u32 = 10;
 /// Looks at a stream before it counts as lost.
 const LOOKS: u32 = 5;
 /// Between two looks at least.
@@ -46,7 +51,18 @@ struct Watched {
     link: Weak<Link>,
     /// How the sender makes a stream; the receiver waits for it.
     redial: Option<Arc<Redial>>,
-    seen: HashMap<usize, Seen>,
+    seen: HashMap<(Count, usize), Seen>,
+}
+
+/// A reason for which a stream may count as lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Count {
+    /// Bytes that the next node's kernel acknowledges.
+    Kernel,
+    /// Pieces that the peer acknowledges, behind relays.
+    Pieces,
+    /// It was closed by whoever is next.
+    Ended,
 }
 
 /// A stream at the last look at which all was well.
@@ -61,8 +77,7 @@ struct Seen {
 struct Stuck {
     index: usize,
     rail: Option<Rail>,
-    /// Its kernel has sent nothing that could be acknowledged.
-    unsent: bool,
+    why: String,
 }
 
 impl Rails {
@@ -135,7 +150,7 @@ impl Shared {
             for (link, redial) in watched {
                 for (number, way) in redial.ways.iter().enumerate() {
                     let (Some(link), Some(inner)) = (link.upgrade(), inner.upgrade()) else { break };
-                    let alive = link.alive().filter(|(_, s)| s.rail.is_some_and(|r| r.theirs == way.to)).count();
+                    let alive = link.alive().filter(|(index, _)| redial.way_of(*index) == number).count();
                     if alive >= redial.streams_of(number) {
                         tries.remove(&(redial.link, number));
                         continue;
@@ -145,7 +160,7 @@ impl Shared {
                     if Instant::now() < next.at {
                         continue;
                     }
-                    match self.mend(&inner, &link, &redial, way) {
+                    match self.mend(&inner, &link, &redial, number) {
                         Ok(index) => {
                             log::info!("net: {}: {way} is back, as stream {index}", link.name());
                             next.pause = AGAIN.0;
@@ -162,7 +177,7 @@ impl Shared {
     }
 
     /// Makes a stream in the place of a lost one; its number.
-    fn mend(&self, inner: &Inner, link: &Arc<Link>, redial: &Redial, way: &Way) -> Result<usize, String> {
+    fn mend(&self, inner: &Inner, link: &Arc<Link>, redial: &Redial, way: usize) -> Result<usize, String> {
         let (index, socket) = redial.stream(inner, way, || self.stopped())?;
         let added = link.add(index, socket, &inner.workers);
         added.then_some(index).ok_or_else(|| format!("there is no room for a stream {index}"))
@@ -175,32 +190,45 @@ struct Try {
     pause: Duration,
 }
 
-/// One look at a connection: what has stood still for too long is lost, if another rail works.
-fn look(link: &Arc<Link>, seen: &mut HashMap<usize, Seen>, limit: Duration) {
+/// One look at a connection: what has stood still for too long is lost, if another way works.
+fn look(link: &Arc<Link>, seen: &mut HashMap<(Count, usize), Seen>, limit: Duration) {
     let now = Instant::now();
-    let stuck: Vec<Stuck> = {
-        let mut stands = |index: usize, stream: &Stream| {
-            let InFlight { unacked, unsent, acked } = stream.in_flight().unwrap_or_default();
-            let seen = seen.entry(index).or_insert(Seen { acked, at: now, looks: 0 });
-            if !(unacked || unsent) || acked != seen.acked {
-                *seen = Seen { acked, at: now, looks: 0 };
-            }
-            seen.looks += 1;
-            let stands = seen.looks > LOOKS / 2 && now - seen.at >= limit;
-            let stuck = Stuck { index, rail: stream.rail, unsent: !unacked };
-            (stands && (unacked || stream.rail.is_some_and(|rail| !rail.is_routed()))).then_some(stuck)
-        };
-        link.alive().filter_map(|(index, stream)| stands(index, stream)).collect()
+    let mut stands = |count: Count, index: usize, flight: InFlight, limit: Duration| {
+        let InFlight { unacked, unsent, acked } = flight;
+        let seen = seen.entry((count, index)).or_insert(Seen { acked, at: now, looks: 0 });
+        if !(unacked || unsent) || acked != seen.acked {
+            *seen = Seen { acked, at: now, looks: 0 };
+        }
+        seen.looks += 1;
+        seen.looks > LOOKS / 2 && now - seen.at >= limit
     };
-    for Stuck { index, rail, unsent } in &stuck {
+    let mut stuck: Vec<Stuck> = Vec::new();
+    for (index, stream) in link.alive() {
+        let flight = stream.in_flight().unwrap_or_default();
+        let stands_still = stands(Count::Kernel, index, flight, limit);
+        let why = if stands_still && flight.unacked {
+            format!("the peer's kernel has acknowledged nothing for {limit:?}")
+        } else if stands_still && stream.rail.is_some_and(|rail| !rail.is_routed()) {
+            "this host has no route over it any more".to_owned()
+        } else if link.relayed() && stands(Count::Pieces, index, stream.load.in_flight(), limit * BEHIND) {
+            format!("nothing has arrived through its relays for {:?}", limit * BEHIND)
+        } else {
+            continue;
+        };
+        stuck.push(Stuck { index, rail: stream.rail, why });
+    }
+    // The peer closes all streams at once, a relay that goes only its own.
+    let ended = link.streams().filter(|(_, stream)| link.relayed() && stream.is(State::Ended));
+    for (index, _) in ended {
+        let closed = InFlight { unacked: true, ..InFlight::default() };
+        if stands(Count::Ended, index, closed, limit) && link.alive().next().is_some() {
+            link.lose(index, "a relay has closed it".to_owned());
+        }
+    }
+    for Stuck { index, rail, why } in &stuck {
         let works = |(other, stream): (usize, &Stream)| stream.rail != *rail && stuck.iter().all(|s| s.index != other);
         if link.alive().any(works) {
-            let why = if *unsent {
-                "this host has no route over it any more".to_owned()
-            } else {
-                format!("the peer's kernel has acknowledged nothing for {limit:?}")
-            };
-            link.lose(*index, why);
+            link.lose(*index, why.clone());
         } else if link.streams().any(|(_, stream)| stream.is(State::Ended)) {
             // The peer has closed the connection, and this stream cannot tell it.
             link.end_of_stream(*index);

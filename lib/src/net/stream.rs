@@ -5,7 +5,8 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Instant;
 
 use super::incoming::Input;
 use super::outgoing::Output;
@@ -36,7 +37,7 @@ impl fmt::Display for Rail {
     }
 }
 
-/// Bytes of a stream in the kernel: whether some are sent and not acknowledged, whether some wait to be sent, and how
+/// Bytes of a stream: whether some are sent and not acknowledged, whether some wait to be sent, and how
 /// many were acknowledged so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct InFlight {
@@ -154,8 +155,23 @@ impl AsFd for Stream {
 #[derive(Debug, Default)]
 pub(super) struct Load {
     bytes: AtomicU64,
+    /// Bytes that arrived so far.
+    arrived: AtomicU64,
     /// KiB per second; 0: not known.
     rate: AtomicU64,
+    /// When it was last known to carry something, by [`clock`].
+    used: AtomicU64,
+}
+
+/// A rate counts as not known any more when a stream has had nothing for so many times what a long piece would take at this
+/// rate. One that was measured in a bad moment is tried again by that, and a slow one costs two hundredths of the time.
+const STALE: u64 = 50;
+const LONG: u64 = 512 << 10;
+
+/// Microseconds since this was first asked.
+pub(super) fn clock() -> u64 {
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    BEGIN.elapsed().as_micros() as u64
 }
 
 impl Load {
@@ -165,6 +181,14 @@ impl Load {
 
     pub(super) fn remove(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        self.arrived.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.used.store(clock(), Ordering::Relaxed);
+    }
+
+    /// The same of pieces as of the kernel's bytes: the peer acknowledges those.
+    pub(super) fn in_flight(&self) -> InFlight {
+        let [bytes, acked] = [&self.bytes, &self.arrived].map(|count| count.load(Ordering::Relaxed));
+        InFlight { unacked: bytes > 0, unsent: false, acked }
     }
 
     pub(super) fn rate(&self) -> u64 {
@@ -179,9 +203,12 @@ impl Load {
     }
 
     /// When `more` bytes would have arrived, in no unit, at `rate` where nothing is known.
-    pub(super) fn arrival(&self, more: u64, rate: u64) -> f64 {
-        let own = if self.rate() == 0 { rate } else { self.rate() };
-        (self.bytes.load(Ordering::Relaxed) + more) as f64 / own.max(1) as f64
+    pub(super) fn arrival(&self, more: u64, rate: u64, now: u64) -> f64 {
+        let (bytes, own) = (self.bytes.load(Ordering::Relaxed), self.rate());
+        let idle = now.saturating_sub(self.used.load(Ordering::Relaxed));
+        let stale = || bytes == 0 && idle > STALE * LONG * 1000 / own;
+        let rate = if own == 0 || stale() { rate } else { own };
+        (bytes + more) as f64 / rate.max(1) as f64
     }
 }
 
@@ -192,17 +219,23 @@ mod tests {
     #[test]
     fn a_faster_stream_is_due_until_it_has_more_under_way() {
         let (fast, slow) = (Load::default(), Load::default());
-        assert_eq!(fast.arrival(1000, 0), slow.arrival(1000, 0), "nothing is known");
+        let now = clock();
+        assert_eq!(fast.arrival(1000, 0, now), slow.arrival(1000, 0, now), "nothing is known");
         fast.measured(2 << 20, 1.0);
         slow.measured(1 << 20, 1.0);
-        assert!(fast.arrival(1000, 0) < slow.arrival(1000, 0));
+        assert!(fast.arrival(1000, 0, now) < slow.arrival(1000, 0, now));
         fast.add(2000);
-        assert!(fast.arrival(1000, 0) > slow.arrival(1000, 0));
+        assert!(fast.arrival(1000, 0, now) > slow.arrival(1000, 0, now));
         slow.add(500);
-        assert_eq!(fast.arrival(1000, 0), slow.arrival(1000, 0));
+        assert_eq!(fast.arrival(1000, 0, now), slow.arrival(1000, 0, now));
         fast.remove(2000);
         // One that is new is taken for as fast as the fastest.
-        assert_eq!(Load::default().arrival(1000, fast.rate()), fast.arrival(1000, 0));
+        assert_eq!(Load::default().arrival(1000, fast.rate(), now), fast.arrival(1000, 0, now));
+        // And so is one that has had nothing for long: 25 seconds, as half a MiB would take half a second.
+        slow.remove(500);
+        let used = slow.used.load(Ordering::Relaxed);
+        let taken = |after: u64| slow.arrival(1000, fast.rate(), used + after) == fast.arrival(1000, 0, now);
+        assert!(!taken(20_000_000) && taken(30_000_000));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::config::Config;
 
+const SEVERAL: link::Ways = link::Ways { several: true, relayed: false };
+
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn net(change: impl Fn(&mut Config)) -> Net {
@@ -141,8 +143,8 @@ impl Ends {
         let net = net(|c| (c.net_chunk, c.net_window) = (64 << 10, 1 << 20));
         let (outs, intos) = (0..4).map(sockets).unzip();
         let (config, workers) = (&net.inner.config, &net.inner.workers);
-        let out = link::sender("out".to_owned(), (outs, link::Ways::Several), config, workers).unwrap();
-        let into = link::receiver("in".to_owned(), (intos, link::Ways::Several), config, workers).unwrap();
+        let out = link::sender("out".to_owned(), (outs, SEVERAL), config, workers).unwrap();
+        let into = link::receiver("in".to_owned(), (intos, SEVERAL), config, workers).unwrap();
         Ends { net, out, into }
     }
 
@@ -255,7 +257,7 @@ fn words_that_make_no_sense_end_the_connection() {
         let net = net(|_| ());
         let (ours, theirs) = sockets(0);
         let (config, workers) = (&net.inner.config, &net.inner.workers);
-        let all = (vec![ours, sockets(1).0], link::Ways::Several);
+        let all = (vec![ours, sockets(1).0], SEVERAL);
         let (sender, receiver, link);
         if to_sender {
             sender = link::sender("x".to_owned(), all, config, workers).unwrap();

@@ -265,3 +265,10 @@ fn apart(name: &str) {
     assert_eq!(hear(), "end");
     say("done");
 }
+
+/// The same, which must succeed.
+#[track_caller]
+pub(super) fn run(node: &Process, words: &str) {
+    let run = within(node, words);
+    assert!(run.status.success(), "{words}: {}", String::from_utf8_lossy(&run.stderr));
+}

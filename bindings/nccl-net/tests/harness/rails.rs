@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::again::{Process, hear, hex, say, unhex};
 use super::api::*;
-use super::nodes::{cable, makes_nodes, node, sent_over, within};
+use super::nodes::{cable, makes_nodes, node, run, sent_over};
 
 const LEN: usize = 1 << 20;
 /// Messages under way at once.
@@ -136,12 +136,6 @@ fn end(mut nodes: [Process; 2]) {
     begin(&mut nodes, "end");
     nodes.into_iter().for_each(Process::finish);
     say("done");
-}
-
-#[track_caller]
-fn run(node: &Process, words: &str) {
-    let run = within(node, words);
-    assert!(run.status.success(), "{words}: {}", String::from_utf8_lossy(&run.stderr));
 }
 
 #[test]

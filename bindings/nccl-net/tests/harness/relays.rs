@@ -4,7 +4,7 @@ use super::again::{Process, hear, hex, say, unhex};
 use nccl_net_tinynccl::abi::Status;
 
 use super::api::*;
-use super::nodes::{cable_with, makes_nodes, node, sent_in, within};
+use super::nodes::{cable_with, makes_nodes, node, run, sent_in, within};
 
 const LEN: usize = 12 << 20;
 const LENGTHS: [usize; 4] = [8, LEN, 0, 4097];
@@ -72,6 +72,28 @@ fn act() {
                     assert_eq!(api.wait(request, 1), [len]);
                     assert!(is_pattern(&got[..len], len), "a message of {len} bytes");
                 }
+            }
+            // Messages until a way is lost, and so many more. The last one is shorter.
+            "stream" => {
+                let mut left: usize = words[1].parse().unwrap();
+                while left > 0 {
+                    left -= usize::from(LOG.lock().unwrap().contains("others carry on"));
+                    let data = pattern(LEN - usize::from(left == 0), left);
+                    let request = api.isend(*sends.last().unwrap(), &data, 3).unwrap();
+                    api.wait(request, 1);
+                }
+            }
+            "drain" => {
+                let mut left: usize = words[1].parse().unwrap();
+                let mut len = LEN;
+                while len == LEN {
+                    let mut got = vec![0u8; LEN];
+                    let request = api.irecv(*recvs.last().unwrap(), &mut [(&mut got, 3)]).unwrap();
+                    len = api.wait(request, 1)[0];
+                    left -= usize::from(!is_pattern(&got[..len], left));
+                    assert!(is_pattern(&got[..len], left), "a message with {left} left");
+                }
+                assert_eq!(left, 0);
             }
             // More than windows and kernels hold, so that it is still under way when a relay dies.
             "break" => {
@@ -219,6 +241,17 @@ fn a_ring_of_five_goes_the_short_way_round() {
     end(nodes);
 }
 
+/// Connects the first and the third corner of a square over both others.
+fn connect_both_ways(nodes: &mut [Process], handles: &[String]) {
+    // The second relay's answer may be late for the first connection.
+    loop {
+        both(nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
+        if log(&mut nodes[0], "made connection").contains("relay 10.0.4.1") {
+            break;
+        }
+    }
+}
+
 /// Both ways between the corners of a square are as long, and carry half of it each.
 #[test]
 fn two_ways_of_one_length_share_a_connection() {
@@ -227,13 +260,7 @@ fn two_ways_of_one_length_share_a_connection() {
         return;
     }
     let (mut nodes, handles) = cabled(TEST, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3), (3, 0)]);
-    // The second relay's answer may be late for the first connection.
-    loop {
-        both(&mut nodes, (0, &format!("connect {}", handles[2])), (2, "accept"));
-        if log(&mut nodes[0], "made connection").contains("relay 10.0.4.1") {
-            break;
-        }
-    }
+    connect_both_ways(&mut nodes, &handles);
     both(&mut nodes, (0, "send"), (2, "receive"));
     let bytes: Vec<u64> =
         [(0, "a-b"), (0, "a-d"), (1, "b-c"), (3, "d-c")].map(|(at, name)| sent(&nodes[at], name)).into();
@@ -261,6 +288,61 @@ fn a_killed_relay_is_an_error_of_both_ends_that_names_it() {
         let error = node.line();
         assert!(error.contains("through relay 10.0.1.2") && error.contains("of the relays"), "{error}");
     }
+    end(nodes);
+}
+
+/// A square whose first corner sends messages of [`LEN`] to the third one over both others, until a way is lost and so many
+/// more. Both ways have some.
+fn stream_both_ways(test: &str, more: usize) -> Vec<Process> {
+    let (mut nodes, handles) = cabled(test, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3), (3, 0)]);
+    connect_both_ways(&mut nodes, &handles);
+    let relayed = |nodes: &[Process]| [(1, "b-c"), (3, "d-c")].map(|(relay, cable)| sent(&nodes[relay], cable));
+    let before = relayed(&nodes);
+    nodes[0].tell(&format!("stream {more}"));
+    nodes[2].tell(&format!("drain {more}"));
+    until("bytes over both", || {
+        relayed(&nodes).iter().zip(before).all(|(now, before)| *now > before + 100_000).then_some(())
+    });
+    nodes
+}
+
+#[test]
+fn of_two_relays_one_may_be_killed() {
+    const TEST: &str = "relays::of_two_relays_one_may_be_killed";
+    if !makes_nodes(TEST, |_| act()) {
+        return;
+    }
+    let mut nodes = stream_both_ways(TEST, 20);
+    // Its cables go with it.
+    nodes.remove(1).kill();
+    assert_eq!(nodes[0].line(), "done so");
+    assert_eq!(nodes[1].line(), "done so");
+    let lost = log(&mut nodes[0], "others carry on");
+    assert!(lost.contains("over 10.0.1.1 -> 10.0.1.2"), "{lost}");
+    both(&mut nodes, (0, "send"), (1, "receive"));
+    end(nodes);
+}
+
+/// The sender's kernel sees nothing of that: the relay still acknowledges what it cannot pass on. The receiver's does, if it has
+/// something to say; otherwise the sender misses the peer's acknowledgements.
+#[test]
+fn a_cable_behind_a_relay_is_cut_and_taken_back() {
+    const TEST: &str = "relays::a_cable_behind_a_relay_is_cut_and_taken_back";
+    if !makes_nodes(TEST, |_| act()) {
+        return;
+    }
+    let mut nodes = stream_both_ways(TEST, 20);
+    run(&nodes[1], "ip link set b-c down");
+    assert_eq!(nodes[0].line(), "done so");
+    assert_eq!(nodes[2].line(), "done so");
+    let lost = log(&mut nodes[0], "others carry on");
+    assert!(lost.contains("over 10.0.1.1 -> 10.0.1.2"), "{lost}");
+    run(&nodes[1], "ip link set b-c up");
+    until("the way again", || log(&mut nodes[0], "is back").contains("through relay 10.0.1.2").then_some(()));
+    let before = sent(&nodes[1], "b-c");
+    both(&mut nodes, (0, "send"), (2, "receive"));
+    let bytes = sent(&nodes[1], "b-c") - before;
+    assert!(bytes > 100_000, "{bytes} bytes over the cable that was cut");
     end(nodes);
 }
 

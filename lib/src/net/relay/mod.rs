@@ -23,6 +23,7 @@
 //!   time.
 //! - **Ends.** The end of a hop, or its failure, is passed to the other one: a half that is closed closes that half
 //!   there, what broke is reset there. The ends know their relays, and name them in their errors.
+//! - **Failover.** Several ways are rails: what a lost one had goes over the others (`rails`).
 //! - **Leaving.** [`Net`](super::Net) waits when it is dropped until the streams that it relays are over, at most until
 //!   nothing has passed for [`Config::timeout`](crate::Config::timeout).
 
