@@ -149,7 +149,7 @@ fn datagrams_come_to_a_gpus_memory() {
 #[test]
 fn addresses_that_no_driver_knows_are_refused() {
     let (end, gpu) = gpu_end(Service::Rc);
-    for (at, len) in [(1u64, 1usize), (gpu.0, BYTES + (64 << 20)), (gpu.0 - 1, 2)] {
+    for (at, len) in [(1u64, 1usize), (gpu.0, 1 << 40)] {
         let error = register(&end.pd, at, len).expect_err("not all of it is memory");
         assert_eq!(error.errno(), libc::EFAULT);
         assert!(error.to_string().contains("does not know all of it as a GPU's memory"), "{error}");
