@@ -64,3 +64,43 @@ impl Drop for Mapping {
         let _ = unsafe { munmap(self.base.cast(), self.mapped) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn only_dmabufs_are_taken() {
+        let file = memfd_create("memory", MemfdFlags::CLOEXEC).expect("a file");
+        assert!(!is_dmabuf(file.as_fd()).expect("a descriptor"));
+        // A descriptor of this number was never open.
+        // SAFETY: not closed below, as it is forgotten.
+        let closed = unsafe { OwnedFd::from_raw_fd(1 << 20) };
+        assert_eq!(is_dmabuf(closed.as_fd()).expect_err("closed").raw_os_error(), Some(libc::EBADF));
+        std::mem::forget(closed);
+    }
+
+    /// A file in memory stands for a dma-buf that lets itself be mapped.
+    #[test]
+    fn a_part_is_mapped_and_nothing_beyond_the_end() {
+        let mut file = std::fs::File::from(memfd_create("memory", MemfdFlags::CLOEXEC).expect("a file"));
+        let page = rustix::param::page_size();
+        let bytes: Vec<u8> = (0..3 * page).map(|i| (i / 7) as u8).collect();
+        file.write_all(&bytes).expect("written");
+        for (offset, len) in [(0, 3 * page), (page, page), (page + 5, 100), (3 * page, 0)] {
+            let mapping = Mapping::new(file.as_fd(), offset as u64, len, true).expect("mapped");
+            // SAFETY: mapped for reading, and nobody writes to it.
+            let seen = unsafe { std::slice::from_raw_parts(mapping.at(), len) };
+            assert!(seen == &bytes[offset..offset + len], "{offset} {len}");
+        }
+        for (offset, len) in [(0, 3 * page + 1), (3 * page as u64, 1), (u64::MAX, 2)] {
+            let error = Mapping::new(file.as_fd(), offset, len, false).expect_err("beyond the end");
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        }
+    }
+}
