@@ -112,6 +112,7 @@ fn no_way(inner: &Inner) -> String {
 
 fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>) -> Result<Sender> {
     let wait = Wait::new(DIALER, ACCEPTOR, inner.config.connect_timeout, stopped);
+    let handle = &inner.relays.nodes.whole(handle, &wait)?;
     let direct = ports::ways(&inner.ports, &handle.addresses, handle.host == inner.host);
     let mut ways = direct.clone();
     let mut opened: Vec<(TcpStream, Way)> = Vec::new();

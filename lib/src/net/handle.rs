@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::secret::Secret;
 
 const MAGIC: [u8; 8] = *b"tnet\0\0\0\x01";
-/// Addresses begin here; before are magic, secret, host, listener, two ports, two counts, and the owner's word.
+/// Addresses begin here; before are magic, secret, host, listener, two ports, two counts, whether there are more addresses, and
+/// the owner's word.
 const ADDRESSES: usize = 56;
 const OWNERS: std::ops::Range<usize> = 48..56;
 const V4: usize = 5;
@@ -29,6 +30,8 @@ pub struct Handle {
     pub(super) addresses: Vec<Remote>,
     /// Where data is not wanted, but news are.
     pub(super) others: Vec<Remote>,
+    /// Its host has more addresses than fit, which it says when it is asked ([`relay`](super::relay)).
+    pub(super) more: bool,
 }
 
 /// The network that a process sees: equal for two that reach each other over loopback.
@@ -58,6 +61,7 @@ impl Handle {
         (local, others): (&[LocalAddress], &[LocalAddress]),
     ) -> Handle {
         let mut room = Self::BYTES - ADDRESSES;
+        let mut more = false;
         let mut fit = |all: &[LocalAddress], needed: bool| {
             let mut fitting = Vec::new();
             for address in all {
@@ -68,9 +72,8 @@ impl Handle {
                 if let Some(left) = room.checked_sub(bytes) {
                     room = left;
                     fitting.push(Remote { ip: address.ip, prefix: address.prefix });
-                } else if needed {
-                    let LocalAddress { ip, interface, .. } = address;
-                    log::warn!("peers are not told of {ip} of {interface}, for want of room: TINYNCCL_IFNAME chooses");
+                } else {
+                    more |= needed;
                 }
             }
             // Those of IPv4 first, as they stand in the text.
@@ -78,7 +81,34 @@ impl Handle {
             fitting
         };
         let (addresses, others) = (fit(local, true), fit(others, false));
-        Handle { secret, host, listener, ports, addresses, others }
+        Handle { secret, host, listener, ports, addresses, others, more }
+    }
+
+    /// All of `local`, in as many handles as that takes.
+    pub(super) fn parts(host: u64, listener: u32, ports: (u16, u16), local: &[LocalAddress]) -> Vec<Handle> {
+        let mut parts = Vec::new();
+        let mut rest = local;
+        loop {
+            // By the longest: parts of both kinds of addresses are not filled.
+            let fits = (1..=rest.len()).rev().find(|n| {
+                rest.get(..*n).is_some_and(|some| !Handle::new([0; 16], host, listener, ports, (some, &[])).more)
+            });
+            let (some, behind) = rest.split_at(fits.unwrap_or(0));
+            parts.push(Handle::new([0; 16], host, listener, ports, (some, &[])));
+            if behind.is_empty() || some.is_empty() {
+                return parts;
+            }
+            rest = behind;
+        }
+    }
+
+    /// Adds addresses that another handle of the same host has.
+    pub(super) fn merge(&mut self, other: &Handle) {
+        for address in &other.addresses {
+            if !self.addresses.contains(address) {
+                self.addresses.push(*address);
+            }
+        }
     }
 
     /// The secret of its connections.
@@ -108,6 +138,7 @@ impl Handle {
         text.extend(self.ports.1.to_le_bytes());
         text.extend(count(&self.addresses));
         text.extend(count(&self.others));
+        text.push(u8::from(self.more));
         text.resize(ADDRESSES, 0);
         for address in self.addresses.iter().chain(&self.others) {
             match address.ip {
@@ -143,7 +174,8 @@ impl Handle {
             let listener = u32::from_le_bytes(array(take(4))?);
             let ports = (u16::from_le_bytes(array(take(2))?), u16::from_le_bytes(array(take(2))?));
             let counts: [u8; 4] = array(take(4))?;
-            take(ADDRESSES - 44)?;
+            let [more] = array(take(1))?;
+            take(ADDRESSES - 45)?;
             let mut list = |v4: u8, v6: u8| {
                 let mut addresses = Vec::new();
                 for _ in 0..v4 {
@@ -158,7 +190,7 @@ impl Handle {
                 Some(addresses)
             };
             let (addresses, others) = (list(counts[0], counts[1])?, list(counts[2], counts[3])?);
-            Some(Handle { secret, host, listener, ports, addresses, others })
+            Some(Handle { secret, host, listener, ports, addresses, others, more: more != 0 })
         };
         parse().ok_or_else(wrong)
     }
@@ -186,11 +218,18 @@ mod tests {
     }
 
     #[test]
-    fn more_addresses_than_fit_are_left_out() {
+    fn more_addresses_than_fit_are_in_several_handles() {
         let v4: Vec<LocalAddress> = (0..20).map(|i| port(&format!("10.0.{i}.1"), 24)).collect();
         let handle = Handle::new([0; 16], 0, 0, (1, 1), (&v4, &v4));
-        assert_eq!((handle.addresses.len(), handle.others.len()), (14, 0));
+        assert_eq!((handle.addresses.len(), handle.others.len(), handle.more), (14, 0, true));
         assert_eq!(Handle::parse(&handle.to_bytes()).unwrap(), handle);
+        let all: Vec<LocalAddress> = v4.iter().cloned().chain([port("fd00::1", 64), port("fd01::1", 64)]).collect();
+        let parts = Handle::parts(7, 0, (1, 1), &all);
+        assert_eq!(parts.iter().map(|p| p.addresses.len()).collect::<Vec<_>>(), [14, 8]);
+        let mut whole = parts[0].clone();
+        parts.iter().for_each(|part| whole.merge(&Handle::parse(&part.to_bytes()).unwrap()));
+        assert_eq!(whole.addresses.len(), 22);
+        assert_eq!(Handle::parts(7, 0, (1, 1), &[]).len(), 1);
         assert_eq!(Handle::new([0; 16], 0, 0, (1, 0), (&[port("fd00::1", 64)], &[])).addresses, [], "no IPv6 there");
     }
 

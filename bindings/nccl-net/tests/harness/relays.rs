@@ -401,6 +401,31 @@ fn a_node_of_another_job_is_no_relay() {
     end(nodes);
 }
 
+/// More than the 14 for which a handle has room, and the ones that count last.
+#[test]
+fn a_node_with_many_addresses_is_a_neighbour_and_a_relay() {
+    const TEST: &str = "relays::a_node_with_many_addresses_is_a_neighbour_and_a_relay";
+    if !makes_nodes(TEST, |_| act()) {
+        return;
+    }
+    let names = ["a", "b", "c"];
+    let nodes: Vec<Process> = names.iter().map(|name| node(TEST, name, &[])).collect();
+    run(&nodes[1], "ip link add name many type veth peer name nobody");
+    for number in 0..20 {
+        run(&nodes[1], &format!("ip addr add 10.8.{number}.1/30 dev many"));
+    }
+    for end in ["many", "nobody"] {
+        run(&nodes[1], &format!("ip link set {end} up"));
+    }
+    let (mut nodes, handles) = plug(nodes, &names, &[(0, 1), (1, 2)], |number, end| format!("10.0.{number}.{end}/30"));
+    goes_over(&mut nodes, 0, 1, &handles, &[(0, "a-b")]);
+    let made = log(&mut nodes[0], "made connection");
+    assert!(made.contains("10.0.1.1 -> 10.0.1.2 (a-b, same subnet /30)"), "{made}");
+    goes_over(&mut nodes, 0, 2, &handles, &[(0, "a-b"), (1, "b-c")]);
+    goes_over(&mut nodes, 1, 0, &handles, &[(1, "b-a")]);
+    end(nodes);
+}
+
 #[test]
 fn many_connections_are_made_at_once() {
     const TEST: &str = "relays::many_connections_are_made_at_once";

@@ -30,6 +30,8 @@ const SEARCH: Duration = Duration::from_secs(5);
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
 /// After a way is known, for nodes that give others of the same length.
 const SETTLE: Duration = Duration::from_millis(50);
+/// How often a host is asked for addresses that its handle has no room for: a datagram may be lost, and it may be no neighbour.
+const ASKED: u32 = 4;
 /// How long what a node said counts.
 const FRESH: Duration = Duration::from_secs(60);
 /// How long answers to a question are passed on.
@@ -159,8 +161,8 @@ pub(in crate::net) struct Nodes {
     host: u64,
     ears: Vec<Kept<UdpSocket>>,
     mouths: Vec<Mouth>,
-    /// This process's own door, once it is open.
-    own: OnceLock<Handle>,
+    /// This process's own door, once it is open: with all addresses, and in as many parts as a datagram takes of them.
+    own: OnceLock<(Handle, Vec<Handle>)>,
     state: Mutex<State>,
     changed: Condvar,
     /// Processes of a relay have their turns.
@@ -208,7 +210,10 @@ impl Nodes {
     /// Where this process relays; from now on it answers.
     pub(in crate::net) fn introduce(&self, ports: (u16, u16), ours: &[LocalAddress]) {
         let outside: Vec<LocalAddress> = ours.iter().filter(|port| !port.loopback).cloned().collect();
-        let _ = self.own.set(Handle::new([0; 16], self.host, LISTENER, ports, (&outside, &[])));
+        let parts = Handle::parts(self.host, LISTENER, ports, &outside);
+        let Some(mut whole) = parts.first().cloned() else { return };
+        parts.iter().for_each(|part| whole.merge(part));
+        let _ = self.own.set((whole, parts));
     }
 
     /// Readable when [`Nodes::hear`] has something to do.
@@ -237,13 +242,15 @@ impl Nodes {
     /// Somebody looks for a way.
     fn asked(&self, question: &Datagram, asker: &Handle, from: SocketAddr) {
         let near = |m: &Mouth| in_subnet(m.port.ip, m.port.prefix, from.ip()) && m.port.ip != from.ip();
-        let Some(own) = self.own.get().filter(|_| asker.host != self.host) else { return };
+        let Some((_, parts)) = self.own.get().filter(|_| asker.host != self.host) else { return };
         // Networks that are not for data hear questions, too.
         let Some((at, mouth)) = self.mouths.iter().enumerate().find(|(_, mouth)| near(mouth)) else { return };
         if !lock(&self.state).open(question.id, Some((at, from)), Instant::now()) {
             return;
         }
-        mouth.say(&Datagram::new(&self.key, question.id, NODE, 0, own), from);
+        for own in parts {
+            mouth.say(&Datagram::new(&self.key, question.id, NODE, 0, own), from);
+        }
         if let Some(hops) = question.hops.checked_sub(1) {
             let on = Datagram::new(&self.key, question.id, ASK, hops, asker);
             let others = self.mouths.iter().enumerate().filter(|(other, _)| *other != at);
@@ -276,7 +283,7 @@ impl Nodes {
 
     /// The ways to a listener on another node through others; none if none is found in time.
     pub(in crate::net) fn ways(&self, target: &Handle, wait: &Wait<'_>) -> Result<Vec<Way>> {
-        let Some(own) = self.own.get().filter(|_| !self.mouths.is_empty() && target.host != self.host) else {
+        let Some((own, _)) = self.own.get().filter(|_| !self.mouths.is_empty() && target.host != self.host) else {
             return Ok(Vec::new());
         };
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -288,10 +295,7 @@ impl Nodes {
             if !ways.is_empty() || Instant::now() >= limit {
                 return Ok(ways);
             }
-            let id = secret::random()?;
-            lock(&self.state).open(id, None, Instant::now());
-            let question = Datagram::new(&self.key, id, ASK, hops, own);
-            self.mouths.iter().for_each(|mouth| mouth.say(&question, mouth.everybody));
+            self.ask(hops)?;
             let again = Instant::now() + pause;
             while Instant::now() < again.min(limit) && self.known_ways(own, target, turn).is_empty() {
                 let Ok(slice) = wait.slice(String::new) else { return Ok(Vec::new()) };
@@ -308,26 +312,64 @@ impl Nodes {
         }
     }
 
+    /// Asks the nodes that are up to so many others away.
+    fn ask(&self, hops: u32) -> Result<()> {
+        let Some(own) = self.own.get().and_then(|(_, parts)| parts.first()) else { return Ok(()) };
+        let id = secret::random()?;
+        lock(&self.state).open(id, None, Instant::now());
+        let question = Datagram::new(&self.key, id, ASK, hops, own);
+        self.mouths.iter().for_each(|mouth| mouth.say(&question, mouth.everybody));
+        Ok(())
+    }
+
+    /// A handle with the addresses, too, for which it has no room, if its host is a neighbour.
+    pub(in crate::net) fn whole(&self, target: &Handle, wait: &Wait<'_>) -> Result<Handle> {
+        let mut whole = target.clone();
+        if !target.more || target.host == self.host {
+            return Ok(whole);
+        }
+        for _ in 0..ASKED {
+            self.ask(0)?;
+            // The end of the time is seen where the addresses are dialed.
+            let _ = wait.pause(SETTLE, String::new);
+            self.known().iter().filter(|node| node.host == target.host).for_each(|node| whole.merge(node));
+            if whole.addresses.len() > target.addresses.len() {
+                break;
+            }
+        }
+        Ok(whole)
+    }
+
     fn known_ways(&self, own: &Handle, target: &Handle, turn: usize) -> Vec<Way> {
+        let nodes = self.known();
+        let mut whole = target.clone();
+        nodes.iter().filter(|node| node.host == target.host).for_each(|node| whole.merge(node));
+        ways(own, &whole, &nodes, turn)
+    }
+
+    /// The processes that have answered, each with all of its addresses.
+    fn known(&self) -> Vec<Handle> {
         let now = Instant::now();
-        let mut nodes: Vec<Handle> = {
+        let mut parts: Vec<Handle> = {
             let mut state = lock(&self.state);
             state.known.retain(|_, heard| now.saturating_duration_since(*heard) < FRESH);
             state.known.keys().filter_map(|text| Handle::parse(text).ok()).collect()
         };
-        nodes.sort_by_key(|node| (node.host, node.ports));
-        ways(own, target, &nodes, turn)
+        parts.sort_by_key(|node| (node.host, node.ports, node.addresses.first().map(|address| address.ip)));
+        let mut nodes: Vec<Handle> = Vec::new();
+        for part in parts {
+            match nodes.last_mut().filter(|last| (last.host, last.ports) == (part.host, part.ports)) {
+                Some(last) => last.merge(&part),
+                None => nodes.push(part),
+            }
+        }
+        nodes
     }
 
     /// The nodes that have answered, in words.
     pub(in crate::net) fn heard(&self) -> String {
-        let state = lock(&self.state);
-        let mut all: Vec<String> = state
-            .known
-            .keys()
-            .filter_map(|text| Handle::parse(text).ok())
-            .map(|node| crate::net::ports::list_remote(&node.addresses))
-            .collect();
+        let words = |node: &Handle| crate::net::ports::list_remote(&node.addresses);
+        let mut all: Vec<String> = self.known().iter().map(words).collect();
         all.sort();
         all.dedup();
         if all.is_empty() { "none".to_owned() } else { all.join("; ") }
