@@ -131,7 +131,8 @@ sanitize() {
     export RUST_TEST_THREADS=1
     for tool in memcheck racecheck synccheck; do
         for test in faults::kernels::every_kernel_on_one_gpu faults::kernels::every_kernel_on_two_gpus \
-            faults::processes::every_kernel_of_processes_that_share_a_gpu; do
+            faults::processes::every_kernel_of_processes_that_share_a_gpu \
+            fused::groups_are_what_their_calls_are_one_by_one; do
             echo "== $tool: $test"
             compute-sanitizer --tool $tool --target-processes all --error-exitcode 1 \
                 "$out/lib.cuda.test" --exact $test 2>&1 | tee "$log" || failed+=("$tool: $test")

@@ -323,6 +323,29 @@ fn of_two_relays_one_may_be_killed() {
     end(nodes);
 }
 
+/// Its kernel takes what is sent to it until its buffers are full, and acknowledges it: only the peer's silence tells.
+#[test]
+fn of_two_relays_one_may_be_stopped() {
+    const TEST: &str = "relays::of_two_relays_one_may_be_stopped";
+    if !makes_nodes(TEST, |_| act()) {
+        return;
+    }
+    let mut nodes = stream_both_ways(TEST, 20);
+    let signal = |node: &Process, what: &str| {
+        let done = std::process::Command::new("kill").args([what, &node.id().to_string()]).status();
+        assert!(done.is_ok_and(|status| status.success()));
+    };
+    signal(&nodes[1], "-STOP");
+    assert_eq!(nodes[0].line(), "done so");
+    assert_eq!(nodes[2].line(), "done so");
+    let lost = log(&mut nodes[0], "others carry on");
+    assert!(lost.contains("over 10.0.1.1 -> 10.0.1.2") && lost.contains("through its relays"), "{lost}");
+    signal(&nodes[1], "-CONT");
+    until("the way again", || log(&mut nodes[0], "is back").contains("through relay 10.0.1.2").then_some(()));
+    both(&mut nodes, (0, "send"), (2, "receive"));
+    end(nodes);
+}
+
 /// The sender's kernel sees nothing of that: the relay still acknowledges what it cannot pass on. The receiver's does, if it has
 /// something to say; otherwise the sender misses the peer's acknowledgements.
 #[test]
