@@ -35,10 +35,17 @@ pub(super) enum Word {
     Agreed = 0x6167_7265,
     /// The sender has this stream, which takes the place of a lost one.
     Joined = 0x6a6f_696e,
+    /// Whether anybody hears this at the other end of a relayed stream.
+    Asked = 0x6173_6b64,
+    /// The answer, over the same stream.
+    Here = 0x6865_7265,
 }
 
 impl Word {
-    const ALL: [Word; 6] = [Word::Placed, Word::Read, Word::Lost, Word::Left, Word::Agreed, Word::Joined];
+    const ALL: [Word; 8] = {
+        use Word::{Agreed, Asked, Here, Joined, Left, Lost, Placed, Read};
+        [Placed, Read, Lost, Left, Agreed, Joined, Asked, Here]
+    };
 }
 
 /// What a piece counts for besides its bytes: empty messages are bounded, too.

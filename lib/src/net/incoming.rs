@@ -301,6 +301,7 @@ impl Input {
                 Ok((0, _)) => self.end(link, stream, None),
                 Ok((n, room)) => {
                     read += n;
+                    socket.echo.hears();
                     // The kernel had no more: the next event says when it has.
                     if n < room && !hung_up {
                         let digested = self.digest(link, (stream, socket));
@@ -436,6 +437,11 @@ impl Input {
                 (Side::In(incoming), None) => self.piece = Some((frame, incoming.target(&frame)?, 0)),
                 (Side::Out(outgoing), Some(Word::Placed)) => outgoing.placed(link, frame.tag, frame.number)?,
                 (Side::Out(outgoing), Some(Word::Read)) => outgoing.read(link, stream, frame.number)?,
+                (_, Some(Word::Asked)) if link.several() => {
+                    stream.echo.answer();
+                    link.wake(index);
+                }
+                (_, Some(Word::Here)) if link.several() => {}
                 (Side::In(_), Some(Word::Joined)) => drop(stream.becomes(State::Alive)),
                 (_, Some(word)) => link.heard(index, word, &frame)?,
                 (Side::Out(_), None) => return Err(format!("expected what this end receives, got {frame:x?}")),

@@ -365,6 +365,12 @@ impl Output {
     fn load(&mut self, link: &Arc<Link>, (index, stream): (usize, &Stream), most: usize) -> bool {
         self.head.clear();
         (self.head_at, self.at, self.len, self.piece) = (0, 0, 0, false);
+        if link.relayed()
+            && let Some(word) = stream.echo.word()
+        {
+            self.head.extend(bytemuck::bytes_of(&Frame::say(word, 0, 0)));
+            return true;
+        }
         if let Some(word) = link.word() {
             if !stream.is(State::Alive) {
                 // What was lost with it is said again after it was lost, but this may have been part of that.

@@ -5,9 +5,9 @@
 //! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. Where an interface of this host
 //! is gone its kernel sends nothing at all, as it does to a peer whose window is full; then the missing route tells.
 //!
-//! A way through relays is a rail, too. Its first node acknowledges bytes that may get no further, so there the peer's
-//! acknowledgements of pieces count as well, which take longer. A relay that goes closes its streams as a peer does that
-//! has closed the connection; but the peer closes those of all ways.
+//! A way through relays is a rail, too. Its first node acknowledges bytes that may get no further, so over a stream that has
+//! brought nothing for a while each end asks the other one, as long as requests are open. A relay that goes closes its
+//! streams as a peer does that has closed the connection; but the peer closes those of all ways.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use super::stream::{InFlight, Rail, State, Stream};
 use crate::error;
 use crate::threads::{Thread, lock};
 
-/// So many times longer may a relayed stream take to bring anything: relays hold bytes that their kernels have acknowledged.
+/// So many times longer may a peer behind relays take to answer.
 const BEHIND: u32 = 10;
 /// Looks at a stream before it counts as lost.
 const LOOKS: u32 = 5;
@@ -59,8 +59,9 @@ struct Watched {
 enum Count {
     /// Bytes that the next node's kernel acknowledges.
     Kernel,
-    /// Pieces that the peer acknowledges, behind relays.
-    Pieces,
+    /// Anything from the peer, behind relays: it is asked when nothing has come for a while, and lost without an answer.
+    Quiet,
+    Asked,
     /// It was closed by whoever is next.
     Ended,
 }
@@ -210,8 +211,16 @@ fn look(link: &Arc<Link>, seen: &mut HashMap<(Count, usize), Seen>, limit: Durat
             format!("the peer's kernel has acknowledged nothing for {limit:?}")
         } else if stands_still && stream.rail.is_some_and(|rail| !rail.is_routed()) {
             "this host has no route over it any more".to_owned()
-        } else if link.relayed() && stands(Count::Pieces, index, stream.load.in_flight(), limit * BEHIND) {
-            format!("nothing has arrived through its relays for {:?}", limit * BEHIND)
+        } else if link.relayed() {
+            let heard = |asked| InFlight { unacked: asked, unsent: false, acked: stream.echo.heard() };
+            if stands(Count::Quiet, index, heard(true), limit) && !stream.echo.is_asked() && link.requests.any() {
+                stream.echo.ask();
+                link.wake(index);
+            }
+            if !stands(Count::Asked, index, heard(stream.echo.is_asked()), limit * BEHIND) {
+                continue;
+            }
+            format!("nobody has answered through its relays for {:?}", limit * BEHIND)
         } else {
             continue;
         };

@@ -140,6 +140,11 @@ impl Requests {
         }
     }
 
+    /// Whether any is open.
+    pub(super) fn any(&self) -> bool {
+        self.all.iter().any(|request| !request.is_done())
+    }
+
     pub(super) fn get(&self, slot: usize) -> Option<&Request> {
         self.all.get(slot)
     }

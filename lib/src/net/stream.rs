@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Instant;
 
+use super::frame::Word;
 use super::incoming::Input;
 use super::outgoing::Output;
 use super::worker::Worker;
@@ -37,7 +38,7 @@ impl fmt::Display for Rail {
     }
 }
 
-/// Bytes of a stream: whether some are sent and not acknowledged, whether some wait to be sent, and how
+/// Bytes of a stream in the kernel: whether some are sent and not acknowledged, whether some wait to be sent, and how
 /// many were acknowledged so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct InFlight {
@@ -75,6 +76,7 @@ pub(super) struct Stream {
     pub(super) load: Load,
     /// Pieces that were read from it, if the peer should hear of them.
     pub(super) acknowledge: AtomicU64,
+    pub(super) echo: Echo,
 }
 
 impl Stream {
@@ -93,6 +95,7 @@ impl Stream {
             input: Mutex::default(),
             load: Load::default(),
             acknowledge: AtomicU64::new(0),
+            echo: Echo::default(),
         }
     }
 
@@ -151,12 +154,52 @@ impl AsFd for Stream {
     }
 }
 
+/// Whether the peer at the end of a relayed stream is heard: a relay's kernel acknowledges what may get no further.
+#[derive(Debug, Default)]
+pub(super) struct Echo {
+    /// Reads that brought something.
+    heard: AtomicU64,
+    /// How many there were when the peer was asked last, and one; 0: it was not.
+    asked: AtomicU64,
+    /// Words for this stream alone.
+    asks: AtomicBool,
+    answers: AtomicBool,
+}
+
+impl Echo {
+    pub(super) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn hears(&self) {
+        self.heard.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn ask(&self) {
+        self.asked.store(self.heard() + 1, Ordering::Relaxed);
+        self.asks.store(true, Ordering::Release);
+    }
+
+    pub(super) fn answer(&self) {
+        self.answers.store(true, Ordering::Release);
+    }
+
+    /// The peer was asked, and nothing has come since.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed) == self.heard() + 1
+    }
+
+    /// The next word.
+    pub(super) fn word(&self) -> Option<Word> {
+        let due = |flag: &AtomicBool| flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel);
+        if due(&self.answers) { Some(Word::Here) } else { due(&self.asks).then_some(Word::Asked) }
+    }
+}
+
 /// What is under way on a stream, and how fast it was so far.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     bytes: AtomicU64,
-    /// Bytes that arrived so far.
-    arrived: AtomicU64,
     /// KiB per second; 0: not known.
     rate: AtomicU64,
     /// When it was last known to carry something, by [`clock`].
@@ -181,14 +224,7 @@ impl Load {
 
     pub(super) fn remove(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
-        self.arrived.fetch_add(bytes as u64, Ordering::Relaxed);
         self.used.store(clock(), Ordering::Relaxed);
-    }
-
-    /// The same of pieces as of the kernel's bytes: the peer acknowledges those.
-    pub(super) fn in_flight(&self) -> InFlight {
-        let [bytes, acked] = [&self.bytes, &self.arrived].map(|count| count.load(Ordering::Relaxed));
-        InFlight { unacked: bytes > 0, unsent: false, acked }
     }
 
     pub(super) fn rate(&self) -> u64 {
@@ -236,6 +272,18 @@ mod tests {
         let used = slow.used.load(Ordering::Relaxed);
         let taken = |after: u64| slow.arrival(1000, fast.rate(), used + after) == fast.arrival(1000, 0, now);
         assert!(!taken(20_000_000) && taken(30_000_000));
+    }
+
+    #[test]
+    fn an_echo_is_awaited_until_anything_comes() {
+        let echo = Echo::default();
+        assert!(!echo.is_asked() && echo.word().is_none());
+        echo.ask();
+        echo.answer();
+        assert_eq!((echo.word(), echo.word(), echo.word()), (Some(Word::Here), Some(Word::Asked), None));
+        assert!(echo.is_asked());
+        echo.hears();
+        assert!(!echo.is_asked() && echo.heard() == 1);
     }
 
     #[test]
