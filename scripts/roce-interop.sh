@@ -10,8 +10,8 @@
 # and opens the other's.
 # A program of the library runs with a rank at each end: milestone 10, which looks at every element of every collective;
 # with the feature `verbs` on the kernel's device, as it is built by default on ours. Packets are counted at the
-# kernel's device. Memory windows have a program of their own (scripts/rxe-vm/windows.py). Milestone 04 gives our card memory of the
-# driver vgem as a dma-buf.
+# kernel's device. Memory windows have a program of their own (scripts/rxe-vm/windows.py). Milestone 04 gives our card
+# memory of the driver vgem as a dma-buf.
 # Needs what `scripts/setup.sh --verbs` installs, and a Rust toolchain. --quick: the pingpongs, and the ranks without
 # loss.
 # Exit code: 0 if all ran, 1 if one did not, otherwise rxe-vm.sh's.
@@ -120,10 +120,12 @@ both ibv_uc_pingpong -n 50 -s 1000
 both ibv_ud_pingpong -n 50 -s 1000
 both ibv_srq_pingpong -n 100
 TINYROCE_LOSS=2 both ibv_rc_pingpong -n 100 -s 20000
-taken=$(ip netns exec ours timeout 100 "$root/target/debug/cuda-verbs" --path dmabuf --bytes 1000001 --chunk 64K --rounds 1 2>&1)
+options=(--path dmabuf --bytes 1000001 --chunk 64K --rounds 1)
+taken=$(ip netns exec ours timeout 100 "$root/target/debug/cuda-verbs" "${options[@]}" 2>&1)
 rc=$?
 echo "ours: cuda-verbs --path dmabuf: exit code $rc" && grep '^1 dmabuf' <<<"$taken"
-[ "$rc" = 0 ] && grep -q 'vgem exported .* tinyroce0 registered' <<<"$taken" && grep -q 'every byte checked' <<<"$taken" ||
+[ "$rc" = 0 ] && grep -q 'vgem exported .* tinyroce0 registered' <<<"$taken" &&
+    grep -q 'every byte checked' <<<"$taken" ||
     { failed=1 && echo "$taken"; }
 every=(--collective "all,pingpong,neighbours" -n 1 -w 0 --repetitions 1)
 both_ranks "${every[@]}" -b 8 -e 64K -f 8192

@@ -200,7 +200,8 @@ pub(super) struct Redial {
     pub(super) link: u32,
     pub(super) ways: Vec<Way>,
     streams: usize,
-    /// The ways of the streams after the first ones. A number is not used again: the peer may have taken what failed here.
+    /// The ways of the streams after the first ones. A number is not used again: the peer may have taken what failed
+    /// here.
     later: Mutex<Vec<usize>>,
 }
 

@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::secret::Secret;
 
 const MAGIC: [u8; 8] = *b"tnet\0\0\0\x01";
-/// Addresses begin here; before are magic, secret, host, listener, two ports, two counts, whether there are more addresses, and
-/// the owner's word.
+/// Addresses begin here; before are magic, secret, host, listener, two ports, two counts, whether there are more
+/// addresses, and the owner's word.
 const ADDRESSES: usize = 56;
 const OWNERS: std::ops::Range<usize> = 48..56;
 const V4: usize = 5;

@@ -5,9 +5,9 @@
 //! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. Where an interface of this host
 //! is gone its kernel sends nothing at all, as it does to a peer whose window is full; then the missing route tells.
 //!
-//! A way through relays is a rail, too. Its first node acknowledges bytes that may get no further, so over a stream that has
-//! brought nothing for a while each end asks the other one, as long as requests are open. A relay that goes closes its
-//! streams as a peer does that has closed the connection; but the peer closes those of all ways.
+//! A way through relays is a rail, too. Its first node acknowledges bytes that may get no further, so over a stream
+//! that has brought nothing for a while each end asks the other one, as long as requests are open. A relay that goes
+//! closes its streams as a peer does that has closed the connection; but the peer closes those of all ways.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +59,8 @@ struct Watched {
 enum Count {
     /// Bytes that the next node's kernel acknowledges.
     Kernel,
-    /// Anything from the peer, behind relays: it is asked when nothing has come for a while, and lost without an answer.
+    /// Anything from the peer, behind relays: it is asked when nothing has come for a while, and lost without an
+    /// answer.
     Quiet,
     Asked,
     /// It was closed by whoever is next.

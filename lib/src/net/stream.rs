@@ -206,8 +206,9 @@ pub(super) struct Load {
     used: AtomicU64,
 }
 
-/// A rate counts as not known any more when a stream has had nothing for so many times what a long piece would take at this
-/// rate. One that was measured in a bad moment is tried again by that, and a slow one costs two hundredths of the time.
+/// A rate counts as not known any more when a stream has had nothing for so many times what a long piece would take at
+/// this rate. One that was measured in a bad moment is tried again by that, and a slow one costs two hundredths of the
+/// time.
 const STALE: u64 = 50;
 const LONG: u64 = 512 << 10;
 

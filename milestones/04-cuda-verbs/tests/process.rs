@@ -1,5 +1,6 @@
-//! The program as a user runs it. Without a GPU, or built with the feature `verbs` and without an RDMA device, the tests
-//! that need one report that they are skipped. README.md shows how to run them in a virtual machine with a device, and on a machine with a GPU.
+//! The program as a user runs it. Without a GPU, or built with the feature `verbs` and without an RDMA device, the
+//! tests that need one report that they are skipped. README.md shows how to run them in a virtual machine with a
+//! device, and on a machine with a GPU.
 
 #[cfg(feature = "verbs")]
 mod no_memory;

@@ -69,8 +69,8 @@ fn lost() -> usize {
     log.matches("others carry on").count() - log.matches("is back").count()
 }
 
-/// A node of two: `b` receives, `a` sends in phases that the test begins, until it has `enough` of a phase's messages and of its
-/// bytes over r1.
+/// A node of two: `b` receives, `a` sends in phases that the test begins, until it has `enough` of a phase's messages
+/// and of its bytes over r1.
 fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
     say("here");
     assert_eq!(hear(), "cabled");

@@ -291,8 +291,8 @@ fn a_killed_relay_is_an_error_of_both_ends_that_names_it() {
     end(nodes);
 }
 
-/// A square whose first corner sends messages of [`LEN`] to the third one over both others, until a way is lost and so many
-/// more. Both ways have some.
+/// A square whose first corner sends messages of [`LEN`] to the third one over both others, until a way is lost and so
+/// many more. Both ways have some.
 fn stream_both_ways(test: &str, more: usize) -> Vec<Process> {
     let (mut nodes, handles) = cabled(test, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3), (3, 0)]);
     connect_both_ways(&mut nodes, &handles);
@@ -346,8 +346,8 @@ fn of_two_relays_one_may_be_stopped() {
     end(nodes);
 }
 
-/// The sender's kernel sees nothing of that: the relay still acknowledges what it cannot pass on. The receiver's does, if it has
-/// something to say; otherwise the sender misses the peer's acknowledgements.
+/// The sender's kernel sees nothing of that: the relay still acknowledges what it cannot pass on. The receiver's does,
+/// if it has something to say; otherwise the two ask each other.
 #[test]
 fn a_cable_behind_a_relay_is_cut_and_taken_back() {
     const TEST: &str = "relays::a_cable_behind_a_relay_is_cut_and_taken_back";

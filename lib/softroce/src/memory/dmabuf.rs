@@ -1,8 +1,8 @@
 //! Memory of another driver, as a file descriptor (dma-buf).
 //!
 //! A kernel's card gets the pages from the exporter. This one maps the descriptor, which exporters of the host's memory
-//! allow (udmabuf, vgem, heaps). NVIDIA's driver does not for a GPU's: then the address in the requests is the GPU's own,
-//! as NCCL's and everybody's is, and CUDA's driver is asked by it.
+//! allow (udmabuf, vgem, heaps). NVIDIA's driver does not for a GPU's: then the address in the requests is the GPU's
+//! own, as NCCL's and everybody's is, and CUDA's driver is asked by it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,8 +1,8 @@
 //! A GPU's memory, which the processor cannot access: CUDA's driver copies each packet's bytes.
 //!
-//! An RDMA adapter reads and writes it over PCIe (GPUDirect RDMA). A card in user space has no such way, so a program sees
-//! GPUDirect's interface and pays a copy. The copies are on a stream of their own: a kernel that waits for a message does
-//! not hold them up.
+//! An RDMA adapter reads and writes it over PCIe (GPUDirect RDMA). A card in user space has no such way, so a program
+//! sees GPUDirect's interface and pays a copy. The copies are on a stream of their own: a kernel that waits for a
+//! message does not hold them up.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -44,7 +44,12 @@ macro_rules! driver {
                 // SAFETY: the library is in the process already; nothing is initialized by this.
                 let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_LAZY | RTLD_NOLOAD) }?;
                 // SAFETY: the functions' types are those of cuda.h.
-                unsafe { Ok(Driver { $($field: *library.get(concat!($symbol, "\0").as_bytes())?,)* _library: library }) }
+                unsafe {
+                    Ok(Driver {
+                        $($field: *library.get(concat!($symbol, "\0").as_bytes())?,)*
+                        _library: library,
+                    })
+                }
             }
         }
     };

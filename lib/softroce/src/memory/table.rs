@@ -117,7 +117,8 @@ impl Table {
         true
     }
 
-    /// Takes a region out; `false` where there is none. Nobody has a piece of it, as the caller has the lock for writing.
+    /// Takes a region out; `false` where there is none. Nobody has a piece of it, as the caller has the lock for
+    /// writing.
     pub(crate) fn remove(&mut self, key: u32) -> bool {
         let slot = self.slots.get_mut((key >> 8) as usize).filter(|s| s.tag == key as u8);
         let Some(region) = slot.and_then(|slot| slot.region.take()) else { return false };

@@ -36,8 +36,8 @@ impl OutPacket {
     }
 }
 
-/// Bytes of a message in a GPU's memory that are copied at a time: a copy by its driver costs some microseconds, however
-/// short it is.
+/// Bytes of a message in a GPU's memory that are copied at a time: a copy by its driver costs some microseconds,
+/// however short it is.
 pub(crate) const AHEAD: u32 = 128 << 10;
 
 /// A part of a message that was copied for several packets.
@@ -122,8 +122,8 @@ impl Outbox {
         let Ok(()) = self.packet(headers, None, |_| Ok::<_, std::convert::Infallible>(Body::Copied(0, 0)));
     }
 
-    /// Bytes `from` to `from + len` of a message in a GPU's memory. Where an earlier packet has not copied them already,
-    /// `copy` appends up to `most` bytes of the message from there on.
+    /// Bytes `from` to `from + len` of a message in a GPU's memory. Where an earlier packet has not copied them
+    /// already, `copy` appends up to `most` bytes of the message from there on.
     pub(crate) fn of_gpu<E>(
         &mut self,
         message: Message,

@@ -432,7 +432,8 @@ fn carry_out(op: SendOp, by: Asker, memory: &Table) -> Result<(), (Status, Refus
     }
 }
 
-/// Adds a packet with bytes `offset` to `offset + len` of a request. `room`: packets that may leave now, this one included.
+/// Adds a packet with bytes `offset` to `offset + len` of a request. `room`: packets that may leave now, this one
+/// included.
 #[allow(clippy::too_many_arguments, reason = "one packet is all of these")]
 fn put(
     turn: &mut Turn<'_>,

@@ -1,5 +1,5 @@
-//! A GPU's memory, over the stand-in for CUDA's driver; with `TINYNCCL_TEST_DRIVER=nvidia` over NVIDIA's, on a machine with
-//! a GPU.
+//! A GPU's memory, over the stand-in for CUDA's driver; with `TINYNCCL_TEST_DRIVER=nvidia` over NVIDIA's, on a machine
+//! with a GPU.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -26,8 +26,9 @@ fn driver() -> &'static Library {
 /// Calls a function of the driver, whose arguments are all integers or pointers.
 macro_rules! cuda {
     ($name:literal, $($arg:expr => $type:ty),*) => {{
+        type Function = unsafe extern "C" fn($($type),*) -> c_int;
         // SAFETY: the types are those of cuda.h, and what pointers name lives until the call returns.
-        let code = unsafe { (driver().get::<unsafe extern "C" fn($($type),*) -> c_int>($name).expect("a function"))($($arg),*) };
+        let code = unsafe { (driver().get::<Function>($name).expect("a function"))($($arg),*) };
         assert_eq!(code, 0, "{:?}", std::str::from_utf8($name));
     }};
 }

@@ -30,7 +30,8 @@ const SEARCH: Duration = Duration::from_secs(5);
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
 /// After a way is known, for nodes that give others of the same length.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How often a host is asked for addresses that its handle has no room for: a datagram may be lost, and it may be no neighbour.
+/// How often a host is asked for addresses that its handle has no room for: a datagram may be lost, and it may be no
+/// neighbour.
 const ASKED: u32 = 4;
 /// How long what a node said counts.
 const FRESH: Duration = Duration::from_secs(60);
