@@ -194,7 +194,8 @@ impl Pd {
     /// Of a GPU's memory, which cannot be mapped, `iova` is the address that the GPU has for the first byte.
     ///
     /// # Errors
-    /// `EBADF` and `EINVAL` where `fd` is no descriptor or no dma-buf, or has fewer bytes; the exporter's error where it does not let its memory be mapped and `iova` is no GPU's address; otherwise as [`Pd::reg_mr`].
+    /// `EBADF` and `EINVAL` where `fd` is no descriptor or no dma-buf, or has fewer bytes; the exporter's error where
+    /// it does not let its memory be mapped and `iova` is no GPU's address; otherwise as [`Pd::reg_mr`].
     ///
     /// # Safety
     /// As [`Pd::reg_mr`], where the memory is a GPU's.

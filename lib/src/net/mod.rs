@@ -17,11 +17,12 @@
 //! messages cause no traffic in the other direction.
 //!
 //! # Several rails
-//! Where two hosts have several subnets in common, or several ways through other hosts, a connection has streams over each. Then the receiver acknowledges the pieces that it has read from a stream, and a send is over
-//! when that has come (short pieces are copied, and do not wait). The sender gives each piece to the stream over which
-//! it would arrive first, by the rates that the acknowledgements show. When a stream is lost, the sender says so over
-//! another one, the receiver answers how many pieces it had read from it, and the others go again: each piece arrives
-//! once, and no place is written twice.
+//! Where two hosts have several subnets in common, or several ways through other hosts, a connection has streams over
+//! each. Then the receiver acknowledges the pieces that it has read from a stream, and a send is over when that has
+//! come (short pieces are copied, and do not wait). The sender gives each piece to the stream over which it would
+//! arrive first, by the rates that the acknowledgements show. When a stream is lost, the sender says so over another
+//! one, the receiver answers how many pieces it had read from it, and the others go again: each piece arrives once, and
+//! no place is written twice.
 //!
 //! | module | idea |
 //! |---|---|
