@@ -2,7 +2,7 @@
 //! with a GPU.
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
 use softroce::{Access, Pd, RecvRequest, Remote, SendFlags, SendOp, SendRequest, Service, Sge, Status};
@@ -33,6 +33,12 @@ macro_rules! cuda {
     }};
 }
 
+/// Nothing is allocated while this is held: what was freed is nobody's.
+fn no_allocations() -> MutexGuard<'static, ()> {
+    static ALLOCATING: Mutex<()> = Mutex::new(());
+    ALLOCATING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Memory of GPU 0, whose context is current in this thread.
 struct Gpu(u64);
 
@@ -43,6 +49,7 @@ impl Gpu {
         cuda!(b"cuDeviceGet", &mut device => &mut c_int, 0 => c_int);
         cuda!(b"cuDevicePrimaryCtxRetain", &mut context => &mut *mut c_void, device => c_int);
         cuda!(b"cuCtxSetCurrent", context => *mut c_void);
+        let _alone = no_allocations();
         cuda!(b"cuMemAlloc_v2", &mut at => &mut u64, bytes => usize);
         Gpu(at)
     }
@@ -160,11 +167,15 @@ fn addresses_that_no_driver_knows_are_refused() {
 #[test]
 fn memory_that_is_gone_fails_its_request_and_no_other() {
     let ((a, of_a), (b, _of_b)) = connected();
-    of_a.free();
-    a.send(1, SendOp::Write(b.card().remote), 0, 100_000);
-    assert_eq!(a.wait().status, Status::LocalProtection);
+    {
+        let _none = no_allocations();
+        of_a.free();
+        a.send(1, SendOp::Write(b.card().remote), 0, 100_000);
+        assert_eq!(a.wait().status, Status::LocalProtection);
+    }
     // The receiving end.
     let ((a, _of_a), (b, of_b)) = connected();
+    let _none = no_allocations();
     of_b.free();
     a.send(1, SendOp::Write(b.card().remote), 0, 100_000);
     assert_eq!(a.wait().status, Status::RemoteOperation);
