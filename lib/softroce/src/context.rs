@@ -165,11 +165,18 @@ impl Pd {
     /// The memory is readable, with `LOCAL_WRITE` also writable, until the region is dropped. What peers write
     /// meanwhile is not looked at through references.
     pub unsafe fn reg_mr(self: &Arc<Pd>, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<Mr> {
-        let region = self.region(at, len, iova, access)?;
+        let region = self.region(at, len, iova, access, || backing(at, len, access))?;
         self.insert(region)
     }
 
-    fn region(&self, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<Region> {
+    fn region(
+        &self,
+        at: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+        backing: impl FnOnce() -> Result<Backing>,
+    ) -> Result<Region> {
         let writes = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
         if access.bits() & writes != 0 && !access.contains(Access::LOCAL_WRITE) {
             return Err(Error::invalid("remote writing and atomics need local writing"));
@@ -178,14 +185,7 @@ impl Pd {
         {
             return Err(Error::invalid("no such range of memory"));
         }
-        let backing = if is_accessible(at as usize, len, access.contains(Access::LOCAL_WRITE)) {
-            Backing::Host
-        } else {
-            Backing::Gpu(GpuMemory::new(at as u64, len).map_err(|why| {
-                let what = "not all of it is memory that the processor can access";
-                Error::new(libc::EFAULT, format!("registering {len} bytes at {at:p}: {what}, and {why}"))
-            })?)
-        };
+        let backing = backing()?;
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         Ok(Region { pd: self.id, at, len, iova, access, backing })
     }
@@ -212,12 +212,9 @@ impl Pd {
             return Err(Error::invalid(format!("{}: the descriptor is no dma-buf", what())));
         }
         let region = match Mapping::new(fd, offset, len, access.contains(Access::LOCAL_WRITE)) {
-            Ok(mapping) => {
-                let region = self.region(mapping.at(), len, iova, access)?;
-                Region { backing: Backing::Dmabuf(mapping), ..region }
-            }
+            Ok(mapping) => self.region(mapping.at(), len, iova, access, || Ok(Backing::Dmabuf(mapping)))?,
             Err(unmapped) => match GpuMemory::new(iova, len) {
-                Ok(_) => self.region(iova as *mut u8, len, iova, access)?,
+                Ok(gpu) => self.region(iova as *mut u8, len, iova, access, || Ok(Backing::Gpu(gpu)))?,
                 Err(why) => return Err(Error::system(format!("{}: {why}, and to map it", what()), &unmapped)),
             },
         };
@@ -268,6 +265,17 @@ impl Pd {
     }
 }
 
+/// Where the bytes at an address of the program's are.
+fn backing(at: *mut u8, len: usize, access: Access) -> Result<Backing> {
+    if is_accessible(at as usize, len, access.contains(Access::LOCAL_WRITE)) {
+        return Ok(Backing::Host);
+    }
+    GpuMemory::new(at as u64, len).map(Backing::Gpu).map_err(|why| {
+        let what = "not all of it is memory that the processor can access";
+        Error::new(libc::EFAULT, format!("registering {len} bytes at {at:p}: {what}, and {why}"))
+    })
+}
+
 /// Registered memory. Dropping it deregisters: after that the card does not touch the memory any more.
 #[derive(Debug)]
 pub struct Mr {
@@ -287,7 +295,7 @@ impl Mr {
     /// # Safety
     /// As [`Pd::reg_mr`]; the old memory is not touched any more after this.
     pub unsafe fn change(&mut self, pd: &Arc<Pd>, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<()> {
-        let region = pd.region(at, len, iova, access)?;
+        let region = pd.region(at, len, iova, access, || backing(at, len, access))?;
         let same = Arc::ptr_eq(&pd.context, &self.pd.context);
         if !same || !write(&pd.context.engine.shared.memory).replace(self.key, region) {
             return Err(Error::invalid("a domain of another card than the region's"));

@@ -172,10 +172,9 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let link = u32::from_le_bytes(secret::random()?);
     let relayed = working.iter().any(|way| !way.relays.is_empty());
     let streams = sockets.len();
-    let redial = Redial { handle: handle.clone(), link, ways: working.clone(), streams, later: Mutex::new(Vec::new()) };
+    let redial = Redial { handle: handle.clone(), link, ways: working.clone(), streams, later: Mutex::default() };
     for (stream, socket) in sockets.iter_mut().enumerate() {
-        let Some(way) = redial.ways.get(redial.way_of(stream)) else { continue };
-        redial.greet(inner, socket, way, stream, &wait).map_err(reason)?;
+        redial.greet(inner, socket, stream, &wait).map_err(reason)?;
     }
     let mut way: Vec<SocketAddr> = Vec::new();
     for one in working.iter().filter(|_| relayed) {
@@ -240,7 +239,7 @@ impl Redial {
             later.push(number);
             self.streams + later.len() - 1
         };
-        self.greet(inner, &mut socket, way, index, &wait).map_err(reason)?;
+        self.greet(inner, &mut socket, index, &wait).map_err(reason)?;
         Ok((index, socket))
     }
 
@@ -249,10 +248,10 @@ impl Redial {
         &self,
         inner: &Inner,
         socket: &mut TcpStream,
-        way: &Way,
         stream: usize,
         wait: &Wait<'_>,
     ) -> std::result::Result<(), Failure> {
+        let way = self.ways.get(self.way_of(stream)).ok_or_else(|| Failure::Wrong("no such way".to_owned()))?;
         let hello = hello(inner, &self.handle, self.link, self.streams, self.ways.len()).of_stream(stream);
         let hello = hello.on_the_way(DIALER + way.relays.len(), ACCEPTOR);
         let address = socket.peer_addr().map_or(String::new(), describe);

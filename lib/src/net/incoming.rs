@@ -301,7 +301,9 @@ impl Input {
                 Ok((0, _)) => self.end(link, stream, None),
                 Ok((n, room)) => {
                     read += n;
-                    socket.echo.hears();
+                    if link.relayed() {
+                        socket.echo.hears();
+                    }
                     // The kernel had no more: the next event says when it has.
                     if n < room && !hung_up {
                         let digested = self.digest(link, (stream, socket));

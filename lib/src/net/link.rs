@@ -28,7 +28,7 @@ pub(super) enum Left {
 }
 
 /// What leads to the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Ways {
     /// More than one: pieces are acknowledged, and those of a lost stream go over others.
     pub(super) several: bool,

@@ -306,6 +306,19 @@ fn stream_both_ways(test: &str, more: usize) -> Vec<Process> {
     nodes
 }
 
+/// The stream of [`stream_both_ways`] ends well, though the way through the relay b was lost.
+fn carries_on(nodes: &mut [Process], receiver: usize) {
+    assert_eq!(nodes[0].line(), "done so");
+    assert_eq!(nodes[receiver].line(), "done so");
+    let lost = log(&mut nodes[0], "others carry on");
+    assert!(lost.contains("over 10.0.1.1 -> 10.0.1.2"), "{lost}");
+}
+
+/// That way is there again.
+fn comes_back(nodes: &mut [Process]) {
+    until("the way again", || log(&mut nodes[0], "is back").contains("through relay 10.0.1.2").then_some(()));
+}
+
 #[test]
 fn of_two_relays_one_may_be_killed() {
     const TEST: &str = "relays::of_two_relays_one_may_be_killed";
@@ -315,10 +328,7 @@ fn of_two_relays_one_may_be_killed() {
     let mut nodes = stream_both_ways(TEST, 20);
     // Its cables go with it.
     nodes.remove(1).kill();
-    assert_eq!(nodes[0].line(), "done so");
-    assert_eq!(nodes[1].line(), "done so");
-    let lost = log(&mut nodes[0], "others carry on");
-    assert!(lost.contains("over 10.0.1.1 -> 10.0.1.2"), "{lost}");
+    carries_on(&mut nodes, 1);
     both(&mut nodes, (0, "send"), (1, "receive"));
     end(nodes);
 }
@@ -336,12 +346,9 @@ fn of_two_relays_one_may_be_stopped() {
         assert!(done.is_ok_and(|status| status.success()));
     };
     signal(&nodes[1], "-STOP");
-    assert_eq!(nodes[0].line(), "done so");
-    assert_eq!(nodes[2].line(), "done so");
-    let lost = log(&mut nodes[0], "others carry on");
-    assert!(lost.contains("over 10.0.1.1 -> 10.0.1.2"), "{lost}");
+    carries_on(&mut nodes, 2);
     signal(&nodes[1], "-CONT");
-    until("the way again", || log(&mut nodes[0], "is back").contains("through relay 10.0.1.2").then_some(()));
+    comes_back(&mut nodes);
     both(&mut nodes, (0, "send"), (2, "receive"));
     end(nodes);
 }
@@ -356,12 +363,9 @@ fn a_cable_behind_a_relay_is_cut_and_taken_back() {
     }
     let mut nodes = stream_both_ways(TEST, 20);
     run(&nodes[1], "ip link set b-c down");
-    assert_eq!(nodes[0].line(), "done so");
-    assert_eq!(nodes[2].line(), "done so");
-    let lost = log(&mut nodes[0], "others carry on");
-    assert!(lost.contains("over 10.0.1.1 -> 10.0.1.2"), "{lost}");
+    carries_on(&mut nodes, 2);
     run(&nodes[1], "ip link set b-c up");
-    until("the way again", || log(&mut nodes[0], "is back").contains("through relay 10.0.1.2").then_some(()));
+    comes_back(&mut nodes);
     let before = sent(&nodes[1], "b-c");
     both(&mut nodes, (0, "send"), (2, "receive"));
     let bytes = sent(&nodes[1], "b-c") - before;

@@ -17,9 +17,6 @@ type Code = c_int;
 /// `CUcontext` and `CUstream`.
 type Handle = *mut c_void;
 
-/// `dlopen`'s flag for a library that is loaded already.
-const RTLD_NOLOAD: c_int = libc::RTLD_NOLOAD;
-
 // Of cuda.h.
 const ATTRIBUTE_CONTEXT: c_int = 1;
 const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
@@ -42,7 +39,7 @@ macro_rules! driver {
         impl Driver {
             fn load() -> Result<Driver, libloading::Error> {
                 // SAFETY: the library is in the process already; nothing is initialized by this.
-                let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_LAZY | RTLD_NOLOAD) }?;
+                let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_LAZY | libc::RTLD_NOLOAD) }?;
                 // SAFETY: the functions' types are those of cuda.h.
                 unsafe {
                     Ok(Driver {

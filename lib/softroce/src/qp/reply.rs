@@ -148,21 +148,20 @@ impl Machine {
                         (place != Position::Middle).then_some(Aeth { syndrome: Syndrome::Ack(NO_CREDITS), msn });
                     let (memory, by) = (turn.memory, self.asker());
                     // Copied before its CRC is made: the program may write to memory that a peer reads.
-                    let read = |bytes: &mut Vec<u8>, len: u32| {
-                        memory.remote(rkey, by, va, len as usize, Access::REMOTE_READ, |piece| {
-                            // SAFETY: the turn's reference to the table is the lock.
-                            unsafe { copy_out(piece, bytes) }
-                        })?
-                    };
-                    let of_gpu = memory.remote(rkey, by, va, len as usize, Access::REMOTE_READ, |p| p.is_of_gpu());
+                    // SAFETY: the turn's reference to the table is the lock.
+                    let copy = |piece, bytes: &mut Vec<u8>| unsafe { copy_out(piece, bytes) };
                     let sent = turn.out.packet(&headers, None, |out| {
-                        if of_gpu? {
-                            let from = psn.since(first).max(0) as u32 * self.attr.path_mtu;
-                            return out.of_gpu(Message::Answer(first), from, len, left, read);
-                        }
                         let start = out.bytes.len();
-                        read(&mut out.bytes, len)?;
-                        Ok(Body::Copied(start, out.bytes.len()))
+                        let of_gpu = memory.remote(rkey, by, va, len as usize, Access::REMOTE_READ, |piece| {
+                            if piece.is_of_gpu() { Ok(true) } else { copy(piece, &mut out.bytes).map(|()| false) }
+                        })??;
+                        if !of_gpu {
+                            return Ok(Body::Copied(start, out.bytes.len()));
+                        }
+                        let from = psn.since(first).max(0) as u32 * self.attr.path_mtu;
+                        out.of_gpu(Message::Answer(first), from, len, left, |bytes, len| {
+                            memory.remote(rkey, by, va, len as usize, Access::REMOTE_READ, |p| copy(p, bytes))?
+                        })
                     });
                     if sent.is_err() {
                         // Deregistered or invalidated meanwhile.

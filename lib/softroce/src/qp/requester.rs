@@ -456,30 +456,25 @@ fn put(
             }
             Data::Memory(list) => list.as_slice(),
         };
-        gather(memory, pd, list, offset, len as usize, Access::LOCAL_READ, |piece| {
-            out.pieces.push(piece);
-            Ok(())
-        })?;
-        let of_gpu = out.pieces.get(first..).unwrap_or_default().iter().any(Piece::is_of_gpu);
-        if !copied && !of_gpu {
-            return Ok(Body::Memory(first, out.pieces.len()));
-        }
-        out.pieces.truncate(first);
         let copy = |bytes: &mut Vec<u8>, len: u32| {
             gather(memory, pd, list, offset, len as usize, Access::LOCAL_READ, |piece| {
                 // SAFETY: the turn's reference to the table is the lock.
                 unsafe { copy_out(piece, bytes) }
             })
         };
-        match wqe.psn {
-            Some(psn) if of_gpu => {
-                let most = (wqe.len - offset).min(room.saturating_mul(len));
-                out.of_gpu(Message::Request(psn), offset, len, most, copy)
-            }
-            _ => {
-                copy(&mut out.bytes, len)?;
-                Ok(Body::Copied(start, out.bytes.len()))
-            }
+        if copied {
+            copy(&mut out.bytes, len)?;
+            return Ok(Body::Copied(start, out.bytes.len()));
         }
+        gather(memory, pd, list, offset, len as usize, Access::LOCAL_READ, |piece| {
+            out.pieces.push(piece);
+            Ok(())
+        })?;
+        if !out.pieces.get(first..).unwrap_or_default().iter().any(Piece::is_of_gpu) {
+            return Ok(Body::Memory(first, out.pieces.len()));
+        }
+        out.pieces.truncate(first);
+        let most = (wqe.len - offset).min(room.saturating_mul(len));
+        out.of_gpu(Message::Request(wqe.psn.unwrap_or(headers.bth.psn)), offset, len, most, copy)
     })
 }

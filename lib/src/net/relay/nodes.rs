@@ -333,7 +333,7 @@ impl Nodes {
             self.ask(0)?;
             // The end of the time is seen where the addresses are dialed.
             let _ = wait.pause(SETTLE, String::new);
-            self.known().iter().filter(|node| node.host == target.host).for_each(|node| whole.merge(node));
+            whole = completed(&whole, &self.known());
             if whole.addresses.len() > target.addresses.len() {
                 break;
             }
@@ -343,9 +343,7 @@ impl Nodes {
 
     fn known_ways(&self, own: &Handle, target: &Handle, turn: usize) -> Vec<Way> {
         let nodes = self.known();
-        let mut whole = target.clone();
-        nodes.iter().filter(|node| node.host == target.host).for_each(|node| whole.merge(node));
-        ways(own, &whole, &nodes, turn)
+        ways(own, &completed(target, &nodes), &nodes, turn)
     }
 
     /// The processes that have answered, each with all of its addresses.
@@ -375,6 +373,13 @@ impl Nodes {
         all.dedup();
         if all.is_empty() { "none".to_owned() } else { all.join("; ") }
     }
+}
+
+/// A handle with the addresses, too, that its host's processes have said.
+fn completed(target: &Handle, nodes: &[Handle]) -> Handle {
+    let mut whole = target.clone();
+    nodes.iter().filter(|node| node.host == target.host).for_each(|node| whole.merge(node));
+    whole
 }
 
 #[cfg(test)]
