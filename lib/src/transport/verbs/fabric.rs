@@ -74,7 +74,7 @@ impl Fabric for VerbsFabric {
     fn accept(&self, conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Result<LinkPair, String>> {
         let who = accept.peer(conn.address());
         match tcp::listen::welcome(conn, accept) {
-            Ok(socket) => listen::finish(&self.rails, socket, who, accept, &self.linger).map(Ok),
+            Ok(socket) => listen::finish(&self.rails, socket, who, accept, &self.linger),
             Err(e) => Ok(Err(e)),
         }
     }

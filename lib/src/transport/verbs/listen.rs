@@ -13,8 +13,22 @@ use crate::transport::fabric::Accept;
 use crate::transport::linger::Linger;
 use crate::transport::{LinkPair, Peer};
 
-/// Makes a link over a connection on which we have said welcome.
+/// Makes a link over a connection on which we have said welcome. A dialer that hangs up before the queue pairs are
+/// joined has given up, and may come again: only its rank's death, which others tell, ends the wait.
 pub(super) fn finish(
+    rails: &Rails,
+    socket: TcpStream,
+    who: Peer,
+    accept: &Accept<'_>,
+    linger: &Arc<Linger>,
+) -> Result<Result<LinkPair, String>> {
+    match join(rails, socket, who, accept, linger) {
+        Err(e @ Error::PeerLost { .. }) => Ok(Err(e.to_string())),
+        made => made.map(Ok),
+    }
+}
+
+fn join(
     rails: &Rails,
     mut socket: TcpStream,
     mut who: Peer,

@@ -1,6 +1,7 @@
-//! Registered memory and its pages, on a real device.
+//! Registered memory and its pages, and dialers that give up, on a device.
 
 use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,9 +9,15 @@ use std::time::{Duration, Instant};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::link::memory::Region;
+use super::listen;
 use super::rails::{Rail, Rails};
 use super::sys::{Access, Capacity, Channel, Cq, Gid, Mr, Outcome, Qp, Remote, Sge, Timing, Write};
 use crate::config::{Config, TransportChoice};
+use crate::doorbell::Doorbell;
+use crate::transport::fabric::Accept;
+use crate::transport::linger::Linger;
+use crate::transport::wait::Wait;
+use crate::transport::{LinkOptions, Peer};
 
 const PAGE: usize = 4096;
 
@@ -21,7 +28,7 @@ fn rails() -> Option<Rails> {
         Ok(rails) => Some(rails),
         Err(e) => {
             assert!(std::env::var_os("TINYNCCL_TEST_VERBS").is_none(), "TINYNCCL_TEST_VERBS is set, but {e}");
-            let _ = writeln!(std::io::stderr().lock(), "SKIPPED: registered memory: {e}");
+            let _ = writeln!(std::io::stderr().lock(), "SKIPPED: RDMA: {e}");
             None
         }
     }
@@ -178,4 +185,20 @@ fn a_registration_is_of_pages_and_not_of_an_address() {
     drop((stale, fresh));
     // SAFETY: as above.
     unsafe { munmap(address.as_ptr().cast(), PAGE) }.unwrap();
+}
+
+/// It may have closed its connection while our welcome was on the way. The one that comes next finds us waiting.
+#[test]
+fn a_dialer_that_hangs_up_before_its_card_may_come_again() {
+    let Some(rails) = rails() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    drop(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+    let (socket, from) = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let (bell, wait) = (Doorbell::new().unwrap(), Wait::new(1, 0, Duration::from_secs(30), &|| None));
+    let options = LinkOptions { max_message: 4096, depth: 4 };
+    let accept = Accept { options: &options, bell: &bell, wait: &wait, further: &|_| unreachable!() };
+    let who = Peer { rank: 1, peer: 0, address: from.to_string() };
+    let again = listen::finish(&rails, socket, who, &accept, &Linger::new(bell.clone())).unwrap().unwrap_err();
+    assert!(again.contains("rank 1 lost rank 0") && again.contains("it closed the connection"), "{again}");
 }
