@@ -2,7 +2,7 @@
 //!
 //! A process has one [`Net`], however many communicators it has: from the first `init` on, until as many `finalize`
 //! have come (never under versions before 11, which have none). What NCCL holds are addresses of boxes: a [`Listener`],
-//! a [`Sender`], a [`Receiver`]; of requests, which belong to their connections; and [`DONE`].
+//! a [`Sender`], a [`Receiver`], [`Memory`]; of requests, which belong to their connections; and [`DONE`].
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tinynccl::net::{Connecting, Handle, Listener, MAX_GROUP, Net, Receiver, Request, Sender};
+use tinynccl::net::{Connecting, Handle, Listener, MAX_GROUP, Memory, Net, Receiver, Request, Sender};
 use tinynccl::{Config, Error};
 
 use crate::abi::{Logger, PTR_HOST, Status};
@@ -22,8 +22,6 @@ pub(crate) const NAME: &CStr = c"tinynccl";
 
 /// A request that was done when it was made: NCCL asks for a flush where nothing has to be flushed.
 static DONE: u8 = 0;
-/// A registration: nothing is registered for sockets, and NCCL wants an address.
-static REGISTERED: u8 = 0;
 
 struct State {
     net: Net,
@@ -235,8 +233,8 @@ pub(crate) unsafe extern "C" fn accept(
 
 pub(crate) unsafe extern "C" fn reg_mr(
     _comm: *mut c_void,
-    _data: *mut c_void,
-    _size: usize,
+    data: *mut c_void,
+    size: usize,
     kind: c_int,
     mhandle: *mut *mut c_void,
 ) -> Status {
@@ -245,7 +243,12 @@ pub(crate) unsafe extern "C" fn reg_mr(
             return Err(Fault::argument(format!("memory of kind {kind}: expected {PTR_HOST}, the host's")));
         }
         // SAFETY: NCCL's variable.
-        *unsafe { out("mhandle", mhandle) }? = (&raw const REGISTERED).cast_mut().cast();
+        let handle = unsafe { out("mhandle", mhandle) }?;
+        let state = state();
+        let state = state.as_ref().ok_or_else(|| Fault::argument("init was not called"))?;
+        // SAFETY: NCCL keeps the memory until it has deregistered it.
+        let memory = unsafe { state.net.register(data.cast(), size) }?;
+        *handle = Box::into_raw(Box::new(memory)).cast();
         Ok(())
     })
 }
@@ -262,8 +265,9 @@ pub(crate) unsafe extern "C" fn reg_mr_dma_buf(
     run("regMrDmaBuf", || Err(Fault::argument("sockets take no dmabuf, and the device does not say so")))
 }
 
-pub(crate) unsafe extern "C" fn dereg_mr(_comm: *mut c_void, _mhandle: *mut c_void) -> Status {
-    Status::Success
+pub(crate) unsafe extern "C" fn dereg_mr(_comm: *mut c_void, mhandle: *mut c_void) -> Status {
+    // SAFETY: from `regMr`.
+    unsafe { close::<Memory>("deregMr", mhandle) }
 }
 
 /// # Safety
@@ -365,7 +369,7 @@ pub(crate) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
 unsafe fn close<T>(name: &str, pointer: *mut c_void) -> Status {
     run(name, || {
         if pointer.is_null() {
-            return Err(Fault::argument("the connection is NULL"));
+            return Err(Fault::argument("what is to be closed is NULL"));
         }
         // SAFETY: by the caller's word.
         drop(unsafe { Box::from_raw(pointer.cast::<T>()) });

@@ -185,7 +185,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let words: Vec<String> = working.iter().map(ToString::to_string).collect();
     log::info!("made {name}, over {}", words.join(" and "));
     let ways = Ways { several: working.len() > 1, relayed };
-    let sender = link::sender(name, (sockets, ways), &inner.config, &inner.workers)?;
+    let sender = link::sender(name, (sockets, ways), inner)?;
     if ways.several {
         inner.rails.watch(inner, &sender.link, Some(redial))?;
     }

@@ -447,7 +447,7 @@ impl Acceptor {
     fn receiver(&self, sockets: Vec<TcpStream>, ways: Ways, way: &[SocketAddr]) -> Result<Receiver> {
         let name = super::dial::name(&sockets, way);
         log::info!("accepted {name}");
-        link::receiver(name, (sockets, ways), &self.inner.config, &self.inner.workers)
+        link::receiver(name, (sockets, ways), &self.inner)
     }
 
     /// Why a peer has no way here.

@@ -19,7 +19,8 @@ pub(super) struct Frame {
 
 const PIECE: u32 = 0x7069_6563;
 
-/// What a frame without a piece says. All but the first are said where several rails lead to the peer.
+/// What a frame without a piece says. Those from `Read` to `Here` are said where several rails lead to the peer, the
+/// last ones where pieces go by RDMA. There, `Lost`, `Left` and `Agreed` are of queue pairs, too ([`queue`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Word {
@@ -39,14 +40,64 @@ pub(super) enum Word {
     Asked = 0x6173_6b64,
     /// The answer, over the same stream.
     Here = 0x6865_7265,
+    /// One end's queue pair beside a stream ([`Card`]).
+    Card = 0x6361_7264,
+    /// Where the peer may write a message ([`Room`]).
+    Room = 0x726f_6f6d,
+    /// The sender has a message of this length which waits for its room.
+    Waits = 0x7761_6974,
 }
 
 impl Word {
-    const ALL: [Word; 8] = {
-        use Word::{Agreed, Asked, Here, Joined, Left, Lost, Placed, Read};
-        [Placed, Read, Lost, Left, Agreed, Joined, Asked, Here]
+    const ALL: [Word; 11] = {
+        use Word::{Agreed, Asked, Card, Here, Joined, Left, Lost, Placed, Read, Room, Waits};
+        [Placed, Read, Lost, Left, Agreed, Joined, Asked, Here, Card, Room, Waits]
     };
 }
+
+/// What a word says of queue pair `number` in the place of a stream's number.
+pub(super) fn queue(number: usize) -> i32 {
+    -1 - number as i32
+}
+
+/// A queue pair, as the peer's must know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Card {
+    /// The stream beside which it is, on the same cable.
+    pub(super) stream: usize,
+    /// Its number among those of the link.
+    pub(super) queue: u8,
+    /// 0: this end has none.
+    pub(super) qpn: u32,
+    pub(super) psn: u32,
+    /// `ibv_mtu` code of its port.
+    pub(super) mtu: u8,
+    pub(super) gid: [u8; 16],
+}
+
+/// Memory of a posted receive for one queue pair, or for none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    /// The number by which the receiver knows it.
+    pub(super) id: u16,
+    /// The queue pair and the key for its device; `None`: the memory is not registered.
+    pub(super) key: Option<(u8, u32)>,
+}
+
+/// The immediate word of a piece that goes by RDMA: the room, the piece within its message, and whether it is the last.
+pub(super) fn imm(id: u16, index: usize, last: bool) -> u32 {
+    u32::from(id) & 0x7ff | u32::from(last) << 11 | (index as u32) << 12
+}
+
+/// What such a word says.
+pub(super) fn read_imm(word: u32) -> (u16, usize, bool) {
+    ((word & 0x7ff) as u16, (word >> 12) as usize, word & 1 << 11 != 0)
+}
+
+/// In the place of a queue pair: there is no key.
+const NO_QUEUE: u64 = 0xff;
 
 /// What a piece counts for besides its bytes: empty messages are bounded, too.
 const OVERHEAD: u64 = 64;
@@ -68,9 +119,56 @@ impl Frame {
         Frame { kind: word as u32, tag: about, number, total: 0, offset: 0, len: 0 }
     }
 
+    pub(super) fn card(card: &Card) -> Frame {
+        let Card { stream, queue, qpn, psn, mtu, gid } = *card;
+        let number = u64::from(qpn & 0xff_ffff)
+            | u64::from(psn & 0xff_ffff) << 24
+            | u64::from(mtu) << 48
+            | u64::from(queue) << 56;
+        let gid = u128::from_le_bytes(gid);
+        let (total, offset) = (gid as u64, (gid >> 64) as u64);
+        Frame { total, offset, ..Frame::say(Word::Card, stream as i32, number) }
+    }
+
+    pub(super) fn as_card(&self) -> Card {
+        let part = |at: u32, bits: u32| (self.number >> at & ((1 << bits) - 1)) as u32;
+        Card {
+            stream: self.stream(),
+            queue: part(56, 8) as u8,
+            qpn: part(0, 24),
+            psn: part(24, 24),
+            mtu: part(48, 8) as u8,
+            gid: (u128::from(self.total) | u128::from(self.offset) << 64).to_le_bytes(),
+        }
+    }
+
+    /// Room for the message `number` of a tag.
+    pub(super) fn room(tag: i32, number: u64, room: &Room) -> Frame {
+        let Room { address, bytes, id, key } = *room;
+        let (queue, key) = key.map_or((NO_QUEUE, 0), |(queue, key)| (u64::from(queue), key));
+        let len = u64::from(key) | u64::from(id) << 32 | queue << 48;
+        Frame { total: bytes, offset: address, len, ..Frame::say(Word::Room, tag, number) }
+    }
+
+    pub(super) fn as_room(&self) -> Room {
+        let queue = self.len >> 48;
+        let key = (queue < NO_QUEUE).then_some((queue as u8, self.len as u32));
+        Room { address: self.offset, bytes: self.total, id: (self.len >> 32) as u16, key }
+    }
+
+    /// The sender has a message of `total` bytes.
+    pub(super) fn waits(tag: i32, number: u64, total: usize) -> Frame {
+        Frame { total: total as u64, ..Frame::say(Word::Waits, tag, number) }
+    }
+
     /// What it says; nothing before a piece.
     pub(super) fn word(&self) -> Option<Word> {
         Word::ALL.into_iter().find(|word| *word as u32 == self.kind)
+    }
+
+    /// The queue pair that it is about, if it is about one.
+    pub(super) fn queue(&self) -> Option<usize> {
+        usize::try_from(-1 - i64::from(self.tag)).ok()
     }
 
     /// The stream that it is about.
@@ -85,7 +183,7 @@ impl Frame {
         let fits = usize::try_from(frame.total).is_ok_and(|total| isize::try_from(total).is_ok());
         match (frame.kind, frame.word()) {
             (PIECE, _) if whole && fits && (frame.len > 0 || frame.total == 0) => Ok(frame),
-            (_, Some(_)) if frame.len == 0 => Ok(frame),
+            (_, Some(word)) if frame.len == 0 || word == Word::Room => Ok(frame),
             _ => Err(format!("expected a piece of a message or a word on pieces, got {frame:x?}")),
         }
     }
@@ -106,6 +204,16 @@ mod tests {
             let frame = Frame::parse(bytemuck::bytes_of(&Frame::say(word, 1, 1 << 40))).unwrap();
             assert_eq!((frame.word(), frame.stream(), frame.number), (Some(word), 1, 1 << 40));
         }
+        let card =
+            Card { stream: 2, queue: 7, qpn: 0xfe_dcba, psn: 0xab_cdef, mtu: 5, gid: std::array::from_fn(|i| i as u8) };
+        assert_eq!(Frame::parse(bytemuck::bytes_of(&Frame::card(&card))).unwrap().as_card(), card);
+        for key in [None, Some((0, 0)), Some((63, u32::MAX))] {
+            let room = Room { address: u64::MAX - 1, bytes: 5 << 40, id: 2047, key };
+            let frame = Frame::parse(bytemuck::bytes_of(&Frame::room(-9, 1 << 50, &room))).unwrap();
+            assert_eq!((frame.as_room(), frame.tag, frame.number), (room, -9, 1 << 50));
+        }
+        assert_eq!([0, 5].map(|number| Frame::say(Word::Left, queue(number), 0).queue()), [Some(0), Some(5)]);
+        assert_eq!(Frame::say(Word::Left, 0, 0).queue(), None);
         for wrong in [Frame::piece(0, 0, 10, 8, 4), Frame::piece(0, 0, 10, 0, 0), Frame::piece(0, 0, usize::MAX, 0, 1)]
         {
             assert!(Frame::parse(bytemuck::bytes_of(&wrong)).is_err(), "{wrong:?}");
@@ -120,7 +228,7 @@ mod tests {
                 bytes[..4].copy_from_slice(&PIECE.to_le_bytes());
             }
             if let Ok(frame) = Frame::parse(&bytes) {
-                prop_assert!(frame.offset + frame.len <= frame.total || frame.word().is_some());
+                prop_assert!(frame.word().is_some() || frame.offset + frame.len <= frame.total);
             }
         }
     }

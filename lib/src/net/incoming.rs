@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use super::frame::{Frame, Word, charge};
+use super::frame::{self, Frame, Word, charge};
 use super::link::{Left, Link, Side};
 use super::outbox::Outbox;
-use super::outgoing::COPIED;
+use super::outgoing::{COPIED, WHOLE};
+use super::rdma;
+use super::request::{MAX_GROUP, MAX_REQUESTS};
 use super::stream::{State, Stream};
 use crate::config::Config;
 use crate::threads::lock;
@@ -33,8 +35,15 @@ struct Entry {
     slot: usize,
     /// Its place in the group.
     place: usize,
+    tag: i32,
+    number: u64,
     got: AtomicUsize,
+    /// Length of the message, once a piece has told.
+    total: AtomicUsize,
 }
+
+/// As a length: nobody has told.
+const UNKNOWN: usize = usize::MAX;
 
 // SAFETY: pieces go to disjoint parts of the memory, which nobody else uses by the contract of `Receiver::receive`.
 unsafe impl Send for Entry {}
@@ -54,6 +63,8 @@ struct Tag {
     /// Receives from `first` on; `None` for those whose message is here.
     posted: VecDeque<Option<Arc<Entry>>>,
     early: HashMap<u64, Early>,
+    /// Messages of such lengths wait for the rooms of their receives.
+    waiting: HashMap<u64, u64>,
     /// What the early pieces count for.
     held: u64,
     placed: u64,
@@ -64,6 +75,8 @@ struct Tag {
 #[derive(Debug)]
 pub(super) struct Incoming {
     tags: Mutex<HashMap<i32, Tag>>,
+    /// Receives that the sender was told of, by what it calls them.
+    rooms: Mutex<HashMap<u16, Arc<Entry>>>,
     reports: Outbox,
     window: u64,
 }
@@ -71,23 +84,31 @@ pub(super) struct Incoming {
 impl Incoming {
     pub(super) fn new(config: &Config) -> Incoming {
         let window = config.net_window as u64;
-        Incoming { tags: Mutex::default(), reports: Outbox::default(), window }
+        Incoming { tags: Mutex::default(), rooms: Mutex::default(), reports: Outbox::default(), window }
     }
 
     /// Posts the receives of a group.
     pub(super) fn post(&self, link: &Arc<Link>, slot: usize, group: &[(*mut u8, usize, i32)]) {
         for (place, &(data, room, tag)) in group.iter().enumerate() {
-            let entry = Arc::new(Entry { data, room, slot, place, got: AtomicUsize::new(0) });
-            let early = {
+            let (entry, early, expected) = {
                 let mut tags = lock(&self.tags);
                 let known = tags.entry(tag).or_default();
                 let number = known.first + known.posted.len() as u64;
+                let (got, total) = (AtomicUsize::new(0), AtomicUsize::new(UNKNOWN));
+                let entry = Arc::new(Entry { data, room, slot, place, tag, number, got, total });
                 known.posted.push_back(Some(entry.clone()));
                 let early = known.early.remove(&number);
                 let pieces = early.map_or(Vec::new(), |e| e.pieces);
                 known.held -= pieces.iter().map(|(_, data)| charge(data.len())).sum::<u64>();
-                pieces
+                let expected = known.waiting.remove(&number);
+                if pieces.is_empty() && link.rdma.any() {
+                    self.tell(link, &entry);
+                }
+                (entry, pieces, expected)
             };
+            if let Some(Err(detail)) = expected.map(|total| entry.check(tag, total)) {
+                link.fail(detail);
+            }
             for (frame, data) in early {
                 if let Err(detail) = self.copy(link, &entry, &frame, &data) {
                     link.fail(detail);
@@ -101,7 +122,7 @@ impl Incoming {
 
     /// A piece that came early goes to its place.
     fn copy(&self, link: &Arc<Link>, entry: &Entry, frame: &Frame, data: &[u8]) -> Result<(), String> {
-        entry.check(frame)?;
+        entry.check(frame.tag, frame.total)?;
         // SAFETY: `check` has compared the piece's end with the length of the memory, which is valid by the contract of
         // `Receiver::receive`; the copy is of our own.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), entry.data.add(frame.offset as usize), data.len()) };
@@ -113,12 +134,9 @@ impl Incoming {
     fn target(&self, frame: &Frame) -> Result<Target, String> {
         let len = frame.len as usize;
         let mut tags = lock(&self.tags);
-        if tags.len() >= MAX_TAGS && !tags.contains_key(&frame.tag) {
-            return Err(format!("expected at most {MAX_TAGS} tags"));
-        }
-        let known = tags.entry(frame.tag).or_default();
+        let known = known(&mut tags, frame.tag)?;
         if let Some(entry) = known.find(frame.number)? {
-            entry.check(frame)?;
+            entry.check(frame.tag, frame.total)?;
             return Ok(Target::Posted(entry));
         }
         known.held += charge(len);
@@ -159,8 +177,8 @@ impl Incoming {
 
     /// A piece is in its place.
     fn placed(&self, link: &Arc<Link>, entry: &Entry, frame: &Frame) {
-        let (len, total) = (frame.len as usize, frame.total as usize);
-        let whole = entry.got.fetch_add(len, Ordering::AcqRel) + len == total;
+        let len = frame.len as usize;
+        let whole = entry.add(len, Some(frame.total as usize));
         let mut report = false;
         {
             let mut tags = lock(&self.tags);
@@ -179,9 +197,67 @@ impl Incoming {
             // The stream that the piece came over may be one that takes nothing any more.
             link.wake_some(1);
         }
-        if whole && let Some(request) = link.requests.get(entry.slot) {
-            request.received(entry.place, total);
+        if whole {
+            self.finish(link, entry);
         }
+    }
+
+    /// A message is in its place.
+    fn finish(&self, link: &Link, entry: &Entry) {
+        if link.rdma.is_on() {
+            lock(&self.rooms).remove(&entry.id());
+        }
+        if let Some(request) = link.requests.get(entry.slot) {
+            request.received(entry.place, entry.total.load(Ordering::Acquire));
+        }
+    }
+
+    /// Tells the sender where a message goes, if it may be a long one.
+    fn tell(&self, link: &Arc<Link>, entry: &Arc<Entry>) {
+        if entry.room <= WHOLE {
+            return;
+        }
+        lock(&self.rooms).insert(entry.id(), entry.clone());
+        link.say(link.rdma.rooms((entry.tag, entry.number), entry.data, entry.room, entry.id()));
+    }
+
+    /// The same of all that is posted and did not begin to arrive: there is a queue pair more, or some words are lost.
+    pub(super) fn tell_rooms(&self, link: &Arc<Link>) {
+        let tags = lock(&self.tags);
+        let posted = tags.values().flat_map(|tag| tag.posted.iter().flatten());
+        for entry in posted.filter(|entry| link.rdma.any() && entry.got.load(Ordering::Relaxed) == 0) {
+            self.tell(link, entry);
+        }
+    }
+
+    /// The sender's message of this length waits until it is told where it goes.
+    pub(super) fn waits(&self, frame: &Frame) -> Result<(), String> {
+        let mut tags = lock(&self.tags);
+        let known = known(&mut tags, frame.tag)?;
+        match known.find(frame.number) {
+            Ok(Some(entry)) => entry.check(frame.tag, frame.total),
+            Ok(None) if known.waiting.len() < MAX_REQUESTS => {
+                known.waiting.insert(frame.number, frame.total);
+                Ok(())
+            }
+            Ok(None) => Err(format!("expected at most {MAX_REQUESTS} messages to wait")),
+            // It has come in the meantime.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// A piece has come by RDMA.
+    pub(super) fn written(&self, link: &Link, word: u32, len: usize) -> Result<(), String> {
+        let (id, index, last) = frame::read_imm(word);
+        let entry = lock(&self.rooms).get(&id).cloned();
+        let entry = entry.ok_or_else(|| format!("expected a piece for a posted receive, got one for {id}"))?;
+        if entry.add(len, last.then_some(index * rdma::PIECE + len)) {
+            if let Some(known) = lock(&self.tags).get_mut(&entry.tag) {
+                known.received(entry.number);
+            }
+            self.finish(link, &entry);
+        }
+        Ok(())
     }
 
     /// Reports all again: a lost stream may have had some.
@@ -204,15 +280,38 @@ impl Incoming {
     }
 }
 
+/// A tag that the peer names.
+fn known(tags: &mut HashMap<i32, Tag>, tag: i32) -> Result<&mut Tag, String> {
+    if tags.len() >= MAX_TAGS && !tags.contains_key(&tag) {
+        return Err(format!("expected at most {MAX_TAGS} tags"));
+    }
+    Ok(tags.entry(tag).or_default())
+}
+
 impl Entry {
-    fn check(&self, frame: &Frame) -> Result<(), String> {
-        if frame.total <= self.room as u64 {
+    /// What the sender calls it.
+    fn id(&self) -> u16 {
+        (self.slot * MAX_GROUP + self.place) as u16
+    }
+
+    /// So much more is in its place; the last piece by RDMA, and each one over a stream, tells the length of the
+    /// message. True when all is here.
+    fn add(&self, len: usize, total: Option<usize>) -> bool {
+        if let Some(total) = total {
+            self.total.store(total, Ordering::Relaxed);
+        }
+        // Whoever adds the last bytes sees what the others have stored before they added theirs.
+        self.got.fetch_add(len, Ordering::AcqRel) + len == self.total.load(Ordering::Relaxed)
+    }
+
+    fn check(&self, tag: i32, total: u64) -> Result<(), String> {
+        if total <= self.room as u64 {
             return Ok(());
         }
         Err(format!(
             "the message of tag {} has {} bytes and its receive has room for {}: do all ranks make the same calls, with the same \
              NCCL_PROTO and NCCL_ALGO?",
-            frame.tag, frame.total, self.room
+            tag, total, self.room
         ))
     }
 }
@@ -276,6 +375,7 @@ impl Input {
             incoming.forget(&frame, &target);
         }
         incoming.report_again();
+        incoming.tell_rooms(link);
         link.say(vec![Frame::say(Word::Agreed, index as i32, self.pieces)]);
         link.restate();
     }
@@ -445,6 +545,9 @@ impl Input {
                 }
                 (_, Some(Word::Here)) if link.several() => {}
                 (Side::In(_), Some(Word::Joined)) => drop(stream.becomes(State::Alive)),
+                (Side::Out(outgoing), Some(Word::Room)) => outgoing.room(link, &frame)?,
+                (_, Some(word @ (Word::Card | Word::Waits))) => link.rdma.heard(link, word, &frame)?,
+                (_, Some(word)) if frame.queue().is_some() => link.rdma.heard(link, word, &frame)?,
                 (_, Some(word)) => link.heard(index, word, &frame)?,
                 (Side::Out(_), None) => return Err(format!("expected what this end receives, got {frame:x?}")),
             }

@@ -4,14 +4,15 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use super::Inner;
 use super::frame::{Frame, Word};
 use super::incoming::Incoming;
 use super::outbox::Outbox;
 use super::outgoing::{Outgoing, Output};
+use super::rdma::{Devices, Queues};
 use super::request::{Fate, MAX_GROUP, Request, Requests};
 use super::stream::{State, Stream, clock};
 use super::worker::{Task, Workers};
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::threads::lock;
 
@@ -58,6 +59,7 @@ pub(super) struct Link {
     next: AtomicUsize,
     /// What the peer must hear of streams, over any other.
     words: Outbox,
+    pub(super) rdma: Queues,
     /// Two streams that are lost at once do not take each other for the one that is left.
     losing: Mutex<()>,
 }
@@ -68,7 +70,7 @@ impl Link {
         sockets: Vec<TcpStream>,
         ways: Ways,
         side: Side,
-        workers: &Workers,
+        (workers, devices): (&Workers, Option<Arc<Devices>>),
     ) -> Result<Arc<Link>> {
         let fate = Arc::new(Fate::default());
         let count = sockets.len();
@@ -87,9 +89,17 @@ impl Link {
             closed: AtomicBool::new(false),
             next: AtomicUsize::new(0),
             words: Outbox::default(),
+            rdma: Queues::new(devices),
             losing: Mutex::default(),
         });
         (0..count).for_each(|index| link.serve(index));
+        if let Side::Out(_) = link.side {
+            let offer = |(index, stream): (usize, &Stream)| link.rdma.offer(&link, index, stream);
+            let cards: Vec<Frame> = link.streams().filter_map(offer).collect();
+            if !cards.is_empty() {
+                link.say(cards);
+            }
+        }
         Ok(link)
     }
 
@@ -97,12 +107,13 @@ impl Link {
     /// room for it, or the link is at its end.
     pub(super) fn add(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> bool {
         let Some(place) = self.streams.get(index) else { return false };
-        let (state, output) = match self.side {
-            Side::Out(_) => (State::Alive, Output::joining(index)),
-            Side::In(_) => (State::New, Output::default()),
-        };
+        let state = if let Side::Out(_) = self.side { State::Alive } else { State::New };
         let stream = Stream::new(socket, state, workers.next());
-        *lock(&stream.output) = output;
+        if let Side::Out(_) = self.side {
+            // The peer knows nothing of the stream before it hears this.
+            let card = self.rdma.offer(self, index, &stream);
+            *lock(&stream.output) = Output::joining(index, card);
+        }
         if self.is_over() || place.set(stream).is_err() {
             return false;
         }
@@ -228,6 +239,7 @@ impl Link {
         if let Some(stream) = self.stream(index) {
             stream.becomes(State::Ended);
         }
+        self.rdma.settle(self);
         // Or the peer has given it up, and did not read the last word.
         self.restate();
         if self.alive().next().is_none() && !self.is_closed() {
@@ -262,7 +274,8 @@ impl Link {
             Side::In(_) => Word::Lost,
         };
         let lost = self.streams().filter(|(_, stream)| stream.is(State::Lost));
-        let words: Vec<Frame> = lost.map(|(index, _)| Frame::say(word, index as i32, 0)).collect();
+        let streams = lost.map(|(index, _)| Frame::say(word, index as i32, 0));
+        let words: Vec<Frame> = streams.chain(self.rdma.lost(word)).collect();
         if !words.is_empty() {
             self.say(words);
         }
@@ -315,6 +328,7 @@ impl Link {
             whole &= lock(&stream.output).clear();
             lock(&stream.input).clear();
         }
+        self.rdma.close(self);
         self.requests.abandon();
         for (index, stream) in self.streams() {
             stream.shut(if whole { Shutdown::Write } else { Shutdown::Both });
@@ -394,23 +408,13 @@ impl Drop for Receiver {
 }
 
 /// The two sides of a new link.
-pub(super) fn sender(
-    name: String,
-    (sockets, ways): (Vec<TcpStream>, Ways),
-    config: &Config,
-    workers: &Workers,
-) -> Result<Sender> {
-    let side = Side::Out(Outgoing::new(config));
-    Ok(Sender { link: Link::new(name, sockets, ways, side, workers)? })
+pub(super) fn sender(name: String, (sockets, ways): (Vec<TcpStream>, Ways), inner: &Inner) -> Result<Sender> {
+    let side = Side::Out(Outgoing::new(&inner.config));
+    Ok(Sender { link: Link::new(name, sockets, ways, side, (&inner.workers, inner.devices.clone()))? })
 }
 
 /// As [`sender`].
-pub(super) fn receiver(
-    name: String,
-    (sockets, ways): (Vec<TcpStream>, Ways),
-    config: &Config,
-    workers: &Workers,
-) -> Result<Receiver> {
-    let side = Side::In(Incoming::new(config));
-    Ok(Receiver { link: Link::new(name, sockets, ways, side, workers)? })
+pub(super) fn receiver(name: String, (sockets, ways): (Vec<TcpStream>, Ways), inner: &Inner) -> Result<Receiver> {
+    let side = Side::In(Incoming::new(&inner.config));
+    Ok(Receiver { link: Link::new(name, sockets, ways, side, (&inner.workers, inner.devices.clone()))? })
 }

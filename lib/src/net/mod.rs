@@ -30,6 +30,7 @@
 //! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
 //! | `link`, `stream` | a connection: its streams, its requests, how it ends |
 //! | `relay` | ways through other nodes, and being such a node |
+//! | `rdma` | queue pairs beside streams, for long messages |
 //! | `rails` | streams that do not get through, and new ones in their place |
 //! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
 //! | `frame`, `outbox`, `request`, `worker` | the bytes before a piece, words that any stream takes, what is posted, the threads |
@@ -44,6 +45,7 @@ mod outbox;
 mod outgoing;
 mod ports;
 mod rails;
+mod rdma;
 mod relay;
 mod request;
 mod stream;
@@ -57,6 +59,7 @@ pub use dial::Connecting;
 pub use door::Listener;
 pub use handle::Handle;
 pub use link::{Receiver, Sender};
+pub use rdma::Memory;
 pub use request::{MAX_GROUP, MAX_REQUESTS, Request};
 
 use crate::bootstrap::Host;
@@ -66,6 +69,7 @@ use crate::error::{Error, Result};
 use crate::transport::tcp::SocketOptions;
 use door::Door;
 use rails::Rails;
+use rdma::Devices;
 use relay::Relays;
 use worker::Workers;
 
@@ -89,6 +93,7 @@ struct Inner {
     workers: Workers,
     rails: Rails,
     relays: Relays,
+    devices: Option<Arc<Devices>>,
 }
 
 impl Net {
@@ -112,7 +117,9 @@ impl Net {
         let host = handle::host(&Host::current());
         let relays = Relays::new(config, &ports, host)?;
         let rails = Rails::default();
-        let inner = Arc::new(Inner { config: config.clone(), ports, others, host, sockets, workers, rails, relays });
+        let devices = Devices::open(config)?;
+        let config = config.clone();
+        let inner = Arc::new(Inner { config, ports, others, host, sockets, workers, rails, relays, devices });
         let door = Door::open(&inner)?;
         Ok(Net { inner, door })
     }
@@ -125,6 +132,18 @@ impl Net {
     /// The same in words.
     pub fn describe(&self) -> String {
         ports::list(&self.inner.ports)
+    }
+
+    /// Registers memory for messages that go by RDMA; without ports for that, does nothing.
+    ///
+    /// # Safety
+    /// The memory stays mapped until what is returned is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when a device refuses, most often for the limit of locked memory.
+    pub unsafe fn register(&self, base: *mut u8, bytes: usize) -> Result<Memory> {
+        // SAFETY: by the caller.
+        unsafe { rdma::register(self.inner.devices.as_deref(), base, bytes) }
     }
 
     /// Waits for connections to the returned handle, any number of them.

@@ -1,6 +1,6 @@
 //! Posted messages, cut into pieces that the streams take; and the writing of them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,14 +10,16 @@ use std::time::Instant;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use super::frame::{Frame, Word, charge};
+use super::frame::{self, Frame, Room, Word, charge};
 use super::link::{Left, Link, Side};
+use super::rdma;
+use super::request::{MAX_GROUP, MAX_REQUESTS};
 use super::stream::{State, Stream};
 use crate::config::Config;
 use crate::threads::{lock, try_lock};
 
 /// A message is not cut below this.
-const WHOLE: usize = 32 << 10;
+pub(super) const WHOLE: usize = 32 << 10;
 /// A piece that is copied behind its frame, as one place costs the kernel less than two; and acknowledged with others.
 pub(super) const COPIED: usize = 2 << 10;
 /// What a stream writes before others of its thread have their turn.
@@ -43,7 +45,29 @@ struct Job {
     piece: usize,
     tag: i32,
     number: u64,
+    /// It waits for its room, to go by RDMA.
+    rdma: bool,
 }
+
+/// Where a message goes by RDMA.
+#[derive(Debug)]
+struct Target {
+    address: u64,
+    bytes: u64,
+    id: u16,
+    /// By the numbers of queue pairs.
+    keys: Vec<(u8, u32)>,
+}
+
+/// Where a piece goes by RDMA, and what is said of it.
+pub(super) struct Place {
+    pub(super) address: u64,
+    pub(super) key: u32,
+    pub(super) word: u32,
+}
+
+/// Rooms of a link that no message has filled.
+const MAX_ROOMS: usize = 2 * MAX_REQUESTS * MAX_GROUP;
 
 /// A tag of the link.
 #[derive(Debug)]
@@ -60,6 +84,8 @@ struct Queue {
     tags: Vec<Tag>,
     /// Pieces that a lost stream had, and which did not arrive. They have their place in the window.
     again: VecDeque<Piece>,
+    /// By tag and message.
+    rooms: HashMap<(i32, u64), Target>,
 }
 
 /// What is posted and not sent yet.
@@ -75,7 +101,7 @@ pub(super) struct Outgoing {
 
 /// A piece on its way.
 #[derive(Debug)]
-struct Piece {
+pub(super) struct Piece {
     frame: Frame,
     bytes: Bytes,
 }
@@ -94,8 +120,16 @@ impl Piece {
         self.frame.len as usize
     }
 
+    /// Where it is in the memory of a posted send.
+    pub(super) fn memory(&self) -> (*const u8, usize) {
+        match &self.bytes {
+            Bytes::Posted(_, data) => (data.0, self.len()),
+            Bytes::Copied(bytes) => (bytes.as_ptr(), bytes.len()),
+        }
+    }
+
     /// The request that it belongs to, and how much of that is over with this piece.
-    fn share(&self) -> Option<(usize, usize)> {
+    pub(super) fn share(&self) -> Option<(usize, usize)> {
         match self.bytes {
             Bytes::Posted(slot, _) => Some((slot, self.len().max(1))),
             Bytes::Copied(_) => None,
@@ -121,12 +155,31 @@ impl Outgoing {
         } else {
             len.div_ceil(link.alive().count().max(1)).next_multiple_of(4 << 10).clamp(WHOLE, self.chunk)
         };
+        let mut rdma = len > WHOLE && link.rdma.takes(data, len);
+        let mut waits = None;
         {
             let mut queue = lock(&self.queue);
             let number = queue.tag(tag).next;
             queue.tag(tag).next += 1;
-            queue.jobs.push_back(Job { slot, data: Source(data), len, at: 0, piece, tag, number });
+            // Under the lock: the last queue pair may be lost just now.
+            rdma &= link.rdma.any();
+            match queue.rooms.get(&(tag, number)) {
+                // A message that is too long for its receive is refused there.
+                Some(room) => rdma &= room.bytes >= len as u64 && !room.keys.is_empty(),
+                None => waits = rdma.then(|| Frame::waits(tag, number, len)),
+            }
+            if !rdma {
+                queue.rooms.remove(&(tag, number));
+            }
+            queue.jobs.push_back(Job { slot, data: Source(data), len, at: 0, piece, tag, number, rdma });
             self.note(&queue);
+        }
+        if rdma {
+            link.rdma.pump(link);
+            if let Some(word) = waits {
+                link.say(vec![word]);
+            }
+            return;
         }
         if len <= self.inline {
             for (index, stream) in link.alive() {
@@ -169,6 +222,9 @@ impl Outgoing {
         }
         let Queue { jobs, tags, .. } = &mut *queue;
         let room = |job: &Job| {
+            if job.rdma {
+                return None;
+            }
             let len = (job.len - job.at).min(job.piece);
             let tag = tags.iter().position(|t| t.tag == job.tag)?;
             let used = tags.get(tag).map(|t| t.sent - t.placed)?;
@@ -188,6 +244,88 @@ impl Outgoing {
             self.note(&queue);
         }
         Some(piece)
+    }
+
+    /// The next piece that a queue pair takes: one whose room is known.
+    pub(super) fn take_for(&self, number: u8) -> Option<(Piece, Place)> {
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut queue = lock(&self.queue);
+        let Queue { jobs, rooms, .. } = &mut *queue;
+        let found = |(index, job): (usize, &Job)| {
+            let target = rooms.get(&(job.tag, job.number)).filter(|_| job.rdma)?;
+            let key = target.keys.iter().find(|(queue, _)| *queue == number)?.1;
+            Some((index, key, target.address, target.id))
+        };
+        let (index, key, address, id) = jobs.iter().enumerate().find_map(found)?;
+        let job = jobs.get_mut(index)?;
+        let (at, len) = (job.at, (job.len - job.at).min(rdma::PIECE));
+        job.at += len;
+        let last = job.at == job.len;
+        let word = frame::imm(id, at / rdma::PIECE, last);
+        // SAFETY: `at` is at most the length of the memory.
+        let data = Source(unsafe { job.data.0.add(at) });
+        let bytes = Bytes::Posted(job.slot, data);
+        let piece = Piece { frame: Frame::piece(job.tag, job.number, job.len, at, len), bytes };
+        if last && let Some(job) = jobs.remove(index) {
+            rooms.remove(&(job.tag, job.number));
+            self.note(&queue);
+        }
+        Some((piece, Place { address: address + at as u64, key, word }))
+    }
+
+    /// The receiver has posted a receive. That of a message which goes over streams is of no use.
+    pub(super) fn room(&self, link: &Arc<Link>, frame: &Frame) -> Result<(), String> {
+        let Room { address, bytes, id, key } = frame.as_room();
+        let at = (frame.tag, frame.number);
+        {
+            let mut queue = lock(&self.queue);
+            let next = queue.tags.iter().find(|t| t.tag == at.0).map_or(0, |t| t.next);
+            let Queue { jobs, rooms, .. } = &mut *queue;
+            let job = jobs.iter_mut().find(|job| job.rdma && (job.tag, job.number) == at);
+            match job {
+                Some(job) if key.is_none() || bytes < job.len as u64 => {
+                    job.rdma = false;
+                    rooms.remove(&at);
+                }
+                None if at.1 < next => return Ok(()),
+                _ => {
+                    if rooms.len() >= MAX_ROOMS {
+                        return Err(format!("expected at most {MAX_ROOMS} posted receives"));
+                    }
+                    let room = rooms.entry(at).or_insert(Target { address, bytes, id, keys: Vec::new() });
+                    room.keys.retain(|(queue, _)| Some(*queue) != key.map(|(queue, _)| queue));
+                    room.keys.extend(key);
+                }
+            }
+        }
+        link.rdma.pump(link);
+        self.wake(link);
+        Ok(())
+    }
+
+    /// The last queue pair is lost: what waits for its room goes over streams.
+    pub(super) fn leave_rooms(&self, link: &Arc<Link>) {
+        {
+            let mut queue = lock(&self.queue);
+            queue.jobs.iter_mut().for_each(|job| job.rdma = false);
+            queue.rooms.clear();
+        }
+        self.wake(link);
+    }
+
+    /// Pieces that did not arrive by RDMA go over streams, where they have their place in the window.
+    pub(super) fn again(&self, link: &Arc<Link>, pieces: VecDeque<Piece>) {
+        {
+            let mut queue = lock(&self.queue);
+            for piece in pieces {
+                queue.tag(piece.frame.tag).sent += charge(piece.len());
+                queue.again.push_back(piece);
+            }
+            self.note(&queue);
+        }
+        self.wake(link);
     }
 
     /// The receiver has placed so much of a tag.
@@ -244,6 +382,7 @@ impl Outgoing {
         let whole = queue.jobs.is_empty() && queue.again.is_empty();
         queue.jobs.clear();
         queue.again.clear();
+        queue.rooms.clear();
         self.note(&queue);
         whole
     }
@@ -303,9 +442,11 @@ impl Default for Output {
 }
 
 impl Output {
-    /// Of a stream in the place of a lost one, whose first bytes say that this end has it.
-    pub(super) fn joining(index: usize) -> Output {
-        let head = bytemuck::bytes_of(&Frame::say(Word::Joined, index as i32, 0)).to_vec();
+    /// Of a stream in the place of a lost one, whose first bytes say that this end has it, and which queue pair beside
+    /// it.
+    pub(super) fn joining(index: usize, card: Option<Frame>) -> Output {
+        let words: Vec<Frame> = [Frame::say(Word::Joined, index as i32, 0)].into_iter().chain(card).collect();
+        let head = bytemuck::cast_slice(&words).to_vec();
         Output { head, ..Output::default() }
     }
 

@@ -62,13 +62,33 @@ pub(super) enum State {
     Gone,
 }
 
+/// The state of a stream or of a queue pair.
+#[derive(Debug)]
+pub(super) struct Life(AtomicU8);
+
+impl Life {
+    pub(super) fn new(state: State) -> Life {
+        Life(AtomicU8::new(state as u8))
+    }
+
+    #[inline]
+    pub(super) fn is(&self, state: State) -> bool {
+        self.0.load(Ordering::Acquire) == state as u8
+    }
+
+    /// True if it was not that far.
+    pub(super) fn becomes(&self, state: State) -> bool {
+        self.0.fetch_max(state as u8, Ordering::AcqRel) < state as u8
+    }
+}
+
 /// A stream of a link.
 #[derive(Debug)]
 pub(super) struct Stream {
     socket: Kept<TcpStream>,
     pub(super) rail: Option<Rail>,
     pub(super) worker: Arc<Worker>,
-    state: AtomicU8,
+    life: Life,
     /// A task for it waits.
     pub(super) queued: AtomicBool,
     pub(super) output: Mutex<Output>,
@@ -89,7 +109,7 @@ impl Stream {
             socket: Kept::new(socket),
             rail,
             worker,
-            state: AtomicU8::new(state as u8),
+            life: Life::new(state),
             queued: AtomicBool::new(false),
             output: Mutex::default(),
             input: Mutex::default(),
@@ -107,12 +127,12 @@ impl Stream {
 
     #[inline]
     pub(super) fn is(&self, state: State) -> bool {
-        self.state.load(Ordering::Acquire) == state as u8
+        self.life.is(state)
     }
 
-    /// True if it was not that far.
+    /// As [`Life::becomes`].
     pub(super) fn becomes(&self, state: State) -> bool {
-        self.state.fetch_max(state as u8, Ordering::AcqRel) < state as u8
+        self.life.becomes(state)
     }
 
     /// Its addresses in words.

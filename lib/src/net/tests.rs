@@ -11,13 +11,13 @@ const SEVERAL: link::Ways = link::Ways { several: true, relayed: false };
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-fn net(change: impl Fn(&mut Config)) -> Net {
+pub(super) fn net(change: impl Fn(&mut Config)) -> Net {
     let mut config = Config { interface: Some("lo".to_owned()), net_threads: 2, ..Config::default() };
     change(&mut config);
     Net::new(&config).unwrap()
 }
 
-fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+pub(super) fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = f() {
@@ -28,20 +28,20 @@ fn until<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn pair(ours: &Net, theirs: &Net) -> (Sender, Receiver) {
+pub(super) fn pair(ours: &Net, theirs: &Net) -> (Sender, Receiver) {
     let (handle, listener) = theirs.listen().unwrap();
     let connecting = ours.connect(&handle).unwrap();
     let sender = until("connect", || connecting.poll().unwrap());
     (sender, until("accept", || listener.accept().unwrap()))
 }
 
-fn wait(request: &Request) -> Vec<usize> {
+pub(super) fn wait(request: &Request) -> Vec<usize> {
     let mut sizes = [0; MAX_GROUP];
     let count = until("a request", || request.test(&mut sizes).unwrap());
     sizes[..count].to_vec()
 }
 
-fn pattern(len: usize, seed: usize) -> Vec<u8> {
+pub(super) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + seed * 7 + i / 251) as u8).collect()
 }
 
@@ -142,9 +142,8 @@ impl Ends {
     fn new() -> Ends {
         let net = net(|c| (c.net_chunk, c.net_window) = (64 << 10, 1 << 20));
         let (outs, intos) = (0..4).map(sockets).unzip();
-        let (config, workers) = (&net.inner.config, &net.inner.workers);
-        let out = link::sender("out".to_owned(), (outs, SEVERAL), config, workers).unwrap();
-        let into = link::receiver("in".to_owned(), (intos, SEVERAL), config, workers).unwrap();
+        let out = link::sender("out".to_owned(), (outs, SEVERAL), &net.inner).unwrap();
+        let into = link::receiver("in".to_owned(), (intos, SEVERAL), &net.inner).unwrap();
         Ends { net, out, into }
     }
 
@@ -236,7 +235,7 @@ fn lost_streams_cost_no_message_and_repeat_none() {
 }
 
 /// Numbers that look random (Knuth's multiplier), the same for the same seed.
-fn numbers(seed: u64) -> impl FnMut() -> usize {
+pub(super) fn numbers(seed: u64) -> impl FnMut() -> usize {
     let mut state = seed;
     move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -256,14 +255,13 @@ fn words_that_make_no_sense_end_the_connection() {
     for (to_sender, word, about, number) in cases {
         let net = net(|_| ());
         let (ours, theirs) = sockets(0);
-        let (config, workers) = (&net.inner.config, &net.inner.workers);
         let all = (vec![ours, sockets(1).0], SEVERAL);
         let (sender, receiver, link);
         if to_sender {
-            sender = link::sender("x".to_owned(), all, config, workers).unwrap();
+            sender = link::sender("x".to_owned(), all, &net.inner).unwrap();
             link = sender.link.clone();
         } else {
-            receiver = link::receiver("x".to_owned(), all, config, workers).unwrap();
+            receiver = link::receiver("x".to_owned(), all, &net.inner).unwrap();
             link = receiver.link.clone();
         }
         (&theirs).write_all(bytemuck::bytes_of(&frame::Frame::say(word, about, number))).unwrap();

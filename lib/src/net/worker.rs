@@ -35,6 +35,10 @@ pub(super) enum Task {
     Work(Arc<Link>, usize),
     /// The sender has left this stream, and others bring its pieces.
     Leave(Arc<Link>, usize),
+    /// A new queue pair of its own.
+    Watch(Arc<Link>, usize),
+    /// That is closed.
+    Unwatch(Arc<Link>, usize),
     /// Its owner has closed it; `linger`: what is in the kernel should still arrive.
     Close { link: Arc<Link>, stream: usize, linger: bool },
 }
@@ -100,6 +104,7 @@ impl Workers {
                 spin,
                 busy_spin,
                 streams: HashMap::new(),
+                queues: HashMap::new(),
                 next_key: BELL,
                 again: Vec::new(),
                 lingering: 0,
@@ -160,6 +165,7 @@ struct Run {
     spin: Duration,
     busy_spin: Duration,
     streams: HashMap<u64, Served>,
+    queues: HashMap<u64, (Arc<Link>, usize)>,
     next_key: u64,
     /// Streams whose turn was over before they were.
     again: Vec<u64>,
@@ -256,6 +262,14 @@ impl Run {
                         self.remove(key);
                     }
                 }
+                Task::Watch(link, queue) => self.watch(link, queue),
+                Task::Unwatch(link, queue) => {
+                    if let Some(fd) = link.rdma.watched(queue) {
+                        // It may never have been added.
+                        let _ = epoll::delete(&self.epoll, fd);
+                    }
+                    self.queues.retain(|_, (of, number)| *number != queue || !Arc::ptr_eq(of, &link));
+                }
                 Task::Close { link, stream, linger } => self.close(&link, stream, linger),
             }
         }
@@ -270,6 +284,15 @@ impl Run {
             link.fail(format!("waiting for stream {stream}: {}", std::io::Error::from(e)));
         }
         self.streams.insert(self.next_key, Served { link, stream, until: None });
+    }
+
+    fn watch(&mut self, link: Arc<Link>, queue: usize) {
+        let Some(fd) = link.rdma.watched(queue) else { return };
+        self.next_key += 1;
+        if let Err(e) = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(self.next_key), epoll::EventFlags::IN) {
+            link.fail(format!("waiting for a queue pair: {}", std::io::Error::from(e)));
+        }
+        self.queues.insert(self.next_key, (link, queue));
     }
 
     fn key(&self, link: &Arc<Link>, stream: usize) -> Option<u64> {
@@ -300,6 +323,10 @@ impl Run {
     }
 
     fn event(&mut self, key: u64, flags: epoll::EventFlags) {
+        if let Some((link, queue)) = self.queues.get(&key) {
+            link.rdma.event(link, *queue);
+            return;
+        }
         let Some(Served { link, stream, until }) = self.streams.get(&key) else { return };
         let Some(of) = link.stream(*stream) else { return };
         let mut left = Left::Nothing;

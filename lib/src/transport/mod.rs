@@ -76,7 +76,7 @@ mod pagemap;
 pub(crate) mod shm;
 pub(crate) mod stream;
 pub(crate) mod tcp;
-mod verbs;
+pub(crate) mod verbs;
 pub(crate) mod wait;
 
 pub use crate::doorbell::Doorbell;

@@ -25,6 +25,9 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
 /// What the plugin has logged.
 pub(crate) static LOG: Mutex<String> = Mutex::new(String::new());
 
+/// Memory that is registered until its connection is closed: the connection's address, and the registration's.
+static REGISTERED: Mutex<Vec<[usize; 2]>> = Mutex::new(Vec::new());
+
 /// As NCCL's logger, for a format of one text. C passes the first of variable arguments as a named one of that type.
 unsafe extern "C" fn log(
     level: c_int,
@@ -203,12 +206,26 @@ impl Api {
         Pair { api: self, send, recv }
     }
 
+    fn register(self, comm: Comm, at: *mut c_void, len: usize) -> Comm {
+        let mut mhandle = ptr::null_mut();
+        ok(call!(self, reg_mr, (comm, at, len, 1, &mut mhandle)));
+        REGISTERED.lock().unwrap().push([comm.addr(), mhandle.expose_provenance()]);
+        mhandle
+    }
+
+    /// Before the connection is closed, as NCCL does.
+    fn deregister(self, comm: Comm) {
+        let ours: Vec<[usize; 2]> = REGISTERED.lock().unwrap().extract_if(.., |r| r[0] == comm.addr()).collect();
+        for [_, mhandle] in ours {
+            ok(call!(self, dereg_mr, (comm, ptr::with_exposed_provenance_mut(mhandle))));
+        }
+    }
+
     /// NULL when too many are open.
     pub(crate) fn isend(self, comm: Comm, data: &[u8], tag: c_int) -> Result<Comm, Status> {
         let mut request = ptr::null_mut();
-        let mut mhandle = ptr::null_mut();
         let at = data.as_ptr().cast_mut().cast();
-        ok(call!(self, reg_mr, (comm, at, data.len(), 1, &mut mhandle)));
+        let mhandle = self.register(comm, at, data.len());
         let (len, none) = (data.len(), ptr::null_mut());
         // SAFETY: as above.
         let status = unsafe {
@@ -220,7 +237,6 @@ impl Api {
                 _ => (table::<v12::Table>("ncclNetPlugin_v12").isend)(comm, at, len, tag, mhandle, none, &mut request),
             }
         };
-        ok(call!(self, dereg_mr, (comm, mhandle)));
         result(status, request)
     }
 
@@ -231,7 +247,7 @@ impl Api {
         let mut sizes: Vec<usize> = group.iter().map(|(d, _)| d.len()).collect();
         let mut short: Vec<c_int> = sizes.iter().map(|s| *s as c_int).collect();
         let mut tags: Vec<c_int> = group.iter().map(|(_, t)| *t).collect();
-        let mut handles: Vec<*mut c_void> = vec![ptr::null_mut(); group.len()];
+        let mut handles: Vec<Comm> = data.iter().zip(&sizes).map(|(at, len)| self.register(comm, *at, *len)).collect();
         let (d, s, t, m) = (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr(), handles.as_mut_ptr());
         let mut request = ptr::null_mut();
         let none = ptr::null_mut();
@@ -278,10 +294,12 @@ impl Api {
     }
 
     pub(crate) fn close_send(self, comm: Comm) {
+        self.deregister(comm);
         ok(call!(self, close_send, (comm)));
     }
 
     pub(crate) fn close_recv(self, comm: Comm) {
+        self.deregister(comm);
         ok(call!(self, close_recv, (comm)));
     }
 

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 30] = [
+    const MAY_DIFFER: [&str; 31] = [
         "TINYNCCL_PORT_RANGE",
         "TINYNCCL_SECRET",
         "TINYNCCL_SECRET_FILE",
@@ -97,6 +97,7 @@ mod tests {
         "TINYNCCL_NET_WINDOW",
         "TINYNCCL_NET_SPEED",
         "TINYNCCL_NET_RAIL_TIMEOUT",
+        "TINYNCCL_NET_RDMA",
         "TINYNCCL_NET_RELAY_PORT",
     ];
 

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::rails::Rails;
+use super::sys::Access;
 use super::{connect, listen};
 use crate::error::Result;
 use crate::transport::conn::Conn;
@@ -91,6 +92,6 @@ impl Fabric for VerbsFabric {
 
     unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
         // SAFETY: by the caller.
-        unsafe { self.rails.register(base, bytes) }.map(|memory| Some(Registration::new(memory)))
+        unsafe { self.rails.register(base, bytes, Access::Source) }.map(|memory| Some(Registration::new(memory)))
     }
 }

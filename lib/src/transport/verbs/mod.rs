@@ -49,11 +49,11 @@ mod linger;
 mod link;
 mod listen;
 mod options;
-mod rails;
+pub(crate) mod rails;
 mod recv;
 mod send;
 mod stripes;
-mod sys;
+pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
 

@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 
 /// A port to be used.
 #[derive(Debug)]
-pub(super) struct LocalPort {
-    pub(super) address: VerbsAddress,
+pub(crate) struct LocalPort {
+    pub(crate) address: VerbsAddress,
     /// Index of the GID in the port's table.
-    pub(super) gid_index: u8,
+    pub(crate) gid_index: u8,
     /// `ibv_mtu` code of the port.
-    pub(super) mtu: u32,
+    pub(crate) mtu: u32,
     /// Other hosts have the same address: of loopback, or of a bridge for containers.
     pub(super) everywhere: bool,
 }

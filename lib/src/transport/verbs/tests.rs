@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use super::link::memory::Region;
 use super::listen;
 use super::rails::{Rail, Rails};
-use super::sys::{Access, Capacity, Channel, Cq, Gid, Mr, Outcome, Qp, Remote, Sge, Timing, Write};
+use super::sys::{Access, Capacity, Channel, Cq, Mr, Outcome, Qp, Sge, Timing, Write};
 use crate::config::{Config, TransportChoice};
 use crate::doorbell::Doorbell;
 use crate::transport::fabric::Accept;
@@ -42,16 +42,7 @@ fn loopback(rail: &Rail, rails: &Rails) -> (Qp, Arc<Cq>) {
     let at = &rail.port;
     qp.init(at.address.port).unwrap();
     qp.post_receives(4, 0).unwrap();
-    let to = Remote {
-        qpn: qp.number(),
-        psn: 7,
-        gid: Gid(at.address.gid),
-        lid: at.address.lid,
-        mtu: at.mtu,
-        port: at.address.port,
-        gid_index: at.gid_index,
-        infiniband: at.address.infiniband,
-    };
+    let to = rail.remote((qp.number(), 7), at.address.gid, at.address.lid, at.mtu);
     qp.ready_to_receive(&to).unwrap();
     qp.ready_to_send(7, &rails.timing).unwrap();
     (qp, cq)
@@ -68,17 +59,8 @@ fn a_stopped_queue_pair_gives_back_what_was_posted() {
     let qp = Qp::new(pd, &cq, &Capacity { sends: 8, recvs: 4, inline: 0 }).unwrap();
     let at = &rail.port;
     qp.init(at.address.port).unwrap();
-    let to = Remote {
-        // No such queue pair.
-        qpn: qp.number() ^ 0x00f0_0000,
-        psn: 7,
-        gid: Gid(at.address.gid),
-        lid: at.address.lid,
-        mtu: at.mtu,
-        port: at.address.port,
-        gid_index: at.gid_index,
-        infiniband: at.address.infiniband,
-    };
+    // No such queue pair.
+    let to = rail.remote((qp.number() ^ 0x00f0_0000, 7), at.address.gid, at.address.lid, at.mtu);
     qp.ready_to_receive(&to).unwrap();
     // Some 17 s until it would give up by itself.
     qp.ready_to_send(7, &Timing { timeout: 19, retries: 6, rnr_retries: 6 }).unwrap();

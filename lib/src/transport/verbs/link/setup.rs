@@ -13,7 +13,7 @@ use crate::transport::verbs::rails::{Device, PortPair};
 use crate::transport::verbs::recv::VerbsRecv;
 use crate::transport::verbs::send::VerbsSend;
 use crate::transport::verbs::stripes::Stripes;
-use crate::transport::verbs::sys::{Access, Capacity, Channel, Cq, Gid, Qp, Remote, Timing};
+use crate::transport::verbs::sys::{Access, Capacity, Channel, Cq, Qp, Timing};
 use crate::transport::{LinkOptions, LinkPair, Peer};
 use crate::wire::Header;
 
@@ -36,13 +36,6 @@ fn capacity(layout: &Layout, index: usize) -> Capacity {
         _ => (layout.slots, layout.slots, 0),
     };
     Capacity { sends: (sends + SPARE) as u32, recvs: (recvs + REPOST) as u32, inline: inline as u32 }
-}
-
-fn random_psn() -> Result<u32> {
-    let mut psn = [0u8; 4];
-    rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Error::errno("connect", "a random packet sequence number", e))?;
-    Ok(u32::from_le_bytes(psn) & 0x00ff_ffff)
 }
 
 impl<'a> Draft<'a> {
@@ -84,7 +77,7 @@ impl<'a> Draft<'a> {
                 wanted: pair.to,
                 rkey: sink.rkey(),
                 qpn: qp.number(),
-                psn: random_psn()?,
+                psn: Qp::random_psn()?,
                 lid: u32::from(port.address.lid),
                 mtu: port.mtu,
             });
@@ -134,18 +127,9 @@ impl<'a> Draft<'a> {
             if !(1..=5).contains(&theirs.mtu) {
                 return Err(who.protocol("connect", format!("expected an MTU code from 1 to 5, got {}", theirs.mtu)));
             }
-            let port = &pair.rail.port;
             qp.rkey = theirs.rkey;
-            qp.handle().ready_to_receive(&Remote {
-                qpn: theirs.qpn,
-                psn: theirs.psn,
-                gid: Gid(theirs.gid),
-                lid: theirs.lid as u16,
-                mtu: ours.mtu.min(theirs.mtu),
-                port: port.address.port,
-                gid_index: port.gid_index,
-                infiniband: port.address.infiniband,
-            })?;
+            let to = pair.rail.remote((theirs.qpn, theirs.psn), theirs.gid, theirs.lid as u16, theirs.mtu);
+            qp.handle().ready_to_receive(&to)?;
             qp.handle().ready_to_send(ours.psn, &self.parts.timing)?;
         }
         Ok(())

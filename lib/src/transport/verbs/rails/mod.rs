@@ -10,18 +10,35 @@ use std::sync::Arc;
 
 use super::address::{VerbsAddress, list, pairs};
 use super::options::{self, LocalPort};
-use super::sys::{Gid, Timing};
+use super::sys::{Access, Gid, Remote, Timing};
 use crate::config::Config;
 use crate::error::Result;
 
-pub(super) use device::Device;
-use registered::Registered;
+pub(crate) use device::Device;
+pub(crate) use registered::Registered;
 
 /// A port with one of its addresses.
 #[derive(Debug)]
-pub(super) struct Rail {
-    pub(super) device: Arc<Device>,
-    pub(super) port: LocalPort,
+pub(crate) struct Rail {
+    pub(crate) device: Arc<Device>,
+    pub(crate) port: LocalPort,
+}
+
+impl Rail {
+    /// Where a peer's queue pair is for one at this port: its number and first PSN, its port's GID, LID and MTU code.
+    pub(crate) fn remote(&self, (qpn, psn): (u32, u32), gid: [u8; 16], lid: u16, mtu: u32) -> Remote {
+        let LocalPort { address, gid_index, .. } = &self.port;
+        Remote {
+            qpn,
+            psn,
+            gid: Gid(gid),
+            lid,
+            mtu: self.port.mtu.min(mtu),
+            port: address.port,
+            gid_index: *gid_index,
+            infiniband: address.infiniband,
+        }
+    }
 }
 
 /// Where a queue pair goes: from a port of ours to the peer's with this GID.
@@ -54,7 +71,7 @@ pub(crate) struct Rails {
     rank: usize,
     devices: Vec<Arc<Device>>,
     rails: Vec<Rail>,
-    pub(super) timing: Timing,
+    pub(crate) timing: Timing,
     /// Queue pairs of a link.
     qps: usize,
 }
@@ -127,8 +144,7 @@ impl Rails {
         Ok(pairs)
     }
 
-    #[cfg(test)]
-    pub(super) fn all(&self) -> &[Rail] {
+    pub(crate) fn all(&self) -> &[Rail] {
         &self.rails
     }
 
@@ -137,16 +153,16 @@ impl Rails {
         self.rails.iter().find(|r| r.port.address.gid == *gid)
     }
 
-    /// Registers a caller's memory with every device.
+    /// Registers a caller's memory with every device, for what `access` says.
     ///
     /// # Safety
     /// The memory must stay allocated, at its place, until the registration is dropped.
     ///
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) when a device refuses, most often for the limit of locked memory.
-    pub(super) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Registered> {
+    pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize, access: Access) -> Result<Registered> {
         // SAFETY: by the caller.
-        unsafe { Registered::new(&self.devices, base, bytes) }
+        unsafe { Registered::new(&self.devices, (base, bytes), access) }
     }
 
     /// Descriptors that become readable when a device has something to say. A lost one says no more.

@@ -12,22 +12,25 @@ use crate::transport::verbs::sys::{Access, Mr};
 /// Memory registered with all devices of a rank: in their tables, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Registered {
-    start: usize,
     regions: Vec<(Arc<Device>, Mr)>,
     origin: Origin,
 }
 
 impl Registered {
     /// # Safety
-    /// The memory must stay allocated, at its place, until this is dropped. `bytes` must not be 0.
-    pub(super) unsafe fn new(devices: &[Arc<Device>], base: NonNull<u8>, bytes: usize) -> Result<Registered> {
+    /// The memory must stay allocated, at its place, until this is dropped. `bytes` must not be 0. With
+    /// [`Access::Target`] see [`Mr::new`].
+    pub(super) unsafe fn new(
+        devices: &[Arc<Device>],
+        (base, bytes): (NonNull<u8>, usize),
+        access: Access,
+    ) -> Result<Registered> {
         // Filled device by device: a failure undoes what was done.
-        let mut this =
-            Registered { start: base.addr().get(), regions: Vec::with_capacity(devices.len()), origin: Origin::here() };
+        let mut this = Registered { regions: Vec::with_capacity(devices.len()), origin: Origin::here() };
         for device in devices {
-            // SAFETY: by the caller; the device only reads.
-            let mr = unsafe { Mr::new(&device.pd, base, bytes, Access::Source) }?;
-            device.registered.add(Entry { start: this.start, bytes, lkey: mr.lkey() });
+            // SAFETY: by the caller.
+            let mr = unsafe { Mr::new(&device.pd, base, bytes, access) }?;
+            device.registered.add(Entry { start: base.addr().get(), bytes, keys: (mr.lkey(), mr.rkey()) });
             this.regions.push((device.clone(), mr));
         }
         Ok(this)
@@ -41,8 +44,8 @@ impl Drop for Registered {
             // A forked child would end its parent's.
             return std::mem::forget(std::mem::take(&mut self.regions));
         }
-        for (device, _) in &self.regions {
-            device.registered.remove(self.start);
+        for (device, mr) in &self.regions {
+            device.registered.remove(mr.lkey());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Callers' memory that a device may send from, by address.
+//! Callers' memory that a device may send from, or write to, by address.
 //!
 //! The table is looked up by address, which is what a cache of registrations does wrong: freed memory leaves its entry
 //! behind, and other memory that gets the same address is taken for it. Here an entry's life is that of a
@@ -14,7 +14,8 @@ use std::sync::{PoisonError, RwLock};
 pub(crate) struct Entry {
     pub(crate) start: usize,
     pub(crate) bytes: usize,
-    pub(crate) lkey: u32,
+    /// For our own device, and for the peer.
+    pub(crate) keys: (u32, u32),
 }
 
 /// Memory registered now.
@@ -29,15 +30,21 @@ impl Table {
     /// The key to send `data` from where it is; `None` unless all of it lies in one registered stretch.
     #[inline]
     pub(crate) fn lkey(&self, data: &[u8]) -> Option<u32> {
+        self.keys(data.as_ptr(), data.len()).map(|(lkey, _)| lkey)
+    }
+
+    /// As [`Table::lkey`], with the key for the peer: the pair of the stretch that was registered last.
+    #[inline]
+    pub(crate) fn keys(&self, data: *const u8, len: usize) -> Option<(u32, u32)> {
         // A caller registers before it calls, in an order that both calls' locks make known to this thread.
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        let start = data.as_ptr().addr();
+        let start = data.addr();
         let holds =
-            |e: &&Entry| start.checked_sub(e.start).is_some_and(|skip| skip <= e.bytes && data.len() <= e.bytes - skip);
-        entries.iter().find(holds).map(|e| e.lkey)
+            |e: &&Entry| start.checked_sub(e.start).is_some_and(|skip| skip <= e.bytes && len <= e.bytes - skip);
+        entries.iter().rev().find(holds).map(|e| e.keys)
     }
 
     pub(crate) fn add(&self, entry: Entry) {
@@ -46,9 +53,10 @@ impl Table {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn remove(&self, start: usize) {
+    /// Takes out the entry with this key for our own device.
+    pub(crate) fn remove(&self, lkey: u32) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        entries.retain(|e| e.start != start);
+        entries.retain(|e| e.keys.0 != lkey);
         self.any.store(!entries.is_empty(), Ordering::Relaxed);
     }
 }
@@ -63,8 +71,8 @@ mod tests {
         let table = Table::default();
         assert_eq!(table.lkey(&memory), None);
         let start = memory.as_ptr().addr();
-        table.add(Entry { start: start + 10, bytes: 50, lkey: 7 });
-        table.add(Entry { start: start + 60, bytes: 20, lkey: 8 });
+        table.add(Entry { start: start + 10, bytes: 50, keys: (7, 17) });
+        table.add(Entry { start: start + 60, bytes: 20, keys: (8, 18) });
         for (range, expected) in [
             (10..60, Some(7)),
             (10..11, Some(7)),
@@ -77,9 +85,10 @@ mod tests {
         ] {
             assert_eq!(memory.get(range.clone()).map(|data| table.lkey(data)), Some(expected), "{range:?}");
         }
-        table.remove(start + 10);
+        assert_eq!(table.keys(memory[60..].as_ptr(), 20), Some((8, 18)));
+        table.remove(7);
         assert_eq!((table.lkey(&memory[10..60]), table.lkey(&memory[60..80])), (None, Some(8)));
-        table.remove(start + 60);
+        table.remove(8);
         assert_eq!(table.lkey(&memory[60..80]), None);
     }
 }

@@ -19,15 +19,15 @@ mod gid;
 mod mr;
 mod pd;
 mod qp;
-pub(super) mod status;
+pub(crate) mod status;
 
-pub(super) use channel::Channel;
-pub(super) use context::{Context, device_names};
-pub(super) use cq::{Completion, Cq, Outcome};
-pub(super) use gid::{Gid, GidEntry, GidType};
-pub(super) use mr::{Access, Mr};
-pub(super) use pd::Pd;
-pub(super) use qp::{Capacity, Qp, Remote, Sge, Timing, Write};
+pub(crate) use channel::Channel;
+pub(crate) use context::{Context, device_names};
+pub(crate) use cq::{Completion, Cq, Outcome};
+pub(crate) use gid::{Gid, GidEntry, GidType};
+pub(crate) use mr::{Access, Mr};
+pub(crate) use pd::Pd;
+pub(crate) use qp::{Capacity, Qp, Remote, Sge, Timing, Write};
 
 use std::ffi::c_int;
 use std::fmt;

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::{Cq, Gid, Handle, Pd, check, ffi};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How much a queue pair holds.
 #[derive(Debug, Clone, Copy)]
@@ -106,6 +106,14 @@ impl Qp {
                 }
             }
         }
+    }
+
+    /// A first packet sequence number that nothing of an older queue pair fits.
+    pub(crate) fn random_psn() -> Result<u32> {
+        let mut psn = [0u8; 4];
+        rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| Error::errno("connect", "a random packet sequence number", e))?;
+        Ok(u32::from_le_bytes(psn) & 0x00ff_ffff)
     }
 
     /// Its number, by which the peer addresses it.

@@ -1,0 +1,374 @@
+//! Long messages by RDMA: written from the sender's memory to that of the posted receive, and no thread copies them.
+//!
+//! Where both ends of a cable have an RDMA port, the sender offers a queue pair beside its stream there
+//! ([`Card`](super::frame::Card)), and the receiver answers with its own. From then on the receiver tells of each
+//! receive over 32 KiB where it is ([`Room`]), as NCCL's own transport for InfiniBand does. A message of such a length
+//! waits for its room. It is cut into pieces of [`PIECE`] bytes, and a queue pair takes the next one when it has fewer
+//! than [`DEPTH`] under way; so a faster cable carries more.
+//!
+//! A piece is one RDMA WRITE WITH IMMEDIATE. The immediate word names the room and the piece, and its completion tells
+//! the receiver that the piece is in its place. The last one of a message gives away its length.
+//!
+//! Short messages, those of memory that is not registered, and all words go over the streams. So does everything after
+//! the last queue pair is lost. One that fails is left as a stream is: the sender says so, the receiver stops its own,
+//! then answers how many pieces came over it, and streams carry the others. It is offered again with a new stream.
+
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use super::frame::{self, Frame, Room, Word};
+use super::link::{Link, Side};
+use super::stream::{State, Stream};
+use super::worker::Task;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::transport::verbs::rails::{Rail, Rails, Registered};
+use crate::transport::verbs::sys::Access;
+use queue::{Queue, Site};
+
+/// A message is cut into pieces of this length, alike at both ends.
+pub(super) const PIECE: usize = 512 << 10;
+/// Pieces of a queue pair under way.
+const DEPTH: usize = 8;
+/// Queue pairs in the life of a link.
+const MOST: usize = 64;
+
+/// The RDMA ports of a process.
+#[derive(Debug)]
+pub(super) struct Devices(Rails);
+
+/// Memory that is registered with them until this is dropped.
+#[derive(Debug)]
+pub struct Memory {
+    _registered: Option<Registered>,
+}
+
+impl Devices {
+    /// Opens them; a machine without any uses streams alone.
+    pub(super) fn open(config: &Config) -> Result<Option<Arc<Devices>>> {
+        if !config.net_rdma {
+            return Ok(None);
+        }
+        match Rails::open(0, config) {
+            Ok(rails) => Ok(Some(Arc::new(Devices(rails)))),
+            Err(e @ Error::Config { .. }) => Err(e),
+            Err(e) => {
+                log::warn!("net: no RDMA, long messages go over TCP: {e}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// The port with this address.
+    fn at(&self, ip: IpAddr) -> Option<&Rail> {
+        self.0.all().iter().find(|rail| !rail.port.address.infiniband && rail.port.address.ip() == ip)
+    }
+
+    fn ports(&self) -> String {
+        self.0.all().iter().map(|rail| rail.port.address.to_string()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Registers memory with `devices`, if there are some.
+///
+/// # Safety
+/// The memory stays mapped until this is dropped.
+pub(super) unsafe fn register(devices: Option<&Devices>, base: *mut u8, bytes: usize) -> Result<Memory> {
+    let (Some(devices), Some(base)) = (devices, NonNull::new(base).filter(|_| bytes > 0)) else {
+        return Ok(Memory { _registered: None });
+    };
+    // SAFETY: by the caller; peers write to it only where a receive is posted, whose memory is not used otherwise.
+    let registered = unsafe { devices.0.register(base, bytes, Access::Target) }?;
+    Ok(Memory { _registered: Some(registered) })
+}
+
+/// The queue pairs of a link.
+#[derive(Debug)]
+pub(super) struct Queues {
+    devices: Option<Arc<Devices>>,
+    all: Box<[OnceLock<Queue>]>,
+    /// Those that carry pieces.
+    alive: AtomicUsize,
+    /// The one that is asked first to take a piece.
+    first: AtomicUsize,
+}
+
+impl Queues {
+    pub(super) fn new(devices: Option<Arc<Devices>>) -> Queues {
+        let most = if devices.is_some() { MOST } else { 0 };
+        Queues {
+            devices,
+            all: std::iter::repeat_with(OnceLock::new).take(most).collect(),
+            alive: AtomicUsize::new(0),
+            first: AtomicUsize::new(0),
+        }
+    }
+
+    /// Whether this end has ports.
+    pub(super) fn is_on(&self) -> bool {
+        self.devices.is_some()
+    }
+
+    /// Whether pieces go by RDMA.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.alive.load(Ordering::Acquire) > 0
+    }
+
+    fn get(&self, number: usize) -> Option<&Queue> {
+        self.all.get(number)?.get()
+    }
+
+    fn made(&self) -> impl Iterator<Item = (usize, &Queue)> {
+        self.all.iter().enumerate().filter_map(|(number, place)| Some((number, place.get()?)))
+    }
+
+    fn alive(&self) -> impl Iterator<Item = (usize, &Queue)> {
+        self.made().filter(|(_, queue)| queue.life.is(State::Alive))
+    }
+
+    /// Whether a message of this memory may go by RDMA.
+    pub(super) fn takes(&self, data: *const u8, len: usize) -> bool {
+        self.any() && self.alive().next().is_some_and(|(_, queue)| queue.keys(data, len).is_some())
+    }
+
+    /// Our port on the cable of a stream, if there is one.
+    fn site<'a>(&'a self, stream: Option<&'a Stream>) -> Option<Site<'a>> {
+        let (devices, stream) = (self.devices.as_ref()?, stream?);
+        let cable = stream.rail?;
+        Some(Site { rail: devices.at(cable.ours)?, timing: devices.0.timing, cable, worker: &stream.worker })
+    }
+
+    /// Offers a queue pair beside a stream, if there is a port on its cable and no queue pair yet: what the peer must
+    /// hear.
+    pub(super) fn offer(&self, link: &Arc<Link>, index: usize, stream: &Stream) -> Option<Frame> {
+        if link.relayed() {
+            return None;
+        }
+        let site = self.site(Some(stream))?;
+        if self.made().any(|(_, q)| q.cable == site.cable && (q.life.is(State::New) || q.life.is(State::Alive))) {
+            return None;
+        }
+        let number = self.all.iter().position(|place| place.get().is_none())?;
+        self.keep(link, number, Queue::new(&site).map_err(|e| e.to_string())).ok()?;
+        Some(self.get(number)?.card(index, number))
+    }
+
+    fn keep(&self, link: &Arc<Link>, number: usize, made: Result<Queue, String>) -> Result<(), String> {
+        let kept = made.and_then(|queue| {
+            let place = self.all.get(number).ok_or_else(|| format!("expected at most {MOST} queue pairs"))?;
+            place.set(queue).map_err(|_| format!("queue pair {number} exists"))
+        });
+        match (&kept, self.get(number)) {
+            (Ok(()), Some(queue)) => queue.worker.push(Task::Watch(link.clone(), number)),
+            (Err(why), _) => log::warn!("net: {}: no RDMA: {why}", link.name()),
+            _ => {}
+        }
+        kept
+    }
+
+    /// The peer's word on a queue pair or on a room.
+    #[cold]
+    pub(super) fn heard(&self, link: &Arc<Link>, word: Word, frame: &Frame) -> Result<(), String> {
+        match (word, &link.side) {
+            (Word::Card, Side::In(_)) => {
+                self.answer(link, frame);
+                Ok(())
+            }
+            (Word::Card, Side::Out(_)) => {
+                self.join(link, frame);
+                Ok(())
+            }
+            _ if self.devices.is_none() => Err(format!("expected a word on streams alone, got {frame:x?}")),
+            (Word::Left, Side::In(_)) => self.part(link, frame),
+            (Word::Lost, Side::Out(_)) => {
+                if let Some(number) = frame.queue() {
+                    self.lose(link, number, "the peer has lost its end");
+                }
+                Ok(())
+            }
+            (Word::Agreed, Side::Out(outgoing)) => {
+                let Some(queue) = frame.queue().and_then(|number| self.get(number)) else { return Ok(()) };
+                if let Some(left) = queue.agreed(link, frame.number)? {
+                    outgoing.again(link, left);
+                }
+                Ok(())
+            }
+            (Word::Waits, Side::In(incoming)) => incoming.waits(frame),
+            _ => Err(format!("expected a word on queue pairs for this end, got {frame:x?}")),
+        }
+    }
+
+    /// The sender offers a queue pair.
+    fn answer(&self, link: &Arc<Link>, frame: &Frame) {
+        let theirs = frame.as_card();
+        let number = usize::from(theirs.queue);
+        if self.get(number).is_some() {
+            return;
+        }
+        let made = match self.site(link.stream(theirs.stream)) {
+            Some(site) => Queue::answering(&site, &theirs),
+            None => Err(match &self.devices {
+                Some(devices) => format!("expected the cable of an RDMA port ({}), got another one", devices.ports()),
+                None => "RDMA is off (TINYNCCL_NET_RDMA)".to_owned(),
+            }),
+        };
+        let none = Frame::card(&frame::Card { qpn: 0, ..theirs });
+        let kept = self.keep(link, number, made);
+        let answer = self.get(number).filter(|_| kept.is_ok()).map(|queue| {
+            log::info!("net: {}: long messages by RDMA, {}", link.name(), queue.ports);
+            (queue, queue.card(theirs.stream, number))
+        });
+        link.say(vec![answer.as_ref().map_or(none, |(_, card)| *card)]);
+        if let (Some((queue, _)), Side::In(incoming)) = (answer, &link.side)
+            && queue.life.becomes(State::Alive)
+        {
+            self.alive.fetch_add(1, Ordering::AcqRel);
+            incoming.tell_rooms(link);
+        }
+    }
+
+    /// The receiver's answer.
+    fn join(&self, link: &Arc<Link>, frame: &Frame) {
+        let theirs = frame.as_card();
+        let number = usize::from(theirs.queue);
+        let site = self.site(link.stream(theirs.stream));
+        let (Some(queue), Some(site)) = (self.get(number).filter(|q| q.life.is(State::New)), site) else { return };
+        if theirs.qpn == 0 {
+            log::info!("net: {}: no RDMA over {}: the peer has no port there", link.name(), queue.cable);
+            queue.life.becomes(State::Gone);
+            queue.close();
+            return;
+        }
+        match queue.join(site.rail, &theirs) {
+            Ok(()) => {
+                log::info!("net: {}: long messages by RDMA, {}", link.name(), queue.ports);
+                if queue.life.becomes(State::Alive) {
+                    self.alive.fetch_add(1, Ordering::AcqRel);
+                }
+            }
+            Err(why) => self.lose(link, number, &why),
+        }
+    }
+
+    /// The sender has left a queue pair: nothing comes over it once this end has stopped it.
+    fn part(&self, link: &Arc<Link>, frame: &Frame) -> Result<(), String> {
+        let number = frame.queue().ok_or("expected the number of a queue pair")?;
+        let mut arrived = 0;
+        if let Some(queue) = self.get(number) {
+            let alive = queue.life.is(State::Alive);
+            arrived = queue.part(link)?;
+            if queue.life.becomes(State::Gone) && alive {
+                self.alive.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        link.say(vec![Frame::say(Word::Agreed, frame::queue(number), arrived)]);
+        Ok(())
+    }
+
+    /// A queue pair is of no use any more.
+    #[cold]
+    fn lose(&self, link: &Arc<Link>, number: usize, why: &str) {
+        let Some(queue) = self.get(number) else { return };
+        let alive = queue.life.is(State::Alive);
+        if link.is_closed() || !queue.life.becomes(State::Lost) {
+            return;
+        }
+        queue.stop();
+        let left = if alive { self.alive.fetch_sub(1, Ordering::AcqRel) - 1 } else { 0 };
+        log::warn!("net: {}: RDMA {}: {why}; {left} other queue pairs and TCP carry on", link.name(), queue.ports);
+        if let Side::Out(outgoing) = &link.side
+            && left == 0
+        {
+            outgoing.leave_rooms(link);
+        }
+        link.restate();
+    }
+
+    /// What the peer must hear of those that are lost.
+    pub(super) fn lost(&self, word: Word) -> impl Iterator<Item = Frame> {
+        let lost = self.made().filter(|(_, queue)| queue.life.is(State::Lost));
+        lost.map(move |(number, _)| Frame::say(word, frame::queue(number), 0))
+    }
+
+    /// The words by which the sender finds a posted receive.
+    pub(super) fn rooms(&self, (tag, number): (i32, u64), data: *const u8, bytes: usize, id: u16) -> Vec<Frame> {
+        let room = |key| Frame::room(tag, number, &Room { address: data.addr() as u64, bytes: bytes as u64, id, key });
+        let keys = self.alive().map(|(queue, of)| Some((queue as u8, of.keys(data, bytes)?.1)));
+        let keys: Option<Vec<(u8, u32)>> = keys.collect();
+        match keys {
+            Some(keys) => keys.into_iter().map(|key| room(Some(key))).collect(),
+            None => vec![room(None)],
+        }
+    }
+
+    /// Has queue pairs take what is posted and has its room.
+    pub(super) fn pump(&self, link: &Arc<Link>) {
+        let Side::Out(outgoing) = &link.side else { return };
+        while self.any() {
+            let mut took = false;
+            let count = self.all.len().max(1);
+            let first = self.first.fetch_add(1, Ordering::Relaxed) % count;
+            for number in (0..count).map(|i| (first + i) % count) {
+                let Some(queue) = self.get(number).filter(|queue| queue.life.is(State::Alive)) else { continue };
+                match queue.post(link, outgoing, number) {
+                    Ok(posted) => took |= posted,
+                    Err(why) => self.lose(link, number, &why),
+                }
+            }
+            if !took {
+                return;
+            }
+        }
+    }
+
+    /// Takes in what a queue pair has done; true when there was something.
+    pub(super) fn event(&self, link: &Arc<Link>, number: usize) -> bool {
+        let Some(queue) = self.get(number) else { return false };
+        let polled = queue.arm().and_then(|()| queue.poll(link));
+        let any = match polled {
+            Ok(any) => any,
+            Err(why) => {
+                self.lose(link, number, &why);
+                true
+            }
+        };
+        if any {
+            self.pump(link);
+        }
+        any
+    }
+
+    /// Takes in what came before the end of a stream.
+    pub(super) fn settle(&self, link: &Arc<Link>) {
+        for (_, queue) in self.alive() {
+            // The end of the link says more than that of a queue pair.
+            let _ = queue.poll(link);
+        }
+    }
+
+    /// Memory of the owner's is not used any more when this returns.
+    pub(super) fn close(&self, link: &Arc<Link>) {
+        for (number, queue) in self.made() {
+            queue.close();
+            queue.worker.push(Task::Unwatch(link.clone(), number));
+        }
+    }
+
+    /// Pieces that have come by RDMA.
+    #[cfg(test)]
+    fn arrived(&self) -> u64 {
+        self.made().map(|(_, queue)| queue.done()).sum()
+    }
+
+    /// What a thread waits on for a queue pair.
+    pub(super) fn watched(&self, number: usize) -> Option<std::os::fd::BorrowedFd<'_>> {
+        Some(self.get(number)?.fd())
+    }
+}
