@@ -10,6 +10,7 @@
 //! | `failures` | strangers, peers that die, closing in flight |
 //! | `nodes` | network namespaces as nodes, with a cable per pair |
 //! | `rails` | nodes with several cables, of which one is cut, or slower |
+//! | `rdma` | the same with queue pairs beside the streams |
 //! | `relays` | nodes whose connections go through others |
 //! | `first` | the plugin of the book |
 //! | `again` | this program again, as another process |
@@ -21,6 +22,7 @@ mod first;
 mod layout;
 mod nodes;
 mod rails;
+mod rdma;
 mod relays;
 mod ring;
 mod transfers;

@@ -71,7 +71,7 @@ fn lost() -> usize {
 
 /// A node of two: `b` receives, `a` sends in phases that the test begins, until it has `enough` of a phase's messages
 /// and of its bytes over r1.
-fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
+pub(crate) fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
     say("here");
     assert_eq!(hear(), "cabled");
     let api = Api::init(12);
@@ -108,8 +108,8 @@ fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
 }
 
 /// Two nodes with cables r0 and r1, whose connection stands.
-fn two(test: &str) -> [Process; 2] {
-    let mut nodes = ["a", "b"].map(|name| node(test, name, &[]));
+pub(crate) fn two(test: &str, settings: &[(&str, &str)]) -> [Process; 2] {
+    let mut nodes = ["a", "b"].map(|name| node(test, name, settings));
     let [a, b] = &nodes;
     cable(("r0", a), ("r0", b), 1);
     cable(("r1", a), ("r1", b), 2);
@@ -122,18 +122,18 @@ fn two(test: &str) -> [Process; 2] {
 }
 
 /// Begins a phase; how many messages there were, and what went over r1, is known when `finish` returns.
-fn begin(nodes: &mut [Process; 2], phase: &str) {
+pub(crate) fn begin(nodes: &mut [Process; 2], phase: &str) {
     nodes.iter_mut().for_each(|node| node.tell(phase));
 }
 
-fn finish([a, b]: &mut [Process; 2]) -> (u64, u64) {
+pub(crate) fn finish([a, b]: &mut [Process; 2]) -> (u64, u64) {
     let line = a.line();
     let mut words = line.split(' ').map(|word| word.parse().unwrap());
     assert_eq!(b.line(), "received");
     (words.next().unwrap(), words.next().unwrap())
 }
 
-fn end(mut nodes: [Process; 2]) {
+pub(crate) fn end(mut nodes: [Process; 2]) {
     begin(&mut nodes, "end");
     nodes.into_iter().for_each(Process::finish);
     say("done");
@@ -156,7 +156,7 @@ fn a_cable_that_is_cut_costs_no_message_and_is_taken_back() {
     if !makes_nodes(TEST, |name| talk(name, enough)) {
         return;
     }
-    let mut nodes = two(TEST);
+    let mut nodes = two(TEST, &[]);
     begin(&mut nodes, "whole");
     let (_, over) = finish(&mut nodes);
     assert!(over > 1 << 20, "{over} bytes over r1");

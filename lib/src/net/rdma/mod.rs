@@ -11,7 +11,8 @@
 //!
 //! Short messages, those of memory that is not registered, and all words go over the streams. So does everything after
 //! the last queue pair is lost. One that fails is left as a stream is: the sender says so, the receiver stops its own,
-//! then answers how many pieces came over it, and streams carry the others. It is offered again with a new stream.
+//! then answers how many pieces came over it, and streams carry the others. Another one is offered if it had carried
+//! something and its cable still has a stream, or when that has one again.
 
 mod queue;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use std::net::IpAddr;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::frame::{self, Frame, Room, Word};
 use super::link::{Link, Side};
@@ -29,7 +31,7 @@ use super::worker::Task;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::verbs::rails::{Rail, Rails, Registered};
-use crate::transport::verbs::sys::Access;
+use crate::transport::verbs::sys::{Access, Timing};
 use queue::{Queue, Site};
 
 /// A message is cut into pieces of this length, alike at both ends.
@@ -41,7 +43,11 @@ const MOST: usize = 64;
 
 /// The RDMA ports of a process.
 #[derive(Debug)]
-pub(super) struct Devices(Rails);
+pub(super) struct Devices {
+    rails: Rails,
+    /// How long a queue pair waits for its peer where other rails can take over.
+    impatient: Timing,
+}
 
 /// Memory that is registered with them until this is dropped.
 #[derive(Debug)]
@@ -56,7 +62,10 @@ impl Devices {
             return Ok(None);
         }
         match Rails::open(0, config) {
-            Ok(rails) => Ok(Some(Arc::new(Devices(rails)))),
+            Ok(rails) => {
+                let impatient = within(rails.timing, config.net_rail_timeout);
+                Ok(Some(Arc::new(Devices { rails, impatient })))
+            }
             Err(e @ Error::Config { .. }) => Err(e),
             Err(e) => {
                 log::warn!("net: no RDMA, long messages go over TCP: {e}");
@@ -67,12 +76,20 @@ impl Devices {
 
     /// The port with this address.
     fn at(&self, ip: IpAddr) -> Option<&Rail> {
-        self.0.all().iter().find(|rail| !rail.port.address.infiniband && rail.port.address.ip() == ip)
+        self.rails.all().iter().find(|rail| !rail.port.address.infiniband && rail.port.address.ip() == ip)
     }
 
     fn ports(&self) -> String {
-        self.0.all().iter().map(|rail| rail.port.address.to_string()).collect::<Vec<_>>().join(", ")
+        self.rails.all().iter().map(|rail| rail.port.address.to_string()).collect::<Vec<_>>().join(", ")
     }
+}
+
+/// Gives up at about `limit`, after as many repetitions.
+fn within(timing: Timing, limit: Duration) -> Timing {
+    let unit = Duration::from_nanos(4096) * (u32::from(timing.retries) + 1);
+    // 22: 17 s.
+    let timeout = (8..22).find(|code| unit * (1 << code) >= limit).unwrap_or(22);
+    Timing { timeout, ..timing }
 }
 
 /// Registers memory with `devices`, if there are some.
@@ -84,7 +101,7 @@ pub(super) unsafe fn register(devices: Option<&Devices>, base: *mut u8, bytes: u
         return Ok(Memory { _registered: None });
     };
     // SAFETY: by the caller; peers write to it only where a receive is posted, whose memory is not used otherwise.
-    let registered = unsafe { devices.0.register(base, bytes, Access::Target) }?;
+    let registered = unsafe { devices.rails.register(base, bytes, Access::Target) }?;
     Ok(Memory { _registered: Some(registered) })
 }
 
@@ -139,10 +156,11 @@ impl Queues {
     }
 
     /// Our port on the cable of a stream, if there is one.
-    fn site<'a>(&'a self, stream: Option<&'a Stream>) -> Option<Site<'a>> {
+    fn site<'a>(&'a self, link: &Link, stream: Option<&'a Stream>) -> Option<Site<'a>> {
         let (devices, stream) = (self.devices.as_ref()?, stream?);
         let cable = stream.rail?;
-        Some(Site { rail: devices.at(cable.ours)?, timing: devices.0.timing, cable, worker: &stream.worker })
+        let timing = if link.several() { devices.impatient } else { devices.rails.timing };
+        Some(Site { rail: devices.at(cable.ours)?, timing, cable, worker: &stream.worker })
     }
 
     /// Offers a queue pair beside a stream, if there is a port on its cable and no queue pair yet: what the peer must
@@ -151,7 +169,7 @@ impl Queues {
         if link.relayed() {
             return None;
         }
-        let site = self.site(Some(stream))?;
+        let site = self.site(link, Some(stream))?;
         if self.made().any(|(_, q)| q.cable == site.cable && (q.life.is(State::New) || q.life.is(State::Alive))) {
             return None;
         }
@@ -195,8 +213,12 @@ impl Queues {
             }
             (Word::Agreed, Side::Out(outgoing)) => {
                 let Some(queue) = frame.queue().and_then(|number| self.get(number)) else { return Ok(()) };
-                if let Some(left) = queue.agreed(link, frame.number)? {
-                    outgoing.again(link, left);
+                let Some(left) = queue.agreed(link, frame.number)? else { return Ok(()) };
+                outgoing.again(link, left);
+                // Where nothing arrived, nothing would: a firewall, for example.
+                let stream = link.alive().find(|(_, s)| frame.number > 0 && s.rail == Some(queue.cable));
+                if let Some(card) = stream.and_then(|(index, stream)| self.offer(link, index, stream)) {
+                    link.say(vec![card]);
                 }
                 Ok(())
             }
@@ -212,7 +234,7 @@ impl Queues {
         if self.get(number).is_some() {
             return;
         }
-        let made = match self.site(link.stream(theirs.stream)) {
+        let made = match self.site(link, link.stream(theirs.stream)) {
             Some(site) => Queue::answering(&site, &theirs),
             None => Err(match &self.devices {
                 Some(devices) => format!("expected the cable of an RDMA port ({}), got another one", devices.ports()),
@@ -238,7 +260,7 @@ impl Queues {
     fn join(&self, link: &Arc<Link>, frame: &Frame) {
         let theirs = frame.as_card();
         let number = usize::from(theirs.queue);
-        let site = self.site(link.stream(theirs.stream));
+        let site = self.site(link, link.stream(theirs.stream));
         let (Some(queue), Some(site)) = (self.get(number).filter(|q| q.life.is(State::New)), site) else { return };
         if theirs.qpn == 0 {
             log::info!("net: {}: no RDMA over {}: the peer has no port there", link.name(), queue.cable);

@@ -219,8 +219,9 @@ impl Queue {
         let until = Instant::now() + STOPPED;
         loop {
             let _ = self.poll(link);
-            let work = lock(&self.work);
+            let mut work = lock(&self.work);
             if work.receives == 0 || work.qp.is_none() {
+                work.qp = None;
                 return Ok(work.done);
             }
             if Instant::now() > until {

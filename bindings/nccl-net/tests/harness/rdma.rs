@@ -1,0 +1,50 @@
+//! Two nodes with several cables, over the card in user space: queue pairs carry long messages, and are taken back.
+
+use super::api::LOG;
+use super::nodes::{makes_nodes, run};
+use super::rails::{begin, end, finish, talk, two};
+
+/// Queue pairs that carry pieces now, by the log.
+fn joined() -> usize {
+    let log = LOG.lock().unwrap();
+    log.matches("long messages by RDMA").count() - log.matches("other queue pairs and TCP carry on").count()
+}
+
+/// Datagrams that this node has sent.
+fn datagrams() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/net/snmp").unwrap();
+    let [names, numbers] = [0, 1].map(|line| text.lines().filter(|l| l.starts_with("Udp:")).nth(line).unwrap());
+    let at = names.split(' ').position(|name| name == "OutDatagrams").unwrap();
+    numbers.split(' ').nth(at).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_cable_that_is_cut_costs_no_message_and_its_queue_pair_is_replaced() {
+    const TEST: &str = "rdma::a_cable_that_is_cut_costs_no_message_and_its_queue_pair_is_replaced";
+    let enough = |phase: &str, count, over: u64| {
+        let done = match phase {
+            "cut" => joined() == 1,
+            "whole" => joined() == 2 && over > 1 << 20 && datagrams() > 100,
+            _ => true,
+        };
+        count >= 50 && done
+    };
+    if !makes_nodes(TEST, |name| talk(name, enough)) {
+        return;
+    }
+    let mut nodes = two(TEST, &[("TINYNCCL_NET_RDMA", "1")]);
+    begin(&mut nodes, "whole");
+    finish(&mut nodes);
+    for at in [1, 0] {
+        begin(&mut nodes, "cut");
+        run(&nodes[at], "ip link set r1 down");
+        finish(&mut nodes);
+        begin(&mut nodes, "without");
+        let (_, over) = finish(&mut nodes);
+        assert!(over < 100_000, "{over} bytes over a cable that is cut");
+        run(&nodes[at], "ip link set r1 up");
+        begin(&mut nodes, "whole");
+        finish(&mut nodes);
+    }
+    end(nodes);
+}
