@@ -29,6 +29,8 @@ rows() {
     # With one queue pair per link, and with several: two devices per node carry them.
     tests rails conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests triangle mesh tinynccl cpu processes::over_rdma
+    # The network plugin's queue pairs beside TCP.
+    tests pair net tinynccl lib --test-threads=1 net::rdma::tests::long net::rdma::tests::many net::rdma::tests::streams
     # Where two ranks have no common subnet, through a third.
     tests line relayed-links tinynccl conformance --test-threads=2 relayed_verbs
     tests line relays tinynccl cpu --test-threads=1 line::

@@ -2,9 +2,11 @@
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
+use super::rdma;
 use libloading::Library;
 use nccl_net_tinynccl::abi::{CommConfig, PropertiesV8, PropertiesV9, Status};
 use nccl_net_tinynccl::{v8, v9, v10, v11, v12};
@@ -27,6 +29,9 @@ pub(crate) static LOG: Mutex<String> = Mutex::new(String::new());
 
 /// Memory that is registered until its connection is closed: the connection's address, and the registration's.
 static REGISTERED: Mutex<Vec<[usize; 2]>> = Mutex::new(Vec::new());
+
+/// Connections of a process with itself that should have queue pairs.
+static PAIRS: AtomicUsize = AtomicUsize::new(0);
 
 /// As NCCL's logger, for a format of one text. C passes the first of variable arguments as a named one of that type.
 unsafe extern "C" fn log(
@@ -203,6 +208,11 @@ impl Api {
         let (handle, listen) = self.listen();
         let (send, recv) = self.meet(handle, listen);
         self.close_listen(listen);
+        if std::env::var("TINYNCCL_NET_RDMA").is_ok_and(|set| set == "1") {
+            // Nearly always those of this pair: other tests make some, too.
+            let joined = PAIRS.fetch_add(1, Ordering::Relaxed) + 1;
+            until("its queue pairs", || (rdma::joined() >= 2 * joined).then_some(()));
+        }
         Pair { api: self, send, recv }
     }
 

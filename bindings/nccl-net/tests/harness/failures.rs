@@ -51,14 +51,21 @@ fn closing_with_requests_in_flight_touches_no_memory_afterwards() {
 fn what_was_sent_arrives_after_the_sender_has_closed() {
     let api = Api::init(12);
     let pair = api.pair();
-    let data = pattern(200_000, 3);
-    let send = api.isend(pair.send, &data, 0).unwrap();
-    api.wait(send, 1);
-    api.close_send(pair.send);
-    let mut got = vec![0; 200_000];
+    // Those before their receive are short: by RDMA a longer one waits for it.
+    let (long, short) = (pattern(200_000, 3), pattern(32 << 10, 4));
+    let mut got = vec![0; long.len()];
     let recv = api.irecv(pair.recv, &mut [(&mut got, 0)]).unwrap();
-    assert_eq!(api.wait(recv, 1), [200_000]);
-    assert!(got == data);
+    let sends: Vec<Comm> =
+        [&long].into_iter().chain([&short; 6]).map(|d| api.isend(pair.send, d, 0).unwrap()).collect();
+    sends.into_iter().for_each(|send| drop(api.wait(send, 1)));
+    api.close_send(pair.send);
+    assert_eq!(api.wait(recv, 1), [long.len()]);
+    assert!(got == long);
+    for _ in 0..6 {
+        let recv = api.irecv(pair.recv, &mut [(&mut got, 0)]).unwrap();
+        assert_eq!(api.wait(recv, 1), [short.len()]);
+        assert!(got[..short.len()] == short);
+    }
     // Nothing more will come.
     let mut more = [0u8; 1];
     until("the end", || match api.irecv(pair.recv, &mut [(&mut more, 0)]) {

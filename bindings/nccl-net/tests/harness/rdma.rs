@@ -1,13 +1,19 @@
-//! Two nodes with several cables, over the card in user space: queue pairs carry long messages, and are taken back.
+//! Over RDMA ports, by default those of the card in user space: queue pairs carry long messages.
+
+use std::process::Command;
 
 use super::api::LOG;
 use super::nodes::{makes_nodes, run};
 use super::rails::{begin, end, finish, talk, two};
 
-/// Queue pairs that carry pieces now, by the log.
-fn joined() -> usize {
-    let log = LOG.lock().unwrap();
-    log.matches("long messages by RDMA").count() - log.matches("other queue pairs and TCP carry on").count()
+/// Ends of queue pairs that were joined, by the log.
+pub(crate) fn joined() -> usize {
+    LOG.lock().unwrap().matches("long messages by RDMA").count()
+}
+
+/// Those that carry pieces now.
+fn alive() -> usize {
+    joined() - LOG.lock().unwrap().matches("other queue pairs and TCP carry on").count()
 }
 
 /// Datagrams that this node has sent.
@@ -18,13 +24,23 @@ fn datagrams() -> u64 {
     numbers.split(' ').nth(at).unwrap().parse().unwrap()
 }
 
+/// All of that again, in a process in which connections have queue pairs.
+#[test]
+fn what_holds_within_a_process_holds_by_rdma() {
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args(["transfers::", "ring::", "failures::"]).env("TINYNCCL_NET_RDMA", "1");
+    let run = again.output().unwrap();
+    let [out, err] = [run.stdout, run.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(run.status.success(), "{out}\n{err}");
+}
+
 #[test]
 fn a_cable_that_is_cut_costs_no_message_and_its_queue_pair_is_replaced() {
     const TEST: &str = "rdma::a_cable_that_is_cut_costs_no_message_and_its_queue_pair_is_replaced";
     let enough = |phase: &str, count, over: u64| {
         let done = match phase {
-            "cut" => joined() == 1,
-            "whole" => joined() == 2 && over > 1 << 20 && datagrams() > 100,
+            "cut" => alive() == 1,
+            "whole" => alive() == 2 && over > 1 << 20 && datagrams() > 100,
             _ => true,
         };
         count >= 50 && done

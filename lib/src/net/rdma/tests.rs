@@ -201,7 +201,7 @@ fn closing_with_much_under_way_touches_no_memory_afterwards() {
 fn an_end_without_rdma_is_answered_and_streams_carry_all() {
     let Some(ours) = with_port() else { return };
     let interface = ours.inner.config.interface.clone();
-    let theirs = net(|c| c.interface.clone_from(&interface));
+    let theirs = net(|c| (c.net_rdma, c.interface) = (false, interface.clone()));
     let (mut data, mut got) = (pattern(1 << 20, 1), vec![0u8; 1 << 20]);
     let _memory = [register(&ours, &mut data), register(&theirs, &mut got)];
     for (from, to) in [(&ours, &theirs), (&theirs, &ours)] {
