@@ -41,7 +41,7 @@ fn main() -> Result<()> {
                 return Err(format!("expected at most {LARGEST} bytes, got {bytes}").into());
             }
             let senders = handles.split(',').map(|h| connect(&net, h)).collect::<Result<Vec<Sender>>>()?;
-            send(&senders, bytes, Duration::from_secs_f64(seconds))
+            send(&net, &senders, bytes, Duration::from_secs_f64(seconds))
         }
     }
 }
@@ -106,8 +106,10 @@ fn ping_pong(net: &Net) -> Result<()> {
     Ok(())
 }
 
-fn send(senders: &[Sender], bytes: usize, time: Duration) -> Result<()> {
-    let data = vec![7u8; bytes];
+fn send(net: &Net, senders: &[Sender], bytes: usize, time: Duration) -> Result<()> {
+    let mut data = vec![7u8; bytes];
+    // SAFETY: `data` is there for longer.
+    let _registered = unsafe { net.register(data.as_mut_ptr(), bytes) }?;
     let mut open: Vec<Vec<Option<&Request>>> = senders.iter().map(|_| vec![None; DEPTH]).collect();
     let start = Instant::now();
     while start.elapsed() < time || open.iter().flatten().any(Option::is_some) {
@@ -139,6 +141,9 @@ fn receive(net: &Net) -> Result<()> {
         }
     };
     let mut memory = vec![vec![0u8; LARGEST]; DEPTH];
+    // SAFETY: `memory` is there for longer.
+    let register = |memory: &mut Vec<u8>| unsafe { net.register(memory.as_mut_ptr(), LARGEST) };
+    let _registered = memory.iter_mut().map(register).collect::<tinynccl::Result<Vec<_>>>()?;
     // SAFETY: `memory` outlives the requests, each of which has a vector of its own.
     let mut post = |place: usize| unsafe { receiver.receive(&[(memory[place].as_mut_ptr(), LARGEST, 0)]) };
     let mut open = (0..DEPTH).map(&mut post).collect::<tinynccl::Result<Vec<_>>>()?;
@@ -169,6 +174,8 @@ fn receive(net: &Net) -> Result<()> {
         }
     }
     let time = first.map_or(Duration::ZERO, |first| last - first).as_secs_f64();
+    // Before its memory.
+    drop(receiver);
     println!("{:.1} MB/s, longest pause {:.1} ms", total as f64 / 1e6 / time.max(1e-9), pause.as_secs_f64() * 1e3);
     Ok(())
 }

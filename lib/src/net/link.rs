@@ -11,7 +11,7 @@ use super::outbox::Outbox;
 use super::outgoing::{Outgoing, Output};
 use super::rdma::{Devices, Queues};
 use super::request::{Fate, MAX_GROUP, Request, Requests};
-use super::stream::{State, Stream, clock};
+use super::stream::{self, State, Stream};
 use super::worker::{Task, Workers};
 use crate::error::{Error, Result};
 use crate::threads::lock;
@@ -203,15 +203,7 @@ impl Link {
 
     /// Whether a piece would arrive over this stream as early as over any other; else the one that should take it.
     pub(super) fn turn(&self, index: usize, bytes: usize) -> Result<(), usize> {
-        let fastest = self.alive().map(|(_, stream)| stream.load.rate()).max().unwrap_or(0);
-        let now = clock();
-        let arrival = |stream: &Stream| stream.load.arrival(bytes as u64, fastest, now);
-        let own = self.stream(index).map_or(f64::INFINITY, arrival);
-        let best = self.alive().map(|(i, stream)| (i, arrival(stream))).min_by(|a, b| a.1.total_cmp(&b.1));
-        match best {
-            Some((other, time)) if other != index && time < own => Err(other),
-            _ => Ok(()),
-        }
+        stream::turn(index, bytes, self.alive().map(|(index, stream)| (index, &stream.load)))
     }
 
     /// The end of everything on this link, for the reason `detail`.
@@ -265,6 +257,9 @@ impl Link {
         log::warn!("net: {}: stream {index} over {}: {detail}; others carry on", self.name, stream.way());
         stream.shut(Shutdown::Both);
         self.restate();
+        if let Some(cable) = stream.rail.filter(|_| self.alive().all(|(_, other)| other.rail != stream.rail)) {
+            self.rdma.lose_cable(self, cable);
+        }
     }
 
     /// Tells the peer of all streams that are lost: it may not have heard it, if that went over one of them.

@@ -5,7 +5,6 @@ use std::io::IoSlice;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
@@ -14,7 +13,7 @@ use super::frame::{self, Frame, Room, Word, charge};
 use super::link::{Left, Link, Side};
 use super::rdma;
 use super::request::{MAX_GROUP, MAX_REQUESTS};
-use super::stream::{State, Stream};
+use super::stream::{Meter, State, Stream};
 use crate::config::Config;
 use crate::threads::{lock, try_lock};
 
@@ -24,8 +23,6 @@ pub(super) const WHOLE: usize = 32 << 10;
 pub(super) const COPIED: usize = 2 << 10;
 /// What a stream writes before others of its thread have their turn.
 const TURN: usize = 2 << 20;
-/// Bytes from which a stream's rate is taken.
-const MEASURED: usize = 128 << 10;
 
 /// The memory of a posted send.
 #[derive(Debug, Clone, Copy)]
@@ -417,9 +414,7 @@ pub(super) struct Output {
     /// Pieces that were begun, oldest first, where the link has several rails; and how many went before these.
     sent: VecDeque<Piece>,
     read: u64,
-    /// What arrived since when, for the stream's rate.
-    measured: usize,
-    since: Option<Instant>,
+    meter: Meter,
 }
 
 impl Default for Output {
@@ -435,8 +430,7 @@ impl Default for Output {
             blocked: false,
             sent: VecDeque::new(),
             read: 0,
-            measured: 0,
-            since: None,
+            meter: Meter::default(),
         }
     }
 }
@@ -564,10 +558,7 @@ impl Output {
             }
         };
         let Some(stream) = acknowledged else { return };
-        if self.sent.is_empty() {
-            (self.measured, self.since) = (0, Some(Instant::now()));
-        }
-        stream.load.add(len);
+        self.meter.leave(&stream.load, len, self.sent.is_empty());
         self.sent.push_back(if copied {
             // A short message is done when it is written: a message more for each would cost more than the copy.
             let bytes = self.head.get(Frame::BYTES..).unwrap_or_default().to_vec();
@@ -588,19 +579,14 @@ impl Output {
             && let Some(piece) = self.sent.pop_front()
         {
             self.read += 1;
-            stream.load.remove(piece.len());
-            self.measured += piece.len();
+            self.meter.arrive(&stream.load, piece.len());
             if let Some((slot, amount)) = piece.share()
                 && let Some(request) = link.requests.get(slot)
             {
                 request.finish(amount);
             }
         }
-        if self.measured >= MEASURED
-            && let Some(since) = self.since.replace(Instant::now())
-        {
-            stream.load.measured(std::mem::take(&mut self.measured), since.elapsed().as_secs_f64());
-        }
+        self.meter.tell(&stream.load);
         Ok(())
     }
 

@@ -239,33 +239,84 @@ pub(super) fn clock() -> u64 {
 }
 
 impl Load {
-    pub(super) fn add(&self, bytes: usize) {
+    fn add(&self, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn remove(&self, bytes: usize) {
+    fn remove(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
         self.used.store(clock(), Ordering::Relaxed);
     }
 
-    pub(super) fn rate(&self) -> u64 {
+    fn rate(&self) -> u64 {
         self.rate.load(Ordering::Relaxed)
     }
 
     /// So many bytes arrived within so many seconds.
-    pub(super) fn measured(&self, bytes: usize, seconds: f64) {
+    fn measured(&self, bytes: usize, seconds: f64) {
         let now = (bytes as f64 / 1024.0 / seconds.max(1e-6)).max(1.0) as u64;
         let before = self.rate();
         self.rate.store(if before == 0 { now } else { (3 * before + now) / 4 }, Ordering::Relaxed);
     }
 
     /// When `more` bytes would have arrived, in no unit, at `rate` where nothing is known.
-    pub(super) fn arrival(&self, more: u64, rate: u64, now: u64) -> f64 {
+    fn arrival(&self, more: u64, rate: u64, now: u64) -> f64 {
         let (bytes, own) = (self.bytes.load(Ordering::Relaxed), self.rate());
         let idle = now.saturating_sub(self.used.load(Ordering::Relaxed));
         let stale = || bytes == 0 && idle > STALE * LONG * 1000 / own;
         let rate = if own == 0 || stale() { rate } else { own };
         (bytes + more) as f64 / rate.max(1) as f64
+    }
+}
+
+/// Whether more bytes would arrive as early at `index` as anywhere else; else where they should go.
+pub(super) fn turn<'a>(
+    index: usize,
+    bytes: usize,
+    all: impl Iterator<Item = (usize, &'a Load)> + Clone,
+) -> Result<(), usize> {
+    let fastest = all.clone().map(|(_, load)| load.rate()).max().unwrap_or(0);
+    let now = clock();
+    let arrivals = all.map(|(i, load)| (i, load.arrival(bytes as u64, fastest, now)));
+    let own = arrivals.clone().find(|(i, _)| *i == index).map_or(f64::INFINITY, |(_, time)| time);
+    match arrivals.min_by(|a, b| a.1.total_cmp(&b.1)) {
+        Some((other, time)) if other != index && time < own => Err(other),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes from which a rate is taken.
+const MEASURED: usize = 128 << 10;
+
+/// Takes a rate from what arrives while something is under way.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    bytes: usize,
+    since: Option<Instant>,
+}
+
+impl Meter {
+    /// So many bytes leave; `first`: nothing else is under way.
+    pub(super) fn leave(&mut self, load: &Load, bytes: usize, first: bool) {
+        if first {
+            *self = Meter { bytes: 0, since: Some(Instant::now()) };
+        }
+        load.add(bytes);
+    }
+
+    /// So many have arrived.
+    pub(super) fn arrive(&mut self, load: &Load, bytes: usize) {
+        load.remove(bytes);
+        self.bytes += bytes;
+    }
+
+    /// Says the rate, when enough has arrived.
+    pub(super) fn tell(&mut self, load: &Load) {
+        if self.bytes >= MEASURED
+            && let Some(since) = self.since.replace(Instant::now())
+        {
+            load.measured(std::mem::take(&mut self.bytes), since.elapsed().as_secs_f64());
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! ([`Card`](super::frame::Card)), and the receiver answers with its own. From then on the receiver tells of each
 //! receive over 32 KiB where it is ([`Room`]), as NCCL's own transport for InfiniBand does. A message of such a length
 //! waits for its room. It is cut into pieces of [`PIECE`] bytes, and a queue pair takes the next one when it has fewer
-//! than [`DEPTH`] under way; so a faster cable carries more.
+//! than [`DEPTH`] under way and the piece would arrive as early over it as over any other.
 //!
 //! A piece is one RDMA WRITE WITH IMMEDIATE. The immediate word names the room and the piece, and its completion tells
 //! the receiver that the piece is in its place. The last one of a message gives away its length.
@@ -20,17 +20,16 @@ mod tests;
 
 use std::net::IpAddr;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::frame::{self, Frame, Room, Word};
 use super::link::{Link, Side};
-use super::stream::{State, Stream};
+use super::stream::{self, Rail, State, Stream};
 use super::worker::Task;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::transport::verbs::rails::{Rail, Rails, Registered};
+use crate::transport::verbs::rails::{Rail as Port, Rails, Registered};
 use crate::transport::verbs::sys::{Access, Timing};
 use queue::{Queue, Site};
 
@@ -75,7 +74,7 @@ impl Devices {
     }
 
     /// The port with this address.
-    fn at(&self, ip: IpAddr) -> Option<&Rail> {
+    fn at(&self, ip: IpAddr) -> Option<&Port> {
         self.rails.all().iter().find(|rail| !rail.port.address.infiniband && rail.port.address.ip() == ip)
     }
 
@@ -84,12 +83,14 @@ impl Devices {
     }
 }
 
-/// Gives up at about `limit`, after as many repetitions.
+/// Gives up after `limit`, rounded up, and one repetition: packets wait for tens of milliseconds in the queue of a slow
+/// cable, and to repeat them meanwhile would cost half of it.
 fn within(timing: Timing, limit: Duration) -> Timing {
-    let unit = Duration::from_nanos(4096) * (u32::from(timing.retries) + 1);
+    let retries = timing.retries.min(1);
+    let unit = Duration::from_nanos(4096) * (u32::from(retries) + 1);
     // 22: 17 s.
     let timeout = (8..22).find(|code| unit * (1 << code) >= limit).unwrap_or(22);
-    Timing { timeout, ..timing }
+    Timing { timeout, retries, ..timing }
 }
 
 /// Registers memory with `devices`, if there are some.
@@ -110,21 +111,12 @@ pub(super) unsafe fn register(devices: Option<&Devices>, base: *mut u8, bytes: u
 pub(super) struct Queues {
     devices: Option<Arc<Devices>>,
     all: Box<[OnceLock<Queue>]>,
-    /// Those that carry pieces.
-    alive: AtomicUsize,
-    /// The one that is asked first to take a piece.
-    first: AtomicUsize,
 }
 
 impl Queues {
     pub(super) fn new(devices: Option<Arc<Devices>>) -> Queues {
         let most = if devices.is_some() { MOST } else { 0 };
-        Queues {
-            devices,
-            all: std::iter::repeat_with(OnceLock::new).take(most).collect(),
-            alive: AtomicUsize::new(0),
-            first: AtomicUsize::new(0),
-        }
+        Queues { devices, all: std::iter::repeat_with(OnceLock::new).take(most).collect() }
     }
 
     /// Whether this end has ports.
@@ -135,24 +127,24 @@ impl Queues {
     /// Whether pieces go by RDMA.
     #[inline]
     pub(super) fn any(&self) -> bool {
-        self.alive.load(Ordering::Acquire) > 0
+        self.alive().next().is_some()
     }
 
     fn get(&self, number: usize) -> Option<&Queue> {
         self.all.get(number)?.get()
     }
 
-    fn made(&self) -> impl Iterator<Item = (usize, &Queue)> {
+    fn made(&self) -> impl Iterator<Item = (usize, &Queue)> + Clone {
         self.all.iter().enumerate().filter_map(|(number, place)| Some((number, place.get()?)))
     }
 
-    fn alive(&self) -> impl Iterator<Item = (usize, &Queue)> {
+    fn alive(&self) -> impl Iterator<Item = (usize, &Queue)> + Clone {
         self.made().filter(|(_, queue)| queue.life.is(State::Alive))
     }
 
     /// Whether a message of this memory may go by RDMA.
     pub(super) fn takes(&self, data: *const u8, len: usize) -> bool {
-        self.any() && self.alive().next().is_some_and(|(_, queue)| queue.keys(data, len).is_some())
+        self.alive().next().is_some_and(|(_, queue)| queue.keys(data, len).is_some())
     }
 
     /// Our port on the cable of a stream, if there is one.
@@ -251,7 +243,6 @@ impl Queues {
         if let (Some((queue, _)), Side::In(incoming)) = (answer, &link.side)
             && queue.life.becomes(State::Alive)
         {
-            self.alive.fetch_add(1, Ordering::AcqRel);
             incoming.tell_rooms(link);
         }
     }
@@ -271,9 +262,7 @@ impl Queues {
         match queue.join(site.rail, &theirs) {
             Ok(()) => {
                 log::info!("net: {}: long messages by RDMA, {}", link.name(), queue.ports);
-                if queue.life.becomes(State::Alive) {
-                    self.alive.fetch_add(1, Ordering::AcqRel);
-                }
+                queue.life.becomes(State::Alive);
             }
             Err(why) => self.lose(link, number, &why),
         }
@@ -284,11 +273,9 @@ impl Queues {
         let number = frame.queue().ok_or("expected the number of a queue pair")?;
         let mut arrived = 0;
         if let Some(queue) = self.get(number) {
-            let alive = queue.life.is(State::Alive);
+            queue.life.becomes(State::Lost);
             arrived = queue.part(link)?;
-            if queue.life.becomes(State::Gone) && alive {
-                self.alive.fetch_sub(1, Ordering::AcqRel);
-            }
+            queue.life.becomes(State::Gone);
         }
         link.say(vec![Frame::say(Word::Agreed, frame::queue(number), arrived)]);
         Ok(())
@@ -298,12 +285,11 @@ impl Queues {
     #[cold]
     fn lose(&self, link: &Arc<Link>, number: usize, why: &str) {
         let Some(queue) = self.get(number) else { return };
-        let alive = queue.life.is(State::Alive);
         if link.is_closed() || !queue.life.becomes(State::Lost) {
             return;
         }
         queue.stop();
-        let left = if alive { self.alive.fetch_sub(1, Ordering::AcqRel) - 1 } else { 0 };
+        let left = self.alive().count();
         log::warn!("net: {}: RDMA {}: {why}; {left} other queue pairs and TCP carry on", link.name(), queue.ports);
         if let Side::Out(outgoing) = &link.side
             && left == 0
@@ -311,6 +297,13 @@ impl Queues {
             outgoing.leave_rooms(link);
         }
         link.restate();
+    }
+
+    /// All streams on a cable are lost, which may show before its queue pair does.
+    pub(super) fn lose_cable(&self, link: &Arc<Link>, cable: Rail) {
+        for (number, _) in self.made().filter(|(_, queue)| queue.cable == cable && !queue.life.is(State::Gone)) {
+            self.lose(link, number, "no stream gets through there");
+        }
     }
 
     /// What the peer must hear of those that are lost.
@@ -332,20 +325,25 @@ impl Queues {
 
     /// Has queue pairs take what is posted and has its room.
     pub(super) fn pump(&self, link: &Arc<Link>) {
-        let Side::Out(outgoing) = &link.side else { return };
-        while self.any() {
-            let mut took = false;
-            let count = self.all.len().max(1);
-            let first = self.first.fetch_add(1, Ordering::Relaxed) % count;
-            for number in (0..count).map(|i| (first + i) % count) {
-                let Some(queue) = self.get(number).filter(|queue| queue.life.is(State::Alive)) else { continue };
-                match queue.post(link, outgoing, number) {
-                    Ok(posted) => took |= posted,
-                    Err(why) => self.lose(link, number, &why),
-                }
-            }
-            if !took {
-                return;
+        while let Some((first, _)) = self.alive().next()
+            && self.post(link, self.turn(first))
+        {}
+    }
+
+    /// The queue pair over which a piece would arrive first: this one, or another.
+    fn turn(&self, number: usize) -> usize {
+        let loads = self.alive().map(|(number, queue)| (number, &queue.load));
+        stream::turn(number, PIECE, loads).err().unwrap_or(number)
+    }
+
+    /// Posts the next piece; false where there is none for this queue pair.
+    fn post(&self, link: &Arc<Link>, number: usize) -> bool {
+        let (Side::Out(outgoing), Some(queue)) = (&link.side, self.get(number)) else { return false };
+        match queue.post(link, outgoing, number) {
+            Ok(posted) => posted,
+            Err(why) => {
+                self.lose(link, number, &why);
+                false
             }
         }
     }
@@ -361,9 +359,7 @@ impl Queues {
                 true
             }
         };
-        if any {
-            self.pump(link);
-        }
+        while any && self.post(link, self.turn(number)) {}
         any
     }
 

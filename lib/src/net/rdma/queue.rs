@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::super::frame::{Card, Frame};
 use super::super::link::{Link, Side};
 use super::super::outgoing::{Outgoing, Piece};
-use super::super::stream::{Life, Rail as Cable, State};
+use super::super::stream::{Life, Load, Meter, Rail as Cable, State};
 use super::super::worker::Worker;
 use super::DEPTH;
 use crate::error::Result;
@@ -49,6 +49,7 @@ pub(super) struct Queue {
     psn: u32,
     timing: Timing,
     cq: Arc<Cq>,
+    pub(super) load: Load,
     work: Mutex<Work>,
 }
 
@@ -62,6 +63,7 @@ struct Work {
     done: u64,
     /// Receives that are posted.
     receives: usize,
+    meter: Meter,
 }
 
 impl Queue {
@@ -86,7 +88,14 @@ impl Queue {
             psn,
             timing: Timing { rnr_retries: FOR_EVER, ..site.timing },
             cq,
-            work: Mutex::new(Work { qp: Some(qp), sent: VecDeque::new(), done: 0, receives: 0 }),
+            load: Load::default(),
+            work: Mutex::new(Work {
+                qp: Some(qp),
+                sent: VecDeque::new(),
+                done: 0,
+                receives: 0,
+                meter: Meter::default(),
+            }),
         })
     }
 
@@ -143,12 +152,13 @@ impl Queue {
     /// Posts the next piece, if there is one for it; an error is the end of the queue pair.
     pub(super) fn post(&self, link: &Link, outgoing: &Outgoing, number: usize) -> Result<bool, String> {
         let mut work = lock(&self.work);
-        let Work { qp: Some(qp), sent, .. } = &mut *work else { return Ok(false) };
+        let Work { qp: Some(qp), sent, meter, .. } = &mut *work else { return Ok(false) };
         if sent.len() >= DEPTH || !self.life.is(State::Alive) || link.is_closed() {
             return Ok(false);
         }
         let Some((piece, to)) = outgoing.take_for(number as u8) else { return Ok(false) };
         let (data, len) = piece.memory();
+        meter.leave(&self.load, len, sent.is_empty());
         // It goes again in any case.
         sent.push_back(piece);
         let keys = self.keys(data, len).zip(NonNull::new(data.cast_mut()));
@@ -177,7 +187,7 @@ impl Queue {
             let batch = self.cq.poll().map_err(|e| e.to_string())?;
             any |= batch.len() > 0;
             for completion in batch.iter() {
-                if let Err(why) = work.complete(link, completion.outcome, &self.timing) {
+                if let Err(why) = work.complete(link, completion.outcome, self) {
                     failed.get_or_insert(why);
                 }
             }
@@ -185,6 +195,7 @@ impl Queue {
                 break;
             }
         }
+        work.meter.tell(&self.load);
         // One that is being stopped fails because of that.
         if let Some(why) = failed.filter(|_| self.life.is(State::Alive)) {
             return Err(why);
@@ -245,7 +256,7 @@ impl Queue {
         let more = arrived.checked_sub(known).filter(|more| *more <= work.sent.len() as u64);
         let more = more.ok_or_else(|| format!("expected {known} pieces or more to have arrived, got {arrived}"))?;
         for _ in 0..more {
-            work.arrived(link);
+            work.arrived(link, self);
         }
         self.life.becomes(State::Gone);
         work.qp = None;
@@ -262,18 +273,20 @@ impl Queue {
 
 impl Work {
     /// The oldest piece is in its place.
-    fn arrived(&mut self, link: &Link) {
+    fn arrived(&mut self, link: &Link, of: &Queue) {
         self.done += 1;
-        if let Some((slot, amount)) = self.sent.pop_front().and_then(|piece| piece.share())
+        let Some(piece) = self.sent.pop_front() else { return };
+        self.meter.arrive(&of.load, piece.memory().1);
+        if let Some((slot, amount)) = piece.share()
             && let Some(request) = link.requests.get(slot)
         {
             request.finish(amount);
         }
     }
 
-    fn complete(&mut self, link: &Link, outcome: Outcome, timing: &Timing) -> Result<(), String> {
+    fn complete(&mut self, link: &Link, outcome: Outcome, of: &Queue) -> Result<(), String> {
         match (outcome, &link.side) {
-            (Outcome::Sent, Side::Out(_)) => self.arrived(link),
+            (Outcome::Sent, Side::Out(_)) => self.arrived(link, of),
             (Outcome::Written { len, word }, Side::In(incoming)) => {
                 self.receives -= 1;
                 self.done += 1;
@@ -285,7 +298,7 @@ impl Work {
                 if matches!(side, Side::In(_)) {
                     self.receives -= 1;
                 }
-                return Err(status::completion(status, vendor, timing));
+                return Err(status::completion(status, vendor, &of.timing));
             }
             (other, _) => return Err(format!("expected a write's completion, got {other:?}")),
         }

@@ -162,7 +162,8 @@ fn streams_take_over_what_a_lost_queue_pair_had() {
 fn a_queue_pair_gives_up_in_about_the_time_of_a_rail() {
     let timing = Timing { timeout: 14, retries: 6, rnr_retries: 7 };
     let code = |limit| within(timing, Duration::from_secs_f64(limit)).timeout;
-    assert_eq!([0.0001, 0.1, 0.12, 60.0, 1e6].map(code), [8, 12, 13, 21, 22]);
+    assert_eq!([0.0001, 0.1, 0.12, 0.14, 60.0, 1e6].map(code), [8, 14, 14, 15, 22, 22]);
+    assert_eq!(within(Timing { retries: 0, ..timing }, Duration::from_millis(100)).timeout, 15);
 }
 
 #[test]
