@@ -24,6 +24,10 @@
 //! one, the receiver answers how many pieces it had read from it, and the others go again: each piece arrives once, and
 //! no place is written twice.
 //!
+//! # RDMA
+//! Where both ends of a cable have a port for it, and memory is registered ([`Net::register`]), long messages are written
+//! from it to that of their receives, by queue pairs beside the streams (`rdma`).
+//!
 //! | module | idea |
 //! |---|---|
 //! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, what a handle says |
@@ -33,6 +37,7 @@
 //! | `rdma` | queue pairs beside streams, for long messages |
 //! | `rails` | streams that do not get through, and new ones in their place |
 //! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
+//! | `output`, `input` | pieces and words to a stream, and from it |
 //! | `frame`, `outbox`, `request`, `worker` | the bytes before a piece, words that any stream takes, what is posted, the threads |
 
 mod dial;
@@ -40,9 +45,11 @@ mod door;
 mod frame;
 mod handle;
 mod incoming;
+mod input;
 mod link;
 mod outbox;
 mod outgoing;
+mod output;
 mod ports;
 mod rails;
 mod rdma;

@@ -1,32 +1,23 @@
-//! Posted messages, cut into pieces that the streams take; and the writing of them.
+//! Posted messages, cut into pieces that streams and queue pairs take.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::IoSlice;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
-
-use super::frame::{self, Frame, Room, Word, charge};
-use super::link::{Left, Link, Side};
+use super::frame::{self, Frame, Room, charge};
+use super::link::Link;
 use super::rdma;
 use super::request::{MAX_GROUP, MAX_REQUESTS};
-use super::stream::{Meter, State, Stream};
+use super::stream::{State, Stream};
 use crate::config::Config;
 use crate::threads::{lock, try_lock};
 
 /// A message is not cut below this.
 pub(super) const WHOLE: usize = 32 << 10;
-/// A piece that is copied behind its frame, as one place costs the kernel less than two; and acknowledged with others.
-pub(super) const COPIED: usize = 2 << 10;
-/// What a stream writes before others of its thread have their turn.
-const TURN: usize = 2 << 20;
 
 /// The memory of a posted send.
 #[derive(Debug, Clone, Copy)]
-struct Source(*const u8);
+pub(super) struct Source(pub(super) *const u8);
 
 // SAFETY: read only, which any thread may do; it stays valid by the contract of `Sender::send`.
 unsafe impl Send for Source {}
@@ -90,7 +81,7 @@ struct Queue {
 pub(super) struct Outgoing {
     queue: Mutex<Queue>,
     /// Jobs and pieces in the queue, to look at without its lock.
-    waiting: AtomicUsize,
+    pub(super) waiting: AtomicUsize,
     chunk: usize,
     window: u64,
     inline: usize,
@@ -99,13 +90,13 @@ pub(super) struct Outgoing {
 /// A piece on its way.
 #[derive(Debug)]
 pub(super) struct Piece {
-    frame: Frame,
-    bytes: Bytes,
+    pub(super) frame: Frame,
+    pub(super) bytes: Bytes,
 }
 
 /// Where the bytes of a piece are.
 #[derive(Debug)]
-enum Bytes {
+pub(super) enum Bytes {
     /// In the memory of a posted send, whose request is open.
     Posted(usize, Source),
     /// Here, and the request does not wait for it.
@@ -113,7 +104,7 @@ enum Bytes {
 }
 
 impl Piece {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.frame.len as usize
     }
 
@@ -207,7 +198,7 @@ impl Outgoing {
     }
 
     /// The next piece of at most `most` bytes for which its tag has room.
-    fn take(&self, most: usize) -> Option<Piece> {
+    pub(super) fn take(&self, most: usize) -> Option<Piece> {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -393,233 +384,5 @@ impl Queue {
             self.tags.len() - 1
         });
         &mut self.tags[index]
-    }
-}
-
-/// What a stream is writing, and what the peer has not acknowledged yet.
-#[derive(Debug)]
-pub(super) struct Output {
-    /// A frame, and what was copied behind it.
-    head: Vec<u8>,
-    head_at: usize,
-    /// The rest of the piece, where the caller has it.
-    data: Source,
-    len: usize,
-    at: usize,
-    /// The request that it belongs to, and how much of it is over when it is written.
-    done: Option<(usize, usize)>,
-    /// It is a piece, not a word.
-    piece: bool,
-    blocked: bool,
-    /// Pieces that were begun, oldest first, where the link has several rails; and how many went before these.
-    sent: VecDeque<Piece>,
-    read: u64,
-    meter: Meter,
-}
-
-impl Default for Output {
-    fn default() -> Self {
-        Output {
-            head: Vec::new(),
-            head_at: 0,
-            data: Source(std::ptr::null()),
-            len: 0,
-            at: 0,
-            done: None,
-            piece: false,
-            blocked: false,
-            sent: VecDeque::new(),
-            read: 0,
-            meter: Meter::default(),
-        }
-    }
-}
-
-impl Output {
-    /// Of a stream in the place of a lost one, whose first bytes say that this end has it, and which queue pair beside
-    /// it.
-    pub(super) fn joining(index: usize, card: Option<Frame>) -> Output {
-        let words: Vec<Frame> = [Frame::say(Word::Joined, index as i32, 0)].into_iter().chain(card).collect();
-        let head = bytemuck::cast_slice(&words).to_vec();
-        Output { head, ..Output::default() }
-    }
-
-    fn is_idle(&self) -> bool {
-        !self.blocked && self.is_written()
-    }
-
-    fn is_written(&self) -> bool {
-        self.head_at == self.head.len() && self.at == self.len
-    }
-
-    /// The socket takes more again.
-    pub(super) fn unblock(&mut self) {
-        self.blocked = false;
-    }
-
-    /// Forgets the piece; true when there was none.
-    pub(super) fn clear(&mut self) -> bool {
-        let whole = self.is_written();
-        *self = Output::default();
-        whole
-    }
-
-    /// Writes until there is nothing of at most `most` bytes, the kernel takes no more, or the turn is over.
-    pub(super) fn pump(&mut self, link: &Arc<Link>, index: usize, most: usize) -> Left {
-        let Some(stream) = link.stream(index) else { return Left::Nothing };
-        let mut written = 0;
-        while !self.blocked && !link.is_closed() && stream.is(State::Alive) {
-            if self.is_idle() {
-                if written >= TURN {
-                    return Left::More;
-                }
-                if !self.load(link, (index, stream), most) {
-                    return Left::Nothing;
-                }
-            }
-            match self.write(stream) {
-                Ok(n) => written += n,
-                Err(Errno::AGAIN) => self.blocked = true,
-                Err(Errno::INTR) => {}
-                Err(e) => {
-                    link.lose(index, format!("writing: {}", std::io::Error::from(e)));
-                    return Left::Nothing;
-                }
-            }
-            if self.is_written()
-                && let Some((slot, amount)) = self.done.take()
-                && let Some(request) = link.requests.get(slot)
-            {
-                request.finish(amount);
-            }
-        }
-        Left::Nothing
-    }
-
-    /// The next thing to write, if there is one.
-    fn load(&mut self, link: &Arc<Link>, (index, stream): (usize, &Stream), most: usize) -> bool {
-        self.head.clear();
-        (self.head_at, self.at, self.len, self.piece) = (0, 0, 0, false);
-        if link.relayed()
-            && let Some(word) = stream.echo.word()
-        {
-            self.head.extend(bytemuck::bytes_of(&Frame::say(word, 0, 0)));
-            return true;
-        }
-        if let Some(word) = link.word() {
-            if !stream.is(State::Alive) {
-                // What was lost with it is said again after it was lost, but this may have been part of that.
-                link.say(vec![word]);
-                return false;
-            }
-            self.head.extend(bytemuck::bytes_of(&word));
-            return true;
-        }
-        match &link.side {
-            Side::In(incoming) => {
-                let pieces = if link.several() { stream.acknowledge.swap(0, Ordering::AcqRel) } else { 0 };
-                let read = (pieces > 0).then(|| Frame::say(Word::Read, 0, pieces));
-                let Some(frame) = read.or_else(|| incoming.report()) else { return false };
-                self.head.extend(bytemuck::bytes_of(&frame));
-            }
-            Side::Out(outgoing) => {
-                if link.several()
-                    && outgoing.waiting.load(Ordering::Acquire) > 0
-                    && let Err(other) = link.turn(index, WHOLE)
-                {
-                    link.wake(other);
-                    return false;
-                }
-                let Some(piece) = outgoing.take(most) else { return false };
-                self.begin(piece, link.several().then_some(stream));
-            }
-        }
-        true
-    }
-
-    /// A piece is written next. With `acknowledged` it is kept until the peer has read it from that stream.
-    fn begin(&mut self, piece: Piece, acknowledged: Option<&Stream>) {
-        let len = piece.len();
-        self.head.extend(bytemuck::bytes_of(&piece.frame));
-        (self.done, self.piece) = (piece.share(), true);
-        let copied = match &piece.bytes {
-            Bytes::Copied(bytes) => {
-                self.head.extend(bytes);
-                true
-            }
-            Bytes::Posted(_, data) if len <= COPIED && len > 0 => {
-                // SAFETY: part of a posted send, valid until its request is done, which is after this is written.
-                self.head.extend(unsafe { std::slice::from_raw_parts(data.0, len) });
-                true
-            }
-            Bytes::Posted(_, data) => {
-                (self.data, self.len) = (*data, len);
-                len == 0
-            }
-        };
-        let Some(stream) = acknowledged else { return };
-        self.meter.leave(&stream.load, len, self.sent.is_empty());
-        self.sent.push_back(if copied {
-            // A short message is done when it is written: a message more for each would cost more than the copy.
-            let bytes = self.head.get(Frame::BYTES..).unwrap_or_default().to_vec();
-            Piece { frame: piece.frame, bytes: Bytes::Copied(bytes) }
-        } else {
-            self.done = None;
-            piece
-        });
-    }
-
-    /// The peer has read so many pieces from this stream.
-    fn read(&mut self, link: &Link, stream: &Stream, pieces: u64) -> Result<(), String> {
-        let written = self.read + self.sent.len() as u64 - u64::from(self.piece && !self.is_written());
-        if pieces > written {
-            return Err(format!("expected at most {written} pieces to be read, got {pieces}"));
-        }
-        while self.read < pieces
-            && let Some(piece) = self.sent.pop_front()
-        {
-            self.read += 1;
-            self.meter.arrive(&stream.load, piece.len());
-            if let Some((slot, amount)) = piece.share()
-                && let Some(request) = link.requests.get(slot)
-            {
-                request.finish(amount);
-            }
-        }
-        self.meter.tell(&stream.load);
-        Ok(())
-    }
-
-    /// The pieces of a lost stream, which others take.
-    fn leave(&mut self, link: &Link) -> VecDeque<Piece> {
-        if let Some((slot, amount)) = self.done.take()
-            && let Some(request) = link.requests.get(slot)
-        {
-            // It was copied, and is not needed any more.
-            request.finish(amount);
-        }
-        std::mem::take(self).sent
-    }
-
-    fn write(&mut self, socket: &impl AsFd) -> Result<usize, Errno> {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let head = self.head.get(self.head_at..).unwrap_or_default();
-        let n = if self.at == self.len {
-            rustix::net::send(socket, head, flags)?
-        } else {
-            // SAFETY: the part from `at` on of a posted send, valid until its request is done, which is after this is
-            // written; a link that is closed writes no more.
-            let data = unsafe { std::slice::from_raw_parts(self.data.0.add(self.at), self.len - self.at) };
-            if head.is_empty() {
-                rustix::net::send(socket, data, flags)?
-            } else {
-                let parts = [IoSlice::new(head), IoSlice::new(data)];
-                rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)?
-            }
-        };
-        let of_head = n.min(head.len());
-        self.head_at += of_head;
-        self.at += n - of_head;
-        Ok(n)
     }
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Instant;
 
 use super::frame::Word;
-use super::incoming::Input;
-use super::outgoing::Output;
+use super::input::Input;
+use super::output::Output;
 use super::worker::Worker;
 use crate::bootstrap::interface;
 use crate::fork::Kept;
