@@ -19,8 +19,9 @@ mod queue;
 mod tests;
 
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::frame::{self, Frame, Room, Word};
@@ -29,6 +30,7 @@ use super::stream::{self, Rail, State, Stream};
 use super::worker::Task;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::threads::lock;
 use crate::transport::verbs::rails::{Rail as Port, Rails, Registered};
 use crate::transport::verbs::sys::{Access, Timing};
 use queue::{Queue, Site};
@@ -111,12 +113,15 @@ pub(super) unsafe fn register(devices: Option<&Devices>, base: *mut u8, bytes: u
 pub(super) struct Queues {
     devices: Option<Arc<Devices>>,
     all: Box<[OnceLock<Queue>]>,
+    /// No queue pair comes while the link is being closed.
+    making: Mutex<()>,
 }
 
 impl Queues {
     pub(super) fn new(devices: Option<Arc<Devices>>) -> Queues {
         let most = if devices.is_some() { MOST } else { 0 };
-        Queues { devices, all: std::iter::repeat_with(OnceLock::new).take(most).collect() }
+        let all = std::iter::repeat_with(OnceLock::new).take(most).collect();
+        Queues { devices, all, making: Mutex::default() }
     }
 
     /// Whether this end has ports.
@@ -171,6 +176,10 @@ impl Queues {
     }
 
     fn keep(&self, link: &Arc<Link>, number: usize, made: Result<Queue, String>) -> Result<(), String> {
+        let _making = lock(&self.making);
+        if link.is_closed() {
+            return Err("the connection is closed".to_owned());
+        }
         let kept = made.and_then(|queue| {
             let place = self.all.get(number).ok_or_else(|| format!("expected at most {MOST} queue pairs"))?;
             place.set(queue).map_err(|_| format!("queue pair {number} exists"))
@@ -373,6 +382,7 @@ impl Queues {
 
     /// Memory of the owner's is not used any more when this returns.
     pub(super) fn close(&self, link: &Arc<Link>) {
+        let _making = lock(&self.making);
         for (number, queue) in self.made() {
             queue.close();
             queue.worker.push(Task::Unwatch(link.clone(), number));
@@ -386,7 +396,7 @@ impl Queues {
     }
 
     /// What a thread waits on for a queue pair.
-    pub(super) fn watched(&self, number: usize) -> Option<std::os::fd::BorrowedFd<'_>> {
+    pub(super) fn watched(&self, number: usize) -> Option<BorrowedFd<'_>> {
         Some(self.get(number)?.fd())
     }
 }

@@ -1,6 +1,7 @@
 //! One queue pair of a link, and what is under way on it.
 
 use std::collections::VecDeque;
+use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -113,7 +114,7 @@ impl Queue {
     }
 
     fn take_from(&self, rail: &Rail, qp: &Qp, theirs: &Card) -> Result<(), String> {
-        let ip = std::net::Ipv6Addr::from(theirs.gid).to_canonical();
+        let ip = Ipv6Addr::from(theirs.gid).to_canonical();
         if ip != self.cable.theirs || !(1..=5).contains(&theirs.mtu) {
             return Err(format!("expected the card of a port at {}, got {theirs:x?}", self.cable.theirs));
         }
