@@ -54,6 +54,8 @@ struct Tag {
     early: HashMap<u64, Early>,
     /// Messages of such lengths wait for the rooms of their receives.
     waiting: HashMap<u64, u64>,
+    /// The last message was long: the sender is told of receives before it asks.
+    long: bool,
     /// What the early pieces count for.
     held: u64,
     placed: u64,
@@ -90,7 +92,7 @@ impl Incoming {
                 let pieces = early.map_or(Vec::new(), |e| e.pieces);
                 known.held -= pieces.iter().map(|(_, data)| charge(data.len())).sum::<u64>();
                 let expected = known.waiting.remove(&number);
-                if pieces.is_empty() && link.rdma.any() {
+                if pieces.is_empty() && (known.long || expected.is_some()) {
                     self.tell(link, &entry);
                 }
                 (entry, pieces, expected)
@@ -173,6 +175,7 @@ impl Incoming {
             let mut tags = lock(&self.tags);
             let known = tags.entry(frame.tag).or_default();
             known.placed += charge(len);
+            known.long &= entry.total.load(Ordering::Relaxed) > WHOLE;
             if known.placed - known.reported >= self.window / 4 {
                 known.reported = known.placed;
                 self.reports.put([Frame::say(Word::Placed, frame.tag, known.placed)]);
@@ -203,7 +206,7 @@ impl Incoming {
 
     /// Tells the sender where a message goes, if it may be a long one.
     fn tell(&self, link: &Arc<Link>, entry: &Arc<Entry>) {
-        if entry.room <= WHOLE {
+        if entry.room <= WHOLE || !link.rdma.any() {
             return;
         }
         lock(&self.rooms).insert(entry.id(), entry.clone());
@@ -214,17 +217,20 @@ impl Incoming {
     pub(super) fn tell_rooms(&self, link: &Arc<Link>) {
         let tags = lock(&self.tags);
         let posted = tags.values().flat_map(|tag| tag.posted.iter().flatten());
-        for entry in posted.filter(|entry| link.rdma.any() && entry.got.load(Ordering::Relaxed) == 0) {
-            self.tell(link, entry);
-        }
+        posted.filter(|entry| entry.got.load(Ordering::Relaxed) == 0).for_each(|entry| self.tell(link, entry));
     }
 
     /// The sender's message of this length waits until it is told where it goes.
-    pub(super) fn waits(&self, frame: &Frame) -> Result<(), String> {
+    pub(super) fn waits(&self, link: &Arc<Link>, frame: &Frame) -> Result<(), String> {
         let mut tags = lock(&self.tags);
         let known = known(&mut tags, frame.tag)?;
+        known.long = true;
         match known.find(frame.number) {
-            Ok(Some(entry)) => entry.check(frame.tag, frame.total),
+            Ok(Some(entry)) => {
+                entry.check(frame.tag, frame.total)?;
+                self.tell(link, &entry);
+                Ok(())
+            }
             Ok(None) if known.waiting.len() < MAX_REQUESTS => {
                 known.waiting.insert(frame.number, frame.total);
                 Ok(())

@@ -355,10 +355,16 @@ impl Outgoing {
             stream.becomes(State::Gone);
             output.leave(link)
         };
-        {
+        let waits: Vec<Frame> = {
             let mut queue = lock(&self.queue);
             queue.again.extend(left);
             self.note(&queue);
+            // These words may be lost with the stream.
+            let waiting = queue.jobs.iter().filter(|job| job.rdma && !queue.rooms.contains_key(&(job.tag, job.number)));
+            waiting.map(|job| Frame::waits(job.tag, job.number, job.len)).collect()
+        };
+        if !waits.is_empty() {
+            link.say(waits);
         }
         self.wake(link);
         Ok(())

@@ -257,6 +257,7 @@ impl Load {
         let now = (bytes as f64 / 1024.0 / seconds.max(1e-6)).max(1.0) as u64;
         let before = self.rate();
         self.rate.store(if before == 0 { now } else { (3 * before + now) / 4 }, Ordering::Relaxed);
+        self.used.store(clock(), Ordering::Relaxed);
     }
 
     /// When `more` bytes would have arrived, in no unit, at `rate` where nothing is known.

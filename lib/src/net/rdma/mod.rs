@@ -1,9 +1,10 @@
 //! Long messages by RDMA: written from the sender's memory to that of the posted receive, and no thread copies them.
 //!
 //! Where both ends of a cable have an RDMA port, the sender offers a queue pair beside its stream there
-//! ([`Card`](super::frame::Card)), and the receiver answers with its own. From then on the receiver tells of each
-//! receive over 32 KiB where it is ([`Room`]), as NCCL's own transport for InfiniBand does. A message of such a length
-//! waits for its room. It is cut into pieces of [`PIECE`] bytes, and a queue pair takes the next one when it has fewer
+//! ([`Card`](super::frame::Card)), and the receiver answers with its own. From then on a message over 32 KiB waits until
+//! the receiver has told where its receive is (its [`Room`]), as under NCCL's own transport for InfiniBand. The sender
+//! asks for that. While the messages of a tag are long, the receiver tells of each receive when it is posted; short ones
+//! should not pay for it, whose receives are often as long. A message is cut into pieces of [`PIECE`] bytes, and a queue pair takes the next one when it has fewer
 //! than [`DEPTH`] under way and the piece would arrive as early over it as over any other.
 //!
 //! A piece is one RDMA WRITE WITH IMMEDIATE. The immediate word names the room and the piece, and its completion tells
@@ -223,7 +224,7 @@ impl Queues {
                 }
                 Ok(())
             }
-            (Word::Waits, Side::In(incoming)) => incoming.waits(frame),
+            (Word::Waits, Side::In(incoming)) => incoming.waits(link, frame),
             _ => Err(format!("expected a word on queue pairs for this end, got {frame:x?}")),
         }
     }
