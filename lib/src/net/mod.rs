@@ -25,8 +25,8 @@
 //! no place is written twice.
 //!
 //! # RDMA
-//! Where both ends of a cable have a port for it, and memory is registered ([`Net::register`]), long messages are written
-//! from it to that of their receives, by queue pairs beside the streams (`rdma`).
+//! Where both ends of a cable have a port for it, and memory is registered ([`Net::register`]), long messages are
+//! written from it to that of their receives, by queue pairs beside the streams (`rdma`).
 //!
 //! | module | idea |
 //! |---|---|

@@ -1,11 +1,12 @@
 //! Long messages by RDMA: written from the sender's memory to that of the posted receive, and no thread copies them.
 //!
 //! Where both ends of a cable have an RDMA port, the sender offers a queue pair beside its stream there
-//! ([`Card`](super::frame::Card)), and the receiver answers with its own. From then on a message over 32 KiB waits until
-//! the receiver has told where its receive is (its [`Room`]), as under NCCL's own transport for InfiniBand. The sender
-//! asks for that. While the messages of a tag are long, the receiver tells of each receive when it is posted; short ones
-//! should not pay for it, whose receives are often as long. A message is cut into pieces of [`PIECE`] bytes, and a queue pair takes the next one when it has fewer
-//! than [`DEPTH`] under way and the piece would arrive as early over it as over any other.
+//! ([`Card`](super::frame::Card)), and the receiver answers with its own. From then on a message over 32 KiB waits
+//! until the receiver has told where its receive is (its [`Room`]), as under NCCL's own transport for InfiniBand. The
+//! sender asks for that. While the messages of a tag are long, the receiver tells of each receive when it is posted;
+//! short ones should not pay for it, whose receives are often as long. A message is cut into pieces of [`PIECE`]
+//! bytes, and a queue pair takes the next one when it has fewer than [`DEPTH`] under way and the piece would arrive as
+//! early over it as over any other.
 //!
 //! A piece is one RDMA WRITE WITH IMMEDIATE. The immediate word names the room and the piece, and its completion tells
 //! the receiver that the piece is in its place. The last one of a message gives away its length.
@@ -358,19 +359,13 @@ impl Queues {
         }
     }
 
-    /// Takes in what a queue pair has done; true when there was something.
-    pub(super) fn event(&self, link: &Arc<Link>, number: usize) -> bool {
-        let Some(queue) = self.get(number) else { return false };
-        let polled = queue.arm().and_then(|()| queue.poll(link));
-        let any = match polled {
-            Ok(any) => any,
-            Err(why) => {
-                self.lose(link, number, &why);
-                true
-            }
-        };
-        while any && self.post(link, self.turn(number)) {}
-        any
+    /// Takes in what a queue pair has done, and gives it more.
+    pub(super) fn event(&self, link: &Arc<Link>, number: usize) {
+        let Some(queue) = self.get(number) else { return };
+        if let Err(why) = queue.arm().and_then(|()| queue.poll(link)) {
+            self.lose(link, number, &why);
+        }
+        while self.post(link, self.turn(number)) {}
     }
 
     /// Takes in what came before the end of a stream.
