@@ -294,8 +294,8 @@ mod tests {
 
     #[test]
     fn short_messages_need_no_slots() {
-        let sends = vec![message(1, 4096), message(2, 4097), message(0, 1 << 20)];
-        let messages = Messages { sends, recvs: vec![message(3, 1 << 20), message(4, 0), message(2, 5000)] };
+        let sends = vec![message(1, 32 << 10), message(2, (32 << 10) + 1), message(0, 1 << 20)];
+        let messages = Messages { sends, recvs: vec![message(3, 1 << 20), message(4, 0), message(2, 40_000)] };
         assert_eq!(messages.peers_by_slots(0).collect::<Vec<_>>(), [2, 3, 2]);
     }
 

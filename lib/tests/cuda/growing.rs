@@ -17,7 +17,7 @@ use crate::ranks::{contexts, in_processes, in_threads};
 const SMALL: usize = 100;
 const LARGE: usize = 5 << 20;
 /// Of the longest message in lines, and of one in slots.
-const SHORT: usize = 1024;
+const SHORT: usize = 8192;
 const LONG: usize = SHORT + 1;
 /// Of a window without its extension, for 8 ranks without LL128.
 const MOST_AT_FIRST: usize = 40 << 20;
@@ -201,6 +201,21 @@ fn ranks_as_threads() {
     limited.cuda_memory = LIMIT;
     in_threads(&contexts, limited, |comm, context| {
         stays_below(&comm, context, LIMIT);
+        comm.barrier().unwrap();
+    });
+}
+
+/// With four blocks two carry each message: those in lines in several pieces, after longer and shorter ones.
+#[test]
+fn few_blocks_carry_messages_in_several_pieces() {
+    let Some(contexts) = contexts() else { return };
+    let mut few = config(20);
+    few.cuda_blocks = 4;
+    in_threads(&contexts, few, |comm, context| {
+        let rank = Rank::new(&comm, context);
+        for count in [SHORT, 1, 3000, LONG, 1025, SHORT, 50_000, 5000].repeat(3) {
+            rank.in_a_ring(count);
+        }
         comm.barrier().unwrap();
     });
 }

@@ -18,8 +18,9 @@ use crate::schedules::capture;
 /// Bytes around a buffer that nobody may write.
 const GUARD: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
-/// Of a message: none, around a word of 8 bytes, a pack of 16 and the longest in lines, one and several pieces.
-const LENGTHS: [usize; 13] = [0, 1, 7, 8, 9, 15, 16, 17, 4095, 4096, 4097, 100_003, LONG];
+/// Of a message: none, around a word of 8 bytes, a pack of 16, the longest of one block and the longest in lines, one
+/// and several pieces.
+const LENGTHS: [usize; 16] = [0, 1, 7, 8, 9, 15, 16, 17, 4095, 4096, 4097, 32_767, 32_768, 32_769, 100_003, LONG];
 const LONG: usize = 5_000_011;
 /// Bytes by which buffers are off the alignment that CUDA gives them.
 const SHIFTS: [usize; 3] = [0, 1, 4];
@@ -186,7 +187,7 @@ fn messages_to_oneself_beside_others() {
 #[test]
 fn short_and_long_messages_in_a_row() {
     let Some(ranks) = ranks(PATIENCE) else { return };
-    let there = [8, 4096, 1, 4097, 0, 9, 4095, 100_003, 7, 300_001, 4096].repeat(3);
+    let there = [8, 4096, 1, 4097, 0, 32_768, 9, 4095, 100_003, 7, 32_769, 300_001, 4096, 20_011].repeat(3);
     let here: Vec<usize> = there.iter().rev().copied().collect();
     for back in [false, true] {
         // Sent by rank 0 and by rank 1.
@@ -221,19 +222,23 @@ fn short_and_long_messages_in_a_row() {
 /// In lines or in slots at either end, and beside a message of a third length in the other direction.
 #[test]
 fn a_message_of_another_length_is_named_and_not_written() {
-    for (sent, awaited) in [(8, 16), (16, 8), (4096, 9), (8, 5000), (5000, 8), (5000, 6000)] {
+    const LENGTH: usize = 1 << 16;
+    let in_lines =
+        [(8, 16), (16, 8), (4096, 9), (8, 5000), (5000, 8), (5000, 6000), (20_000, 30_000), (30_000, 20_000)];
+    let in_slots = [(8, 40_000), (40_000, 8), (40_000, 32_000), (32_000, 40_000), (40_000, 50_000), (60_000, 40_000)];
+    for (sent, awaited) in in_lines.into_iter().chain(in_slots) {
         // A failed communicator stays so.
         let Some(ranks) = ranks(PATIENCE) else { return };
         if ranks[0].comm.path() != Path::Peer {
             return;
         }
-        let memory = || put(&ranks[1], 0, &[UNTOUCHED; 8192]);
+        let memory = || put(&ranks[1], 0, &[UNTOUCHED; LENGTH]);
         let ((_input, from), (output, to)) = (memory(), memory());
-        let (_other, at) = put(&ranks[0], 0, &bytes(0, 0, 2 * 8192));
+        let (_other, at) = put(&ranks[0], 0, &bytes(0, 0, 2 * LENGTH));
         let (zero, one) = (&ranks[0], &ranks[1]);
         // SAFETY: within the memory, which lives until both have been waited for.
         unsafe {
-            let (to_one, from_one) = (Some((at, sent, 1)), Some((at + 8192, 33, 1)));
+            let (to_one, from_one) = (Some((at, sent, 1)), Some((at + LENGTH as u64, 33, 1)));
             zero.comm.enqueue_send_recv(&zero.stream, to_one, from_one).unwrap();
             one.comm.enqueue_send_recv(&one.stream, Some((from, 33, 0)), Some((to, awaited, 0))).unwrap();
         }

@@ -41,8 +41,8 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input
                     });
                 },
                 [&](u32 peer) {
-                    post_slot(team, counters, GATHER, peer);
                     free_slot(team, counters, SCATTER, peer);
+                    post_slot(team, counters, GATHER, peer);
                 });
         } else {
             in_turn(

@@ -34,24 +34,24 @@ __device__ __forceinline__ void exchange_slots(const Args& args) {
                 },
                 [&] {
                     if (args.stride != 0 || args.flow != FLOW_ALL) {
-                        const Pieces pieces = pieces_of(
-                            team, [&](u32 peer) { return flow.input_for(peer); },
-                            [&](u32 peer) { return if_any(flow.goes_to(peer)); },
-                            [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
-                        fill_all(group, pieces, bytes);
-                        return copy_own();
+                        // Blocks begin with different ranks, so that they do not all copy while the link is idle.
+                        for (u32 turn = 0; turn < RANKS; turn++) {
+                            const u32 peer = (blockIdx.x + turn) % RANKS;
+                            if (peer == team.rank) copy_own();
+                            if (!flow.goes_to(peer)) continue;
+                            fill_from(group, outgoing(team, counters, SCATTER, peer), flow.input_for(peer), piece, bytes);
+                        }
+                        return;
                     }
-                    u8* slot[RANKS];
+                    u8* slot[OTHERS];
 #pragma unroll
-                    for (int s = 0; s < RANKS; s++) slot[s] = outgoing(team, counters, SCATTER, s);
+                    for (int d = 0; d < OTHERS; d++) slot[d] = outgoing(team, counters, SCATTER, next_rank(team.rank, d + 1));
                     either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
                         for_packs<batch_of<decltype(whole)>(1)>(
                             group, piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
                             [&](u32 i, Pack pack) {
 #pragma unroll
-                                for (int s = 0; s < RANKS; s++) {
-                                    if (s != (int)team.rank) fill_slot(slot[s], i, pack);
-                                }
+                                for (int d = 0; d < OTHERS; d++) fill_slot(slot[d], i, pack);
                                 if (copies) store_pack(whole, own_output, piece.first + i, bytes, pack);
                             });
                     });
@@ -121,15 +121,16 @@ exchange_direct(const __grid_constant__ Args args) {
     const u64 packs = bytes / 16;
     const u8* own = input + team.rank * stride;
     const bool copies = own != output + team.rank * bytes;
-    // The segment that a rank gets from us. Our own part is copied along, while the link is busy.
+    // By distance, the segment that a rank gets from us. Our own part is copied along, while the link is busy.
     const u8* from[RANKS];
     u8* to[RANKS];
     bool whole_input = true;
 #pragma unroll
-    for (int s = 0; s < RANKS; s++) {
-        from[s] = input + s * stride;
-        to[s] = s == (int)team.rank && !copies ? nullptr : reach.output[s] + team.rank * bytes;
-        whole_input = whole_input && is_whole(from[s], packs, bytes);
+    for (int d = 0; d < RANKS; d++) {
+        const u32 rank = next_rank(team.rank, d);
+        from[d] = input + rank * stride;
+        to[d] = d == 0 && !copies ? nullptr : reach.output[rank] + team.rank * bytes;
+        whole_input = whole_input && is_whole(from[d], packs, bytes);
     }
     either(whole_input, [&](auto whole) {
         if (stride == 0) {

@@ -88,17 +88,19 @@ __device__ __forceinline__ const u8* incoming(const Team& team, const Counters& 
     return slot_at(team, team.rank, kind, blockIdx.x, peer, counters.received[kind][peer]);
 }
 
-// After the subgroup's barrier, by one thread each.
+// After the subgroup's barrier, by one thread each. Threads of one warp wait for one fence together.
 __device__ __forceinline__ void post_slot(const Team& team, Counters& counters, u32 kind, u32 peer) {
     const u32 count = ++counters.sent[kind][peer];
     if (*(volatile u32*)&counters.given_up) return;
     store_release(flag_at(team.window[peer], TAIL, kind, blockIdx.x, team.rank), count);
 }
 
+// Without a fence, which would also wait for the block's own writes to other ranks: whoever has stored or sent on what
+// was in the slot has read it.
 __device__ __forceinline__ void free_slot(const Team& team, Counters& counters, u32 kind, u32 peer) {
     const u32 count = ++counters.received[kind][peer];
     if (*(volatile u32*)&counters.given_up) return;
-    store_release(flag_at(team.window[peer], HEAD, kind, blockIdx.x, team.rank), count);
+    store_relaxed(flag_at(team.window[peer], HEAD, kind, blockIdx.x, team.rank), count);
 }
 
 __device__ __forceinline__ Pack load_slot(const u8* slot, u64 index) {
@@ -171,10 +173,9 @@ __device__ __forceinline__ Rounds begin_rounds(const Team& team, Counters& count
     rounds.share = share_of(bytes, parts);
     rounds.count = rounds_of(rounds.share);
     rounds.group = group;
-    // In separate warps, if there are enough.
-    const u32 distance = group.threads / RANKS;
-    rounds.peer = group.thread / distance;
-    rounds.speaker = group.thread % distance == 0 && rounds.peer < RANKS && rounds.peer != team.rank;
+    // In one warp: see post_slot.
+    rounds.peer = group.thread;
+    rounds.speaker = rounds.peer < RANKS && rounds.peer != team.rank;
     return rounds;
 }
 
@@ -198,19 +199,19 @@ __device__ __forceinline__ void await_read(Counters& counters, u32 step) {
     while (atomicAdd(&counters.read, 0u) <= step) {}
 }
 
-// Slots to and from a user's buffer, by the whole block.
-__device__ __forceinline__ void fill_from(u8* slot, const u8* base, const Piece& piece, u64 bytes) {
+// Slots to and from a user's buffer.
+__device__ __forceinline__ void fill_from(const Subgroup& group, u8* slot, const u8* base, const Piece& piece, u64 bytes) {
     either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
         for_packs<batch_of<decltype(whole)>(1)>(
-            whole_block(), piece.packs, [&](u32 i) { return load_pack(whole, base, piece.first + i, bytes); },
+            group, piece.packs, [&](u32 i) { return load_pack(whole, base, piece.first + i, bytes); },
             [&](u32 i, Pack pack) { fill_slot(slot, i, pack); });
     });
 }
 
-__device__ __forceinline__ void store_from(u8* base, const Piece& piece, u64 bytes, const u8* slot) {
+__device__ __forceinline__ void store_from(const Subgroup& group, u8* base, const Piece& piece, u64 bytes, const u8* slot) {
     either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
         for_packs<batch_of<decltype(whole)>(1)>(
-            whole_block(), piece.packs, [&](u32 i) { return load_slot(slot, i); },
+            group, piece.packs, [&](u32 i) { return load_slot(slot, i); },
             [&](u32 i, Pack pack) { store_pack(whole, base, piece.first + i, bytes, pack); });
     });
 }

@@ -45,7 +45,7 @@ phased_push(const __grid_constant__ Args args, const __grid_constant__ Counts co
     const Piece piece = piece_of_block(bytes);
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((counts.who >> peer & 1) == 0 || !is_free(team, peer, counts.of[peer])) continue;
-        fill_from(area_at(team, peer, team.rank, counts.of[peer], piece), input + peer * stride, piece, bytes);
+        fill_from(whole_block(), area_at(team, peer, team.rank, counts.of[peer], piece), input + peer * stride, piece, bytes);
     }
 }
 
@@ -58,7 +58,7 @@ phased_take(const __grid_constant__ Args args, const __grid_constant__ Counts co
     const Piece piece = piece_of_block(bytes);
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((counts.who >> peer & 1) == 0) continue;
-        store_from(output + peer * stride, piece, bytes, area_at(team, team.rank, peer, counts.of[peer], piece));
+        store_from(whole_block(), output + peer * stride, piece, bytes, area_at(team, team.rank, peer, counts.of[peer], piece));
     }
 }
 

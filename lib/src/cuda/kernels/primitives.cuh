@@ -330,12 +330,6 @@ __device__ __forceinline__ bool pack_came(const Team& team, const Channel& chann
     return true;
 }
 
-// As free_slot. Whoever read the lines has their data, so no fence is needed.
-__device__ __forceinline__ void free_lines(const Team& team, Counters& counters, u32 peer) {
-    const u32 count = ++counters.received[SCATTER][peer];
-    store_relaxed(flag_at(team.window[peer], HEAD, SCATTER, blockIdx.x, team.rank), count);
-}
-
 __device__ __forceinline__ Pack pairwise_pack(const Pack& own, const Pack& received, bool last) {
     return Pack{pairwise_word(own.a, received.a, last), pairwise_word(own.b, received.b, last)};
 }

@@ -88,8 +88,7 @@ reduce_simple(const __grid_constant__ Args args) {
 
 #else
 
-// Between two ranks the root reads the other's input. Among more, each of the others reads its part of all inputs and
-// writes the result into the root's output.
+// The root reads the others' inputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;
@@ -100,20 +99,15 @@ reduce_direct(const __grid_constant__ Args args) {
     __shared__ Reach reach;
     const Channel channel = enter(team);
     if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
-    if (!reached(reach.input) || (RANKS > 2 && !reached(reach.output[root]))) {
+    if (!reached(reach.input)) {
         root_slots(team, input, output, bytes, root);
         return close(team, channel);
     }
-    const u64 packs = bytes / 16;
-    const u32 parts = RANKS == 2 ? 1 : RANKS - 1;
-    const u32 part = RANKS == 2 ? team.rank ^ root : (team.rank + RANKS - root - 1) % RANKS;
-    if (part < parts) {
-        u8* at = RANKS == 2 ? output : reach.output[root];
-        const Output to = output_of(at, 0, packs, bytes);
+    if (team.rank == root) {
+        const Output to = output_of(output, 0, bytes / 16, bytes);
         reduce_buffers(
-            reach.input, 0, border(packs, part, parts), border(packs, part + 1, parts), bytes, part == 0,
-            [&](u64 i, Pack reduced) { put(to, i, reduced); },
-            [&](u64 i, Pack reduced) { store_odd_pack(at, i, bytes, reduced); });
+            reach.input, 0, 0, bytes / 16, bytes, true, [&](u64 i, Pack reduced) { put(to, i, reduced); },
+            [&](u64 i, Pack reduced) { store_odd_pack(output, i, bytes, reduced); });
     }
     depart(team, channel);
     close(team, channel);

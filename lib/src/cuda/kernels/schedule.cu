@@ -97,7 +97,7 @@ schedule_ll128(const __grid_constant__ Args args, const __grid_constant__ Progra
         }
         if (!move_lines_128(team, channel, group, step, move, program.sources, lines)) return false;
         if (in_shares && leads) {
-            if (receives) free_lines(team, counters, step.from);
+            if (receives) free_slot(team, counters, SCATTER, step.from);
             if (sends) counters.sent[SCATTER][step.to]++;
         }
         return true;

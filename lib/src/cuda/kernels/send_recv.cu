@@ -1,9 +1,9 @@
 // Point to point: the first blocks send, the next receive, the others copy this rank's own segment. There may be none
 // of a kind. A block is the channel of its number among its kind. Only the two ranks of a message take part: no hello.
 //
-// A short message travels in lines, so no fence stands before its arrival. It takes one block, where each thread has a
-// word, and counts as one slot. Whether it is short depends on the length alone, so that both ends know. The length of
-// every message is in a line, too, and the receiver compares it with its own.
+// A short message travels in lines, so no fence stands before its arrival. Its blocks take turns in pieces of a word
+// for each thread, and each counts it as one slot. Whether it is short depends on the length alone, so that both ends
+// know. The length of every message is in a line of each of its channels, too; the receiver compares it with its own.
 //
 // A message may go straight into the receiver's buffer. The receiver then sends the buffer's name, or that it is not
 // registered, in a separate line after the flag that it writes in the sender's window, and the length after the other
@@ -47,20 +47,19 @@ __device__ __forceinline__ u8* pair_slot_at(const Team& team, u32 to, u32 channe
     return team.extension[to] + SLOTS + (u64)SLOT_BYTES * SLOT_COUNT * SENDERS * CHANNELS * PAIR + PAIR_SLOT_BYTES * index;
 }
 
-// Line `line` of message `number` from a rank; the last is that of the length.
+// Line `line` of message `number` of a channel from a rank; the last are those of the length, by channel.
 //
-// A set of lines is that of every SLOT_COUNT-th number. The sender writes into it when the receiver has freed the
-// message before in the same set, which it does after all its threads have read their lines: nothing unread is
-// overwritten. A line that is left from an earlier message has that one's number.
+// A set of lines is that of every SLOT_COUNT-th number. The sender's block writes into it when the receiver's block has
+// freed the message before in the same set, which it does after all its threads have read their lines: nothing unread
+// is overwritten. A line that is left from an earlier message has that one's number. A word's channel is the same in
+// all messages: they have one for each piece, or all that there are.
 __device__ __forceinline__ u8* message_line_at(const Team& team, u32 to, u32 from, u32 number, u32 line) {
     const u64 set = (u64)sender_of(to, from) * SLOT_COUNT + number % SLOT_COUNT;
     return team.window[to] + MESSAGES + 16 * (set * MESSAGE_LINES + line);
 }
 
-#define LENGTH_LINE MESSAGE_WORDS
-
-__device__ __forceinline__ void push_length(const Team& team, const Message& message, u32 number) {
-    push_line(message_line_at(team, message.peer, team.rank, number, LENGTH_LINE), message.bytes, number + 1);
+__device__ __forceinline__ void push_length(const Team& team, const Message& message, u32 channel, u32 number) {
+    push_line(message_line_at(team, message.peer, team.rank, number, MESSAGE_WORDS + channel), message.bytes, number + 1);
 }
 
 #define COUNT_MASK 0xffffffffffull
@@ -73,38 +72,41 @@ __device__ __forceinline__ bool agree(const Team& team, const Message& message, 
     return false;
 }
 
-__device__ __forceinline__ bool length_came(const Team& team, const Message& message, u32 number) {
+__device__ __forceinline__ bool length_came(const Team& team, const Message& message, u32 channel, u32 number) {
     u64 bytes;
-    const u8* line = message_line_at(team, team.rank, message.peer, number, LENGTH_LINE);
+    const u8* line = message_line_at(team, team.rank, message.peer, number, MESSAGE_WORDS + channel);
     return line_came(team, line, number + 1, message.peer, bytes) && agree(team, message, bytes);
 }
 
-static_assert(MESSAGE_WORDS <= THREADS, "a thread has one word of a short message");
-
 // False, for the whole block: given up, and nothing is sent.
-__device__ __forceinline__ bool send_short(const Team& team, const Message& message, const u32* head, u32 number) {
+__device__ __forceinline__ bool send_short(const Team& team, const Message& message, u32 channel, const u32* head, u32 number) {
+    u32 at = channel * THREADS + threadIdx.x;
     // On its way while the first thread waits.
-    const u64 word = load_word(message.at, threadIdx.x, message.bytes);
+    u64 word = load_word(message.at, at, message.bytes);
     const bool may = threadIdx.x != 0 || count_came(team, head, number + 1 - SLOT_COUNT, WAITED_CREDIT, message.peer);
     if (!__syncthreads_and(may)) return false;
-    if (8ull * threadIdx.x < message.bytes) {
-        push_line(message_line_at(team, message.peer, team.rank, number, threadIdx.x), word, number + 1);
+    while (8ull * at < message.bytes) {
+        push_line(message_line_at(team, message.peer, team.rank, number, at), word, number + 1);
+        at += message.channels * THREADS;
+        word = load_word(message.at, at, message.bytes);
     }
-    if (threadIdx.x == 0) push_length(team, message, number);
+    if (threadIdx.x == 0) push_length(team, message, channel, number);
     return true;
 }
 
-// False, for the whole block: given up, and nothing is written.
-__device__ __forceinline__ bool receive_short(const Team& team, const Message& message, u32 number) {
-    // The last thread has a word in the longest messages alone.
-    bool came = threadIdx.x != THREADS - 1 || length_came(team, message, number);
-    u64 word = 0;
-    if (came && 8ull * threadIdx.x < message.bytes) {
-        const u8* line = message_line_at(team, team.rank, message.peer, number, threadIdx.x);
-        came = line_came(team, line, number + 1, message.peer, word);
+// False, for the whole block: given up, and nothing is written of the piece that did not arrive.
+__device__ __forceinline__ bool receive_short(const Team& team, const Message& message, u32 channel, u32 number) {
+    // The last thread often has no word.
+    bool came = threadIdx.x != THREADS - 1 || length_came(team, message, channel, number);
+    for (u32 first = channel * THREADS; 8ull * first < message.bytes; first += message.channels * THREADS) {
+        const u32 at = first + threadIdx.x;
+        u64 word = 0;
+        if (came && 8ull * at < message.bytes) {
+            came = line_came(team, message_line_at(team, team.rank, message.peer, number, at), number + 1, message.peer, word);
+        }
+        if (!__syncthreads_and(came)) return false;
+        store_word(message.at, at, message.bytes, word);
     }
-    if (!__syncthreads_and(came)) return false;
-    store_word(message.at, threadIdx.x, message.bytes, word);
     return true;
 }
 
@@ -144,7 +146,7 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
     u32* posted = flag_at(team.window[peer], sends ? TAIL : HEAD, PAIR, channel, team.rank);
     u32 count = *(volatile u32*)counter;
     if (message.bytes <= 8 * MESSAGE_WORDS) {
-        const bool done = sends ? send_short(team, message, awaited, count) : receive_short(team, message, count);
+        const bool done = sends ? send_short(team, message, channel, awaited, count) : receive_short(team, message, channel, count);
         if (done && threadIdx.x == 0) {
             // Nobody waits for this tail, but a flag 2^31 counts behind would seem to be ahead.
             store_relaxed(posted, count + 1);
@@ -202,22 +204,30 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
         for (u64 at = first; at < last; at += most, count++) {
             const u32 here = (u32)(last - at < most ? last - at : most);
             // In a direct message the receiver has told the sender its own.
-            const bool with_length = channel == 0 && at == first && !message.direct;
+            const bool with_length = at == first && !message.direct;
+            bool came = true;
             if (threadIdx.x == 0) {
-                if (sends) await_count(team, awaited, count + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
-                else await_count(team, awaited, count + 1, WAITED_SLOT, peer);
-                if (sends && with_length) push_length(team, message, count);
+                const u32 awaits = sends ? count + 1 - SLOT_COUNT : count + 1;
+                came = count_came(team, awaited, awaits, sends ? WAITED_CREDIT : WAITED_SLOT, peer);
+                if (came && sends && with_length) push_length(team, message, channel, count);
             } else if (threadIdx.x == THREADS - 1 && !sends && with_length) {
-                well = length_came(team, message, count);
+                came = length_came(team, message, channel, count);
             }
-            __syncthreads();
-            if (!well) return;
+            if (!__syncthreads_and(came)) return;
             const Piece piece = {at, here};
-            if (sends) fill_from(pair_slot_at(team, peer, channel, team.rank, count), message.at, piece, message.bytes);
-            else store_from(message.at, piece, message.bytes, pair_slot_at(team, team.rank, channel, peer, count));
-            __syncthreads();
-            if (threadIdx.x == 0) store_release(posted, count + 1);
+            if (sends) {
+                // The slot before. The other warps go on while this one waits for the fence.
+                if (threadIdx.x == 32 && at != first) store_release(posted, count);
+                fill_from(whole_block(), pair_slot_at(team, peer, channel, team.rank, count), message.at, piece, message.bytes);
+            } else {
+                store_from(whole_block(), message.at, piece, message.bytes, pair_slot_at(team, team.rank, channel, peer, count));
+                __syncthreads();
+                // As free_slot.
+                if (threadIdx.x == 0) store_relaxed(posted, count + 1);
+            }
         }
+        __syncthreads();
+        if (sends && threadIdx.x == 0) store_release(posted, count);
     }
     if (threadIdx.x == 0) *(volatile u32*)counter = count;
 }

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use crate::cuda::kernels::{self, Family, Kernel};
-use crate::cuda::window::Layout;
+use crate::cuda::window::{Layout, needs_slots};
 use crate::device::{Choice, Framing, Protocol};
 use crate::wire::{Algorithm, Collective};
 
@@ -94,6 +94,8 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         Collective::AllReduce | Collective::ReduceScatter if layout.ranks > 2 || sent > READ_AT_MOST => {
             Protocol::Simple
         }
+        // The root would read the inputs of all.
+        Collective::Reduce if layout.ranks > 2 => Protocol::Simple,
         _ if registered && (!one_way || bytes >= DIRECT_ONE_WAY) => Protocol::Direct,
         _ => Protocol::Simple,
     };
@@ -202,9 +204,10 @@ fn lines128(words: usize) -> usize {
 pub(crate) const DIRECT_MESSAGE: u64 = 4 << 20;
 
 /// Channels of a message between two ranks: a function of its length, so that both ends cut it alike. At most half of
-/// all channels, because each uses the slots of two.
+/// all channels, because each uses the slots of two. In lines, one for each word of a block's threads.
 pub(crate) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
-    bytes.div_ceil(SIMPLE_PER_BLOCK as u64).clamp(1, layout.channels as u64 / 2) as u32
+    let of_channel = if needs_slots(bytes as usize) { SIMPLE_PER_BLOCK } else { 8 * WORDS_PER_BLOCK };
+    bytes.div_ceil(of_channel as u64).clamp(1, layout.channels as u64 / 2) as u32
 }
 
 /// Blocks that copy a rank's own segment beside its messages: a quarter of all channels at most. A message has half of
@@ -217,7 +220,6 @@ pub(crate) fn own_blocks(layout: &Layout, bytes: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::window::needs_slots;
 
     #[test]
     fn every_choice_fits() {
@@ -331,12 +333,17 @@ mod tests {
         }
     }
 
-    /// All ranks' messages in lines use those of one block.
+    /// A word of a message in lines has the same channel in all of them: `kernels/send_recv.cu`.
     #[test]
-    fn a_message_without_slots_has_one_channel() {
-        let layout = Layout::new(2, 1, &crate::Config::default());
+    fn a_message_without_slots_has_a_channel_for_each_piece() {
         let most = (0..).take_while(|&bytes| !needs_slots(bytes)).last().unwrap();
-        assert_eq!((most, pair_channels(&layout, most as u64)), (4096, 1));
+        assert_eq!(most, 32 << 10);
+        for (blocks, channels) in [(128, 8), (8, 4), (2, 1)] {
+            let layout = Layout::new(2, 1, &crate::Config { cuda_blocks: blocks, ..crate::Config::default() });
+            assert_eq!(pair_channels(&layout, most as u64), channels);
+            assert_eq!([1, 4096].map(|bytes| pair_channels(&layout, bytes)), [1, 1]);
+            assert_eq!(pair_channels(&layout, 4097), channels.min(2));
+        }
     }
 
     #[test]

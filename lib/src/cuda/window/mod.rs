@@ -10,7 +10,7 @@
 //! table     per rank and registration: where this rank has that allocation      (ours alone)
 //! count     calls and messages that used no slots, in a line of the cache       (ours alone)
 //! ```
-//! It is there from the start and takes 2 to 4 MiB (more without LL128: LL lines then carry longer calls). The
+//! It is there from the start and takes 2 to 5 MiB (more without LL128: LL lines then carry longer calls). The
 //! *extension* of the window is allocated when a call first needs it ([`Extension`]):
 //!
 //! ```text
@@ -22,7 +22,7 @@
 //!
 //! | With 128 channels, NVLink | 2 ranks | 4 ranks | 8 ranks |
 //! | --- | --- | --- | --- |
-//! | window | 2.4 MiB | 2.8 MiB | 3.7 MiB |
+//! | window | 2.6 MiB | 3.3 MiB | 4.9 MiB |
 //! | lines128 | 17.3 MiB | 34.5 MiB | 33.3 MiB |
 //! | slots | 42 MiB | 94.5 MiB | 110.3 MiB |
 //!
