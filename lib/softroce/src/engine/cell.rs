@@ -182,7 +182,8 @@ impl Cell {
         true
     }
 
-    /// Sends for as long as others do not wait for their turn. `true` where there is more to send.
+    /// Sends for as long as others do not wait for their turn, and until the kernel's queue is full: whoever posts does
+    /// not wait for the wire. `true` where there is more to send.
     fn send(&self, shared: &Shared, table: &Table, way: &mut Option<Way>, requests: bool) -> bool {
         SIDES.with_borrow_mut(|sides| {
             let out = &mut sides.out;
@@ -200,9 +201,12 @@ impl Cell {
                 self.deadline.store(deadline, Ordering::Release);
                 shared.timer.at_latest(deadline);
                 // SAFETY: the reference to the table is the lock that its pieces need.
-                unsafe { sides.sending.flush(shared, out, way.as_mut()) };
+                let waited = unsafe { sides.sending.flush(shared, out, way.as_mut()) };
                 if !more {
                     return left;
+                }
+                if waited {
+                    break;
                 }
             }
             true

@@ -110,29 +110,29 @@ struct Datagram {
 }
 
 impl Sending {
-    /// Sends all packets of `out`; those without a way of their own take `way`.
+    /// Sends all packets of `out`; those without a way of their own take `way`. `true` where that had to wait, because
+    /// the kernel's queue was full.
     ///
     /// # Safety
     /// The pieces of the outbox are valid: the lock of the table is held that gave them out.
-    pub(super) unsafe fn flush(&mut self, shared: &Shared, out: &Outbox, way: Option<&mut Way>) {
-        let Some(first) = out.packets.first() else { return };
+    pub(super) unsafe fn flush(&mut self, shared: &Shared, out: &Outbox, way: Option<&mut Way>) -> bool {
+        let Some(first) = out.packets.first() else { return false };
         if first.path.is_none() {
-            if let Some(way) = way {
-                self.pack(shared, out, &out.packets, way);
-            }
-            return;
+            return way.is_some_and(|way| self.pack(shared, out, &out.packets, way));
         }
+        let mut waited = false;
         // Datagrams: each for itself.
         for packet in &out.packets {
             let Some(path) = &packet.path else { continue };
             let Some(qpn) = Bth::dest_qpn_of(packet.head()) else { continue };
             if let Some(mut way) = Way::new(shared, path, qpn) {
-                self.pack(shared, out, std::slice::from_ref(packet), &mut way);
+                waited |= self.pack(shared, out, std::slice::from_ref(packet), &mut way);
             }
         }
+        waited
     }
 
-    fn pack(&mut self, shared: &Shared, out: &Outbox, packets: &[OutPacket], way: &mut Way) {
+    fn pack(&mut self, shared: &Shared, out: &Outbox, packets: &[OutPacket], way: &mut Way) -> bool {
         self.bytes.clear();
         self.parts.clear();
         self.datagrams.clear();
@@ -164,13 +164,12 @@ impl Sending {
         if let Some(trace) = &shared.faults.trace {
             self.trace(trace, way.icrc.route(), counts);
         }
-        if shared.faults.delay > 0 {
-            return self.hold(shared, way);
-        }
         match way.how {
-            How::Udp(fd, dst) => self.send_udp(shared, fd, &dst, way.marks),
+            _ if shared.faults.delay > 0 => self.hold(shared, way),
+            How::Udp(fd, dst) => return self.send_udp(shared, fd, &dst, way.marks),
             How::Slot(slot) => self.send_unix(shared, slot, way.icrc.route()),
         }
+        false
     }
 
     /// Adds a packet's parts. `id` is the IPv4 identification that it will have: its place in its datagram.
@@ -268,7 +267,8 @@ impl Sending {
         }
     }
 
-    fn send_udp(&mut self, shared: &Shared, fd: RawFd, dst: &SocketAddr, marks: Marks) {
+    /// `true` where it had to wait.
+    fn send_udp(&mut self, shared: &Shared, fd: RawFd, dst: &SocketAddr, marks: Marks) -> bool {
         self.fill_iovecs();
         self.names.clear();
         self.names.resize(1, sockaddr::EMPTY);
@@ -292,24 +292,30 @@ impl Sending {
             control.attach(&mut header.msg_hdr);
             self.headers.push(header);
         }
-        let mut done = 0;
+        let (mut done, mut flags) = (0, libc::MSG_DONTWAIT);
         while let Some(rest) = self.headers.get_mut(done..).filter(|rest| !rest.is_empty()) {
             // SAFETY: the headers name vectors of `self`, unchanged since, and memory that `flush`'s caller vouches
             // for.
-            let sent = unsafe { libc::sendmmsg(fd, rest.as_mut_ptr(), rest.len() as u32, 0) };
+            let sent = unsafe { libc::sendmmsg(fd, rest.as_mut_ptr(), rest.len() as u32, flags) };
             if sent > 0 {
                 done += sent as usize;
                 continue;
             }
             let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
+            match error.kind() {
+                io::ErrorKind::Interrupted => continue,
+                io::ErrorKind::WouldBlock if flags != 0 => {
+                    flags = 0;
+                    continue;
+                }
+                _ => {}
             }
             // What is not sent is lost, as a wire loses it: reliable queue pairs send again.
             let segmented = self.datagrams.get(done).is_some_and(|d| d.segments > 1);
             shared.send_failed(&error, dst, segmented);
             done += 1;
         }
+        flags == 0
     }
 
     fn send_unix(&mut self, shared: &Shared, slot: u32, route: &Route) {
