@@ -78,6 +78,8 @@ __device__ __forceinline__ bool length_came(const Team& team, const Message& mes
     return line_came(team, line, number + 1, message.peer, bytes) && agree(team, message, bytes);
 }
 
+static_assert(MESSAGE_WORDS % THREADS == 0, "the pieces of a short message are whole");
+
 // False, for the whole block: given up, and nothing is sent.
 __device__ __forceinline__ bool send_short(const Team& team, const Message& message, u32 channel, const u32* head, u32 number) {
     u32 at = channel * THREADS + threadIdx.x;

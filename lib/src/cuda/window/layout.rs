@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::MAX_RANKS;
 use crate::config::Config;
-use crate::cuda::kernels::THREADS;
 use crate::error::{Error, Result};
 
 /// Kinds of FIFO between two ranks: scatter, point to point, gather.
@@ -32,7 +31,7 @@ const SET_LINES: usize = 1 << 16;
 /// LL128 lines of a channel and set, of all senders together, at most.
 const LINES_128: usize = 2048;
 /// Words of a message that travels in LL lines, at most: one for each thread of eight blocks.
-const MESSAGE_WORDS: usize = 8 * THREADS as usize;
+const MESSAGE_WORDS: usize = 8 * 512;
 /// LL lines of such a message: its words, then its length for each channel that a message may have.
 const MESSAGE_LINES: usize = MESSAGE_WORDS + 64;
 /// Channels for which the figures in [`lines128`] are.
