@@ -17,7 +17,6 @@ __device__ __forceinline__ void exchange_slots(const Args& args) {
     for (u32 step = 0; step < rounds.count; step++) {
         const Piece piece = piece_of(rounds.share, step, 0);
         const u64 end = piece.first + piece.packs;
-        const auto if_any = [&](bool any) { return any ? piece : Piece{0, 0}; };
         const auto copy_own = [&] {
             if (!copies) return;
             either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
@@ -70,7 +69,7 @@ __device__ __forceinline__ void exchange_slots(const Args& args) {
                 [&] {
                     const Pieces pieces = pieces_of(
                         team, [&](u32 peer) { return flow.output_of(peer); },
-                        [&](u32 peer) { return if_any(flow.comes_from(peer)); },
+                        [&](u32 peer) { return flow.comes_from(peer) ? piece : Piece{0, 0}; },
                         [&](u32 peer) { return incoming(team, counters, SCATTER, peer); });
                     store_all(group, pieces, bytes);
                     if (!flow.sends()) copy_own();

@@ -89,13 +89,12 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
     let large = match collective {
         Collective::Gather if layout.ranks > 2 => Protocol::Schedule(Algorithm::Direct, Framing::Simple),
         Collective::Gather | Collective::Scatter => Protocol::Simple,
-        // From slots each part goes to all of the others at once, while the next comes in.
-        Collective::Broadcast if layout.ranks > 2 => Protocol::Simple,
+        // From slots each part goes to all of the others at once, while the next comes in. A root that reduces
+        // registered buffers would read the inputs of all.
+        Collective::Broadcast | Collective::Reduce if layout.ranks > 2 => Protocol::Simple,
         Collective::AllReduce | Collective::ReduceScatter if layout.ranks > 2 || sent > READ_AT_MOST => {
             Protocol::Simple
         }
-        // The root would read the inputs of all.
-        Collective::Reduce if layout.ranks > 2 => Protocol::Simple,
         _ if registered && (!one_way || bytes >= DIRECT_ONE_WAY) => Protocol::Direct,
         _ => Protocol::Simple,
     };
@@ -204,7 +203,7 @@ fn lines128(words: usize) -> usize {
 pub(crate) const DIRECT_MESSAGE: u64 = 4 << 20;
 
 /// Channels of a message between two ranks: a function of its length, so that both ends cut it alike. At most half of
-/// all channels, because each uses the slots of two. In lines, one for each word of a block's threads.
+/// all channels, because each uses the slots of two. In lines, one for each piece of a word per thread.
 pub(crate) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
     let of_channel = if needs_slots(bytes as usize) { SIMPLE_PER_BLOCK } else { 8 * WORDS_PER_BLOCK };
     bytes.div_ceil(of_channel as u64).clamp(1, layout.channels as u64 / 2) as u32

@@ -32,8 +32,8 @@ const SET_LINES: usize = 1 << 16;
 const LINES_128: usize = 2048;
 /// Words of a message that travels in LL lines, at most: one for each thread of eight blocks.
 const MESSAGE_WORDS: usize = 8 * 512;
-/// LL lines of such a message: its words, then its length for each channel that a message may have.
-const MESSAGE_LINES: usize = MESSAGE_WORDS + 64;
+/// LL lines of such a message: its words, then its length for each channel that a message may have: half of all.
+const MESSAGE_LINES: usize = MESSAGE_WORDS + EPOCH_BYTES / 4 / 2;
 /// Channels for which the figures in [`lines128`] are.
 const CHANNELS_128: usize = 128;
 /// Buffers that a rank can have registered at a time.
