@@ -9,7 +9,7 @@ const MOST_BLOCKS: usize = 128;
 /// Bytes for which another block of a schedule pays, by its framing.
 const SCHEDULE_PER_BLOCK: usize = 32 << 10;
 const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
-const SCHEDULE_LL128_PER_BLOCK: usize = 48 << 10;
+const SCHEDULE_LL128_PER_BLOCK: usize = 12 << 10;
 
 /// How the calls of a `DeviceComm` reach the other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -98,7 +98,7 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
         return Some(alone());
     }
     match algorithm {
-        Algorithm::Ring => ring::program(shape, rank),
+        Algorithm::Ring => ring::program(shape, rank, ring::Ways::Both),
         Algorithm::Tree => tree::program(shape, rank),
         Algorithm::DoubleTree => double_tree::program(shape, rank),
         Algorithm::Direct => direct::program(shape, rank),
@@ -107,6 +107,13 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
         Algorithm::RecursiveDoubling => Some(recursive_doubling::program(shape, rank)),
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => None,
     }
+}
+
+/// [`program`] for ranks whose links lead to a switch, as GPUs' do: all channels of a ring go round in the same
+/// direction.
+pub fn program_by_switch(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Program> {
+    let ring = algorithm == Algorithm::Ring && shape.ranks > 1 && rank < shape.ranks && supports(algorithm, shape);
+    if ring { ring::program(shape, rank, ring::Ways::One) } else { program(algorithm, shape, rank) }
 }
 
 /// [`Program::parts`] and [`Program::span`] of the programs, without making one; `None` where [`program`] is.

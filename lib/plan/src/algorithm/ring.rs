@@ -18,7 +18,8 @@
 //! | broadcast, reduce | n-1 (a chain; windows are its pipeline) | S, the end of the chain 0 |
 //!
 //! Channel c works on its own parts. Odd channels go round in the other direction, to use both directions of every
-//! cable.
+//! cable. Where links lead to a switch they do not ([`Ways::One`]): both directions of each link are in use anyway, and
+//! a rank receives from one other alone.
 //!
 //! Sources: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009);
 //! NCCL `src/device/all_reduce.h` (`runRing`), `all_gather.h`, `reduce_scatter.h`, `broadcast.h`, `reduce.h`.
@@ -27,10 +28,18 @@ use super::Shape;
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::Collective;
 
+/// The directions in which the channels go round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ways {
+    One,
+    /// One for even channels, the other for odd ones.
+    Both,
+}
+
 /// The program of `rank` among two or more.
-pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
+pub(super) fn program(shape: &Shape, rank: usize, ways: Ways) -> Option<Program> {
     let lanes = (0..shape.channels)
-        .map(|c| Some(Lane { channel: c as u32, steps: Ring::new(shape, rank, c).steps(shape)? }))
+        .map(|c| Some(Lane { channel: c as u32, steps: Ring::new(shape, rank, c, ways).steps(shape)? }))
         .collect::<Option<Vec<_>>>()?;
     Some(Program { parts: parts(shape), span: 1, scratch_segments: 0, lanes })
 }
@@ -45,7 +54,7 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
     let n = shape.ranks;
     (0..shape.channels)
         .map(|c| {
-            let ring = Ring::new(shape, rank, c);
+            let ring = Ring::new(shape, rank, c, Ways::Both);
             match shape.collective {
                 Collective::AllReduce | Collective::Barrier => {
                     // All parts twice, except the part that we finish and the part that arrives finished at the end.
@@ -65,12 +74,14 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
 struct Ring {
     ranks: usize,
     channel: usize,
+    backward: bool,
     at: usize,
 }
 
 impl Ring {
-    fn new(shape: &Shape, rank: usize, channel: usize) -> Ring {
-        let mut ring = Ring { ranks: shape.ranks, channel, at: 0 };
+    fn new(shape: &Shape, rank: usize, channel: usize, ways: Ways) -> Ring {
+        let backward = ways == Ways::Both && !channel.is_multiple_of(2);
+        let mut ring = Ring { ranks: shape.ranks, channel, backward, at: 0 };
         ring.at = ring.rank(rank); // the map is its own inverse
         ring
     }
@@ -78,7 +89,7 @@ impl Ring {
     /// The rank at a position, which may be several times round.
     fn rank(&self, position: usize) -> usize {
         let p = position % self.ranks;
-        if self.channel.is_multiple_of(2) { p } else { (self.ranks - p) % self.ranks }
+        if self.backward { (self.ranks - p) % self.ranks } else { p }
     }
 
     /// The rank `k` positions before ours (`k` up to n).

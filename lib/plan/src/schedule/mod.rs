@@ -16,6 +16,7 @@
 //! peer. Within a program at most one lane sends, and at most one lane receives, on a given (channel, peer), so
 //! messages of a link have one order. The verifier checks this rule.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 pub mod draw;
@@ -286,5 +287,14 @@ impl Program {
         links.sort_unstable();
         links.dedup();
         links
+    }
+
+    /// The number of ranks that this one receives from in a channel, at most.
+    pub fn most_sources(&self) -> usize {
+        let mut sources: BTreeMap<u32, BTreeSet<usize>> = BTreeMap::new();
+        for lane in &self.lanes {
+            sources.entry(lane.channel).or_default().extend(lane.steps.iter().filter_map(Step::source));
+        }
+        sources.values().map(BTreeSet::len).max().unwrap_or(0)
     }
 }

@@ -2,10 +2,10 @@
 // sends the pieces of a round, the next reduces received pieces and forwards the sums, the last stores the others'
 // sums.
 
-__device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input, u8* output, u64 bytes) {
+__device__ __forceinline__ void two_shot_slots(const Team& team, const Channel& channel, const u8* input, u8* output, u64 bytes) {
     __shared__ Counters counters;
     const Subgroup group = subgroup_of(THREADS / 4, THREADS / 2);
-    const Rounds rounds = begin_rounds(team, counters, group, bytes, RANKS);
+    const Rounds rounds = begin_rounds(team, channel, counters, group, bytes, RANKS);
     for (u32 step = 0; step < rounds.count; step++) {
         const auto piece = [&](u32 rank) { return piece_of(rounds.share, step, rank); };
         if (group.index == 0) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 all_reduce_two_shot_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
-    two_shot_slots(args.team, args.input, args.output, args.bytes);
+    two_shot_slots(args.team, channel, args.input, args.output, args.bytes);
     leave(args.team, channel);
 }
 
@@ -82,9 +82,9 @@ all_reduce_two_shot_direct(const __grid_constant__ Args args) {
     if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (!reached(reach.input) || !reached(reach.output)) {
 #if RANKS == 2
-        scatter_slots(team, input, output, bytes, 0);
+        scatter_slots(team, channel, input, output, bytes, 0);
 #else
-        two_shot_slots(team, input, output, bytes);
+        two_shot_slots(team, channel, input, output, bytes);
 #endif
         return close(team, channel);
     }

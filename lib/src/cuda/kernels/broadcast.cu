@@ -2,13 +2,13 @@
 // carries the buffer once and not n-1 times: a subgroup forwards its own parts, another stores those that the others
 // forward.
 
-__device__ __forceinline__ void broadcast_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
+__device__ __forceinline__ void broadcast_slots(const Team& team, const Channel& channel, const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
     const u32 parts = RANKS - 1;
     const bool is_root = team.rank == root;
     // Between two ranks, and at the root, there is one task.
     const Subgroup group = is_root || RANKS == 2 ? whole_block() : subgroup_of(THREADS / 2, THREADS / 2);
-    const Rounds rounds = begin_rounds(team, counters, group, bytes, parts);
+    const Rounds rounds = begin_rounds(team, channel, counters, group, bytes, parts);
     const auto part_of = [&](u32 rank) { return (rank + RANKS - root - 1) % RANKS; };
     for (u32 step = 0; step < rounds.count; step++) {
         // From the rank that forwards it.
@@ -88,7 +88,7 @@ broadcast_ll128(const __grid_constant__ Args args) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 broadcast_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
-    broadcast_slots(args.team, args.input, args.output, args.bytes, args.root);
+    broadcast_slots(args.team, channel, args.input, args.output, args.bytes, args.root);
     leave(args.team, channel);
 }
 
@@ -107,7 +107,7 @@ broadcast_direct(const __grid_constant__ Args args) {
     const Channel channel = enter(team);
     if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (!reached(reach.output, root) || (RANKS > 2 && !reached(reach.input[root]))) {
-        broadcast_slots(team, input, output, bytes, root);
+        broadcast_slots(team, channel, input, output, bytes, root);
         return close(team, channel);
     }
     const u64 packs = bytes / 16;

@@ -2,7 +2,7 @@
 // all-to-all, gather and scatter. `stride` is the distance between the segments sent to neighbouring ranks: 0 where
 // all get the same.
 
-__device__ __forceinline__ void exchange_slots(const Args& args) {
+__device__ __forceinline__ void exchange_slots(const Args& args, const Channel& channel) {
     __shared__ Counters counters;
     const Team& team = args.team;
     const Flow flow = flow_of(args);
@@ -10,7 +10,7 @@ __device__ __forceinline__ void exchange_slots(const Args& args) {
     // A rank with one task takes all threads for it.
     const bool both = flow.sends() && flow.receives();
     const Subgroup group = both ? subgroup_of(THREADS / 2, THREADS / 2) : whole_block();
-    const Rounds rounds = begin_rounds(team, counters, group, bytes, 1);
+    const Rounds rounds = begin_rounds(team, channel, counters, group, bytes, 1, args.flow == FLOW_SCATTER ? FOR_ONE : FOR_EACH);
     const u8* own = flow.input_for(team.rank);
     u8* own_output = flow.output_of(team.rank);
     const bool copies = flow.keeps() && own != own_output;
@@ -97,7 +97,7 @@ exchange_ll128(const __grid_constant__ Args args) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 exchange_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
-    exchange_slots(args);
+    exchange_slots(args, channel);
     leave(args.team, channel);
 }
 
@@ -114,7 +114,7 @@ exchange_direct(const __grid_constant__ Args args) {
     const Channel channel = enter(team);
     if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (bytes % 16 != 0 || !reached(reach.output)) {
-        exchange_slots(args);
+        exchange_slots(args, channel);
         return close(team, channel);
     }
     const u64 packs = bytes / 16;

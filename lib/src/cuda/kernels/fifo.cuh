@@ -17,10 +17,18 @@ __device__ __forceinline__ u32* counter_at(u8* window, u32 which, u32 kind, u32 
     return (u32*)(window + COUNTERS + 4 * index);
 }
 
-// Between two ranks the last kind, GATHER, has no slots.
-__device__ __forceinline__ u8* slot_at(const Team& team, u32 to, u32 kind, u32 channel, u32 from, u32 number) {
-    const u64 index = (((u64)kind * CHANNELS + channel) * SENDERS + sender_of(to, from)) * SLOT_COUNT + number % SLOT_COUNT;
-    return team.extension[to] + SLOTS + (u64)SLOT_BYTES * index;
+// How a channel's slots are cut: some for each kind of collectives and sender, or long ones, where a rank has one sender
+// in a call.
+#define FOR_EACH 0
+#define FOR_ONE (SENDERS > 1)
+#define LONG_SLOT_BYTES ((u64)SLOT_BYTES * SLOT_KINDS * SENDERS)
+
+// Of this block's channel. Between two ranks GATHER has no slots.
+__device__ __forceinline__ u8* slot_at(const Team& team, u32 cut, u32 to, u32 kind, u32 from, u32 number) {
+    u8* slots = team.extension[to] + SLOTS + LONG_SLOT_BYTES * SLOT_COUNT * blockIdx.x;
+    const u32 turn = number % SLOT_COUNT;
+    if (cut != FOR_EACH) return slots + LONG_SLOT_BYTES * turn;
+    return slots + (u64)SLOT_BYTES * ((kind * SENDERS + sender_of(to, from)) * SLOT_COUNT + turn);
 }
 
 // False: given up.
@@ -38,13 +46,18 @@ __device__ __forceinline__ void await_count(const Team& team, const u32* flag, u
     if (!count_came(team, flag, count, what, peer)) end_thread();
 }
 
-// Slots of all ranks' blocks, as numbers that the block shares.
+// Slots of all ranks' blocks, as numbers that the block shares. `sent[SCATTER]` has for the rank itself how the slots
+// are cut, the same on all ranks.
 struct Counters {
     u32 sent[KINDS][MAX_RANKS];
     u32 received[KINDS][MAX_RANKS];
     u32 given_up; // by a thread of the block: what it has is worth nothing, and nobody is told of it
     u32 read;     // rounds whose part of the input the sending subgroup has read
 };
+
+__device__ __forceinline__ u32 cut_of(const Team& team, const Counters& counters) {
+    return counters.sent[SCATTER][team.rank];
+}
 
 __device__ __forceinline__ void load_counters(const Team& team, Counters& counters) {
     u8* window = team.window[team.rank];
@@ -53,6 +66,19 @@ __device__ __forceinline__ void load_counters(const Team& team, Counters& counte
         const u32 kind = i / RANKS, peer = i % RANKS;
         counters.sent[kind][peer] = *(volatile u32*)counter_at(window, TAIL, kind, blockIdx.x, peer);
         counters.received[kind][peer] = *(volatile u32*)counter_at(window, HEAD, kind, blockIdx.x, peer);
+    }
+    __syncthreads();
+}
+
+// A block's first use of slots in a call. Where they are cut otherwise than before, another sender's data may still be
+// unread: the block waits until all ranks have begun this call, and so have ended those before.
+__device__ __forceinline__ void begin_slots(const Team& team, const Channel& channel, Counters& counters, u32 cut) {
+    load_counters(team, counters);
+    if (cut_of(team, counters) == cut) return;
+    const bool agree = all_agree(team, channel);
+    if (threadIdx.x == 0) {
+        counters.sent[SCATTER][team.rank] = cut;
+        counters.given_up = !agree;
     }
     __syncthreads();
 }
@@ -81,11 +107,11 @@ __device__ __forceinline__ void await_slot(const Team& team, Counters& counters,
 }
 
 __device__ __forceinline__ u8* outgoing(const Team& team, const Counters& counters, u32 kind, u32 peer) {
-    return slot_at(team, peer, kind, blockIdx.x, team.rank, counters.sent[kind][peer]);
+    return slot_at(team, cut_of(team, counters), peer, kind, team.rank, counters.sent[kind][peer]);
 }
 
 __device__ __forceinline__ const u8* incoming(const Team& team, const Counters& counters, u32 kind, u32 peer) {
-    return slot_at(team, team.rank, kind, blockIdx.x, peer, counters.received[kind][peer]);
+    return slot_at(team, cut_of(team, counters), team.rank, kind, peer, counters.received[kind][peer]);
 }
 
 // After the subgroup's barrier, by one thread each. Threads of one warp wait for one fence together.
@@ -125,7 +151,7 @@ struct Share {
 #define ROUNDS 4
 #define LEAST_PIECE (4096 / (RANKS - 1))
 
-__device__ __forceinline__ Share share_of(u64 bytes, u32 parts) {
+__device__ __forceinline__ Share share_of(u64 bytes, u32 parts, u32 cut = FOR_EACH) {
     const u64 packs = (bytes + 15) / 16;
     Share share;
     share.first = border(packs, blockIdx.x, gridDim.x);
@@ -134,7 +160,8 @@ __device__ __forceinline__ Share share_of(u64 bytes, u32 parts) {
     // For the largest part: the same for all blocks.
     u64 piece = (whole_lines((packs + gridDim.x - 1) / gridDim.x) + ROUNDS * parts - 1) / (ROUNDS * parts);
     piece = whole_lines(piece > LEAST_PIECE ? piece : LEAST_PIECE);
-    if (piece > SLOT_BYTES / 16) piece = SLOT_BYTES / 16;
+    const u64 most = (cut == FOR_EACH ? SLOT_BYTES : LONG_SLOT_BYTES) / 16;
+    if (piece > most) piece = most;
     share.round = (u32)piece * parts;
     return share;
 }
@@ -167,10 +194,11 @@ struct Rounds {
     bool speaker; // whether it speaks
 };
 
-__device__ __forceinline__ Rounds begin_rounds(const Team& team, Counters& counters, const Subgroup& group, u64 bytes, u32 parts) {
-    load_counters(team, counters);
+__device__ __forceinline__ Rounds begin_rounds(const Team& team, const Channel& channel, Counters& counters, const Subgroup& group,
+                                               u64 bytes, u32 parts, u32 cut = FOR_EACH) {
+    begin_slots(team, channel, counters, cut);
     Rounds rounds;
-    rounds.share = share_of(bytes, parts);
+    rounds.share = share_of(bytes, parts, cut);
     rounds.count = rounds_of(rounds.share);
     rounds.group = group;
     // In one warp: see post_slot.

@@ -2,12 +2,12 @@
 // first, so that the root's link carries the buffer once and not n-1 times: one subgroup sends the segments, another
 // reduces received ones and sends the sum to the root; at the root it stores the sums.
 
-__device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
+__device__ __forceinline__ void root_slots(const Team& team, const Channel& channel, const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
     // With two ranks the root reduces itself: a detour would double what its link carries.
     const u32 parts = RANKS == 2 ? 1 : RANKS - 1;
     const Subgroup group = RANKS == 2 ? whole_block() : subgroup_of(THREADS / 2, THREADS / 2);
-    const Rounds rounds = begin_rounds(team, counters, group, bytes, parts);
+    const Rounds rounds = begin_rounds(team, channel, counters, group, bytes, parts);
     // The rank that reduces each part; none: a number without a part.
     const u32 shift = RANKS == 2 ? 0 : 1;
     const auto part_of = [&](u32 rank) { return (rank + RANKS - root - shift) % RANKS; };
@@ -82,7 +82,7 @@ reduce_ll128(const __grid_constant__ Args args) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
-    root_slots(args.team, args.input, args.output, args.bytes, args.root);
+    root_slots(args.team, channel, args.input, args.output, args.bytes, args.root);
     leave(args.team, channel);
 }
 
@@ -100,7 +100,7 @@ reduce_direct(const __grid_constant__ Args args) {
     const Channel channel = enter(team);
     if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (!reached(reach.input)) {
-        root_slots(team, input, output, bytes, root);
+        root_slots(team, channel, input, output, bytes, root);
         return close(team, channel);
     }
     if (team.rank == root) {

@@ -2,10 +2,10 @@
 // With a distance of 0 between the segments that is an all-reduce: between two ranks it sends no more than any other
 // and has one step less.
 
-__device__ __forceinline__ void scatter_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
+__device__ __forceinline__ void scatter_slots(const Team& team, const Channel& channel, const u8* input, u8* output, u64 bytes, u64 stride) {
     __shared__ Counters counters;
     const Subgroup group = subgroup_of(THREADS / 2, THREADS / 2);
-    const Rounds rounds = begin_rounds(team, counters, group, bytes, 1);
+    const Rounds rounds = begin_rounds(team, channel, counters, group, bytes, 1);
     const u8* own = input + team.rank * stride;
     for (u32 step = 0; step < rounds.count; step++) {
         const Piece piece = piece_of(rounds.share, step, 0);
@@ -54,7 +54,7 @@ reduce_scatter_ll128(const __grid_constant__ Args args) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_scatter_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
-    scatter_slots(args.team, args.input, args.output, args.bytes, args.bytes);
+    scatter_slots(args.team, channel, args.input, args.output, args.bytes, args.bytes);
     leave(args.team, channel);
 }
 
@@ -72,7 +72,7 @@ all_reduce_one_shot_ll128(const __grid_constant__ Args args) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 all_reduce_one_shot_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
-    scatter_slots(args.team, args.input, args.output, args.bytes, 0);
+    scatter_slots(args.team, channel, args.input, args.output, args.bytes, 0);
     leave(args.team, channel);
 }
 
@@ -89,7 +89,7 @@ reduce_scatter_direct(const __grid_constant__ Args args) {
     const Channel channel = enter(team);
     if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (bytes % 16 != 0 || !reached(reach.input)) {
-        scatter_slots(team, input, output, bytes, bytes);
+        scatter_slots(team, channel, input, output, bytes, bytes);
         return close(team, channel);
     }
     const Output to = output_of(output, 0, bytes / 16, bytes);

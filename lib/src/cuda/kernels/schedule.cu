@@ -46,7 +46,8 @@ schedule_simple(const __grid_constant__ Args args, const __grid_constant__ Progr
     __shared__ u32 stopped[MAX_LANES];
     const Channel channel = enter(args.team);
     if (threadIdx.x < MAX_LANES) stopped[threadIdx.x] = 0;
-    load_counters(args.team, counters);
+    begin_slots(args.team, channel, counters, program.sources == 1 ? FOR_ONE : FOR_EACH);
+    if (counters.given_up) return leave(args.team, channel);
     const Subgroup group = lane_of(program);
     for_moves(buffers_of(args), program, cut, group, [&](const Step& step, const Move& move) {
         return move_slots(args.team, channel, counters, group, step, move, stopped[group.index]);

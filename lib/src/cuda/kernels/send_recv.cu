@@ -44,7 +44,7 @@ struct Messages {
 
 __device__ __forceinline__ u8* pair_slot_at(const Team& team, u32 to, u32 channel, u32 from, u32 number) {
     const u64 index = ((u64)channel * SENDERS + sender_of(to, from)) * SLOT_COUNT + number % SLOT_COUNT;
-    return team.extension[to] + SLOTS + (u64)SLOT_BYTES * SLOT_COUNT * SENDERS * CHANNELS * PAIR + PAIR_SLOT_BYTES * index;
+    return team.extension[to] + SLOTS + LONG_SLOT_BYTES * SLOT_COUNT * CHANNELS + PAIR_SLOT_BYTES * index;
 }
 
 // Line `line` of message `number` of a channel from a rank; the last are those of the length, by channel.

@@ -92,7 +92,11 @@ impl Asked {
             CudaProto::Auto => true,
             CudaProto::Ll => matches!(protocol, OneShot | TwoShot | Schedule(_, Framing::Ll)),
             CudaProto::Ll128 => matches!(protocol, OneShot128 | TwoShot128 | Schedule(_, Framing::Ll128)),
-            CudaProto::Simple => matches!(protocol, Simple | Direct | Schedule(_, Framing::Simple)),
+            // A schedule only where one is requested: rings suit GPUs behind a switch.
+            CudaProto::Simple => match protocol {
+                Schedule(_, framing) => framing == Framing::Simple && self.algorithm.is_some(),
+                _ => matches!(protocol, Simple | Direct),
+            },
             CudaProto::Schedule => matches!(protocol, Schedule(..)),
         };
         algorithm && proto
@@ -269,7 +273,8 @@ mod tests {
         assert_eq!(all_reduce(Some(Algorithm::OneShot), CudaProto::Ll, 8 << 10), (OneShot, Reason::Asked));
         assert_eq!(all_reduce(Some(Algorithm::TwoShot), CudaProto::Ll128, 1 << 20), (TwoShot128, Reason::Asked));
         // No lines are that long.
-        assert_eq!(all_reduce(None, CudaProto::Ll, 1 << 30), (Simple, Reason::Refused));
+        let by_size = all_reduce(None, CudaProto::Auto, 1 << 30).0;
+        assert_eq!(all_reduce(None, CudaProto::Ll, 1 << 30), (by_size, Reason::Refused));
         let (protocol, reason) = way(Some(Algorithm::Tree), CudaProto::Auto, Collective::AllToAll, 1 << 20);
         assert!(reason == Reason::Refused && !matches!(protocol, Schedule(..)), "{protocol}");
         assert_eq!(way(None, CudaProto::Ll, Collective::Gather, 64), (OneShot, Reason::Asked));

@@ -1,7 +1,7 @@
 //! A rank's schedule as a kernel takes it: steps of 8 bytes, passed by value with the launch.
 //!
-//! The schedule is the one that the CPU executes: [`algorithm::program`], with as many channels as the kernel has
-//! blocks. Channels do the same on different parts, the odd ones possibly in the other direction (ring, double tree),
+//! The schedule is one that the CPU can execute, too: [`algorithm::program_by_switch`], with as many channels as the
+//! kernel has blocks. Channels do the same on different parts, the odd ones possibly with another tree (double tree),
 //! so two channels represent all: block `b` runs the steps of channel `b % 2` with shifted parts. Nothing here depends
 //! on the count. The cut of the segments ([`Cut`]) is passed beside the steps, so the kernel needs no division.
 //!
@@ -165,10 +165,10 @@ impl Compiled {
     /// `None` where the algorithm has no schedule for this call, or none that fits a kernel.
     pub(crate) fn new(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Compiled> {
         let all: Vec<Program> =
-            (0..shape.ranks).map(|r| algorithm::program(algorithm, shape, r)).collect::<Option<_>>()?;
+            (0..shape.ranks).map(|r| algorithm::program_by_switch(algorithm, shape, r)).collect::<Option<_>>()?;
         let ours = all.get(rank)?;
         let channels = all.iter().flat_map(|p| &p.lanes).map(|lane| lane.channel as usize + 1).max()?;
-        let sources = all.iter().map(most_sources).max()?;
+        let sources = all.iter().map(Program::most_sources).max()?;
         Some(Compiled {
             program: DeviceProgram { sources: sources as u32, ..encode(ours, channels)? },
             channels,
@@ -191,13 +191,14 @@ impl Compiled {
         Partition::new(count, elem, self.parts, message / self.span.max(1))
     }
 
-    /// The cut for slots of `slot` bytes, with `scratch` bytes of scratch memory; `None` if it cannot be cut so.
-    pub(crate) fn for_slots(&self, count: usize, elem: usize, slot: usize, scratch: usize) -> Option<Partition> {
+    /// The cut for slots, with `scratch` bytes of scratch memory; `None` if it cannot be cut so.
+    pub(crate) fn for_slots(&self, count: usize, elem: usize, layout: &Layout, scratch: usize) -> Option<Partition> {
+        let slot = if self.program.sources == 1 { layout.long_slot_bytes() } else { layout.slot_bytes };
         let mut message = slot;
         if self.is_pipeline() {
             // Whole lines of the cache, so that borders stay aligned.
             let share = (count.saturating_mul(elem) / (self.parts * PIPELINE * (self.ranks - 1))) & !63;
-            message = message.min(share.clamp(LEAST_MESSAGE, PIPELINE_MESSAGE));
+            message = message.min(share.max(LEAST_MESSAGE));
         }
         if let Some(room) = scratch.checked_div(self.scratch_segments * self.parts) {
             message = message.min(room & !63);
@@ -268,9 +269,6 @@ const LINE_WORDS: usize = 15;
 const PIPELINE: usize = 4;
 /// Messages that are shorter cost more than they gain.
 const LEAST_MESSAGE: usize = 8 << 10;
-/// Nothing keeps the sender of a pipeline in step with its receiver. With longer messages, 128 blocks that run ahead
-/// reach only half of the link's bandwidth on H200s (measured; the cause is unknown).
-const PIPELINE_MESSAGE: usize = 64 << 10;
 
 /// The steps of the first two channels; `None` if the others are not the same, or if there are too many.
 fn encode(program: &Program, channels: usize) -> Option<DeviceProgram> {
@@ -309,15 +307,6 @@ fn encode(program: &Program, channels: usize) -> Option<DeviceProgram> {
         }
     }
     Some(encoded)
-}
-
-/// Ranks at most of which a rank receives in a channel.
-fn most_sources(program: &Program) -> usize {
-    let mut sources = std::collections::HashMap::<u32, std::collections::HashSet<usize>>::new();
-    for lane in &program.lanes {
-        sources.entry(lane.channel).or_default().extend(lane.steps.iter().filter_map(Step::source));
-    }
-    sources.values().map(|ranks| ranks.len()).max().unwrap_or(0)
 }
 
 /// Parts and messages that a program sends over one of its FIFOs, of the busiest.

@@ -51,7 +51,7 @@ impl Schedules {
 
     fn cut(&self, compiled: &Compiled, framing: Framing, count: usize, elem: usize) -> Option<Partition> {
         match framing {
-            Framing::Simple => compiled.for_slots(count, elem, self.layout.slot_bytes, SCRATCH_BYTES),
+            Framing::Simple => compiled.for_slots(count, elem, &self.layout, SCRATCH_BYTES),
             Framing::Ll if compiled.channels > self.layout.line_channels => None,
             Framing::Ll => compiled.for_lines(count, elem, self.layout.lines, SCRATCH_BYTES),
             Framing::Ll128 => compiled.for_lines128(count, elem, &self.layout, SCRATCH_BYTES),
@@ -111,8 +111,8 @@ mod tests {
         {
             let layout = Layout::new(ranks, 1, &Config { cuda_slot: slot, cuda_blocks: blocks, ..Config::default() });
             let schedules = Schedules::new(1, layout);
-            use Collective::{AllReduce, Broadcast, Gather, Reduce, Scan};
-            for collective in [AllReduce, Broadcast, Gather, Reduce, Scan] {
+            use Collective::{AllGather, AllReduce, Broadcast, Gather, Reduce, ReduceScatter, Scan};
+            for collective in [AllGather, AllReduce, Broadcast, Gather, Reduce, ReduceScatter, Scan] {
                 for bytes in [800 << 10, 4 << 20, (10 << 20) + 8, (100 << 20) + 8, 256 << 20, 1 << 30] {
                     let choice = choose(&layout, collective, bytes, false);
                     let Protocol::Schedule(algorithm, framing) = choice.protocol else { continue };

@@ -38,14 +38,35 @@ const REDUCE: &[(Protocol, usize)] = &[
     (Protocol::TwoShot128, 24 << 20),
     (Protocol::OneShot, 1 << 20),
 ];
-/// Bytes for which a ring in LL128 is faster than all ranks at once: its links carry no less, and each line goes on as
-/// it arrives. Measured on four ranks; a ring of more has more hops.
-const RINGS: &[(Collective, RangeInclusive<usize>)] = &[
-    (Collective::AllReduce, 3 << 20..=24 << 20),
-    (Collective::Broadcast, 800 << 10..=12 << 20),
-    (Collective::Reduce, 700 << 10..=256 << 20),
+/// Bytes for which a ring is faster than all ranks at once. Its links carry no less, and with one sender for each
+/// receiver more arrives through the switch; in LL128 each line goes on as it arrives. A ring of more ranks, which has
+/// more hops, is not measured.
+type Rings = &'static [(Collective, Framing, RangeInclusive<usize>)];
+const RINGS_OF_THREE: Rings = &[
+    (Collective::AllReduce, Framing::Ll128, 3 << 20..=12 << 20),
+    (Collective::AllReduce, Framing::Simple, 64 << 20..=usize::MAX),
+    (Collective::AllGather, Framing::Ll128, 5 << 19..=14 << 20),
+    (Collective::AllGather, Framing::Simple, 14 << 20..=usize::MAX),
+    (Collective::ReduceScatter, Framing::Ll128, 4 << 20..=32 << 20),
+    (Collective::ReduceScatter, Framing::Simple, 32 << 20..=usize::MAX),
+    (Collective::Broadcast, Framing::Ll128, 400 << 10..=6 << 20),
+    (Collective::Broadcast, Framing::Simple, 48 << 20..=usize::MAX),
+    (Collective::Reduce, Framing::Ll128, 400 << 10..=32 << 20),
+    (Collective::Reduce, Framing::Simple, 32 << 20..=usize::MAX),
 ];
-const RING_RANKS: RangeInclusive<usize> = 3..=4;
+const RINGS_OF_FOUR: Rings = &[
+    (Collective::AllReduce, Framing::Ll128, 3 << 20..=14 << 20),
+    (Collective::AllReduce, Framing::Simple, 24 << 20..=usize::MAX),
+    (Collective::AllGather, Framing::Ll128, 3 << 18..=5 << 20),
+    (Collective::AllGather, Framing::Simple, 6 << 20..=usize::MAX),
+    (Collective::ReduceScatter, Framing::Simple, 6 << 20..=usize::MAX),
+    (Collective::Broadcast, Framing::Ll128, 400 << 10..=12 << 20),
+    (Collective::Broadcast, Framing::Simple, 96 << 20..=usize::MAX),
+    (Collective::Reduce, Framing::Ll128, 400 << 10..=48 << 20),
+    (Collective::Reduce, Framing::Simple, 48 << 20..=usize::MAX),
+];
+/// Bytes of a segment of registered buffers from which on a ring is faster than writing it to all ranks at once.
+const RING_OR_DIRECT: usize = 16 << 20;
 /// Bytes sent from which on lines are no better than registered buffers.
 const LINES_OR_DIRECT: usize = 6 << 20;
 /// Bytes sent up to which a rank reduces straight from its only peer's registered buffer. Above, slots are better:
@@ -98,10 +119,19 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         _ if registered && (!one_way || bytes >= DIRECT_ONE_WAY) => Protocol::Direct,
         _ => Protocol::Simple,
     };
-    // Shares of the lines suffice for any size.
-    let in_ring = |(of, sizes): &(Collective, RangeInclusive<usize>)| *of == collective && sizes.contains(&bytes);
-    if layout.lines128 > 0 && RING_RANKS.contains(&layout.ranks) && RINGS.iter().any(in_ring) {
-        return with_blocks(Protocol::Schedule(Algorithm::Ring, Framing::Ll128));
+    let rings = match layout.ranks {
+        3 => RINGS_OF_THREE,
+        4 => RINGS_OF_FOUR,
+        _ => &[],
+    };
+    let in_ring = |&&(of, framing, ref sizes): &&(Collective, Framing, RangeInclusive<usize>)| {
+        of == collective && sizes.contains(&bytes) && (framing != Framing::Ll128 || layout.lines128 > 0)
+    };
+    // Slots, and shares of the lines, suffice for any size.
+    if let Some(&(_, framing, _)) = rings.iter().find(in_ring)
+        && (large != Protocol::Direct || bytes >= RING_OR_DIRECT)
+    {
+        return with_blocks(Protocol::Schedule(Algorithm::Ring, framing));
     }
     // With few blocks lines have room for less, and for LL128 there may be none.
     let direct_is_better = large == Protocol::Direct && sent >= LINES_OR_DIRECT;

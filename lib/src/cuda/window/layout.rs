@@ -6,7 +6,7 @@ use super::MAX_RANKS;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// Kinds of FIFO between two ranks: scatter, point to point, gather.
+/// Kinds of FIFO between two ranks: scatter, gather, point to point.
 const KINDS: usize = 3;
 /// Distance of two flags: each has a sector of the L2 cache to itself.
 const FLAG_BYTES: usize = 32;
@@ -152,9 +152,15 @@ impl Layout {
         (self.ranks - 1).max(1)
     }
 
-    /// Kinds that have slots: between two ranks nothing is gathered in a second step.
+    /// Kinds of collectives that have slots: between two ranks nothing is gathered in a second step.
     fn slot_kinds(&self) -> usize {
-        if self.ranks > 2 { KINDS } else { KINDS - 1 }
+        if self.ranks > 2 { 2 } else { 1 }
+    }
+
+    /// Bytes of a slot in calls of collectives in which a rank receives from one other only, in each channel: it has the
+    /// slots of all senders and kinds.
+    pub(crate) fn long_slot_bytes(&self) -> usize {
+        self.slot_kinds() * self.senders() * self.slot_bytes
     }
 
     /// Bytes of a window and its extension.
@@ -211,7 +217,7 @@ impl Layout {
 
     /// Bytes of all slots; phased calls cut them anew.
     fn slot_memory(&self) -> usize {
-        self.slot_kinds() * self.channels * self.senders() * self.slots * self.slot_bytes
+        (self.slot_kinds() + 1) * self.channels * self.senders() * self.slots * self.slot_bytes
     }
 
     /// Bytes of one of them.
@@ -242,6 +248,7 @@ impl Layout {
             ("REGISTRATIONS", REGISTRATIONS),
             ("SLOT_COUNT", self.slots),
             ("SLOT_BYTES", self.slot_bytes),
+            ("SLOT_KINDS", self.slot_kinds()),
             ("EPOCH_BYTES", EPOCH_BYTES),
             ("FLAG_BYTES", FLAG_BYTES),
             ("LINE_BYTES", LINE_BYTES),
@@ -249,8 +256,8 @@ impl Layout {
             ("AREA_BYTES", self.area_bytes()),
             ("KINDS", KINDS),
             ("SCATTER", 0),
-            ("PAIR", 1),
-            ("GATHER", 2),
+            ("GATHER", 1),
+            ("PAIR", 2),
         ]
         .iter()
         .map(|(name, value)| format!("-D{name}={value}"))

@@ -215,7 +215,7 @@ fn check(algorithm: Algorithm, shape: &Shape, count: usize, elem: usize, way: Wa
         .collect();
     let layout = Layout::new(shape.ranks, 1, &crate::Config::default());
     let cut = |one: &Compiled| match way {
-        Way::Slots(slot) => one.for_slots(count, elem, slot, SCRATCH),
+        Way::Slots(slot_bytes) => one.for_slots(count, elem, &Layout { slot_bytes, ..layout }, SCRATCH),
         Way::Lines(lines) => one.for_lines(count, elem, lines, SCRATCH),
         Way::Lines128(lines128) => one.for_lines128(count, elem, &Layout { lines128, ..layout }, SCRATCH),
     };
@@ -233,20 +233,26 @@ fn check(algorithm: Algorithm, shape: &Shape, count: usize, elem: usize, way: Wa
         for i in 0..shape.output_segments(rank) * count {
             assert_eq!(memory.cells[memory.output + i], expected(shape, rank, count, i), "{what}: rank {rank}, {i}");
         }
-        let bytes = algorithm::bytes_sent(algorithm, shape, rank, &partition).expect("supported");
-        assert_eq!(machine.sent[rank] * elem as u64, bytes, "{what}: bytes of rank {rank}");
+    }
+    let bytes = |rank| algorithm::bytes_sent(algorithm, shape, rank, &partition).expect("supported");
+    let sent: Vec<u64> = machine.sent.iter().map(|elements| elements * elem as u64).collect();
+    assert_eq!(sent.iter().sum::<u64>(), (0..shape.ranks).map(bytes).sum::<u64>(), "{what}: bytes");
+    // On the CPU some channels of a ring go the other way.
+    if algorithm != Algorithm::Ring || shape.channels == 1 {
+        assert_eq!(sent, (0..shape.ranks).map(bytes).collect::<Vec<_>>(), "{what}: bytes of each rank");
+    }
+    if all[0].program.sources == 1 {
+        let mut senders = HashMap::<(usize, usize), std::collections::HashSet<usize>>::new();
+        machine.fifos.keys().for_each(|&(channel, from, to)| {
+            senders.entry((channel, to)).or_default().insert(from);
+        });
+        assert!(senders.values().all(|from| from.len() == 1), "{what}: others use the slots or lines");
     }
     if let Way::Lines(most) = way {
         assert!(machine.lines.values().all(|&lines| lines <= most), "{what}: lines");
     }
     if let Way::Lines128(of_sender) = way {
-        let alone = all[0].program.sources == 1;
-        let mut senders = HashMap::<(usize, usize), std::collections::HashSet<usize>>::new();
-        machine.lines128.keys().for_each(|&(channel, from, to)| {
-            senders.entry((channel, to)).or_default().insert(from);
-        });
-        assert!(!alone || senders.values().all(|from| from.len() == 1), "{what}: others use the lines");
-        let room = of_sender * if alone { shape.ranks - 1 } else { 1 };
+        let room = of_sender * if all[0].program.sources == 1 { shape.ranks - 1 } else { 1 };
         let fits = |&[total, longest]: &[usize; 2]| match in_shares {
             true => longest <= room / SLOTS / 8 * 8,
             false => total <= room,
@@ -321,8 +327,9 @@ fn what_is_too_long_for_lines_or_scratch_memory_is_refused() {
     assert!(ring.for_lines(largest, 8, 1024, 0).is_some());
     assert!(ring.for_lines(2 * largest, 8, 1024, 0).is_none());
     let tree = Compiled::new(Algorithm::Tree, &shape, 0).expect("supported");
-    assert!(tree.for_slots(1 << 20, 8, 64 << 10, 64).is_none());
-    let cut = tree.for_slots(1 << 20, 8, 64 << 10, 32 << 10).expect("cut smaller");
+    let layout = Layout { slot_bytes: 64 << 10, ..Layout::new(4, 1, &crate::Config::default()) };
+    assert!(tree.for_slots(1 << 20, 8, &layout, 64).is_none());
+    let cut = tree.for_slots(1 << 20, 8, &layout, 32 << 10).expect("cut smaller");
     assert!(cut.largest_window() * 8 <= 32 << 10);
     assert!(Compiled::new(Algorithm::OneShot, &shape, 0).is_none());
 }
