@@ -70,7 +70,7 @@ pub enum Protocol {
     Simple,
     /// From one rank's buffer into another's, if the buffers are registered; otherwise as Simple.
     Direct,
-    /// The schedule that the CPU would execute, of [`algorithm`](crate::algorithm), with a channel per block.
+    /// A schedule of [`algorithm::program_by_switch`](crate::algorithm::program_by_switch), with a channel per block.
     Schedule(Algorithm, Framing),
 }
 

@@ -2,7 +2,8 @@
 // carries the buffer once and not n-1 times: a subgroup forwards its own parts, another stores those that the others
 // forward.
 
-__device__ __forceinline__ void broadcast_slots(const Team& team, const Channel& channel, const u8* input, u8* output, u64 bytes, u32 root) {
+__device__ __forceinline__ void broadcast_slots(const Team& team, const Channel& channel,
+                                                const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
     const u32 parts = RANKS - 1;
     const bool is_root = team.rank == root;

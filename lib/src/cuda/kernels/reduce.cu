@@ -2,7 +2,8 @@
 // first, so that the root's link carries the buffer once and not n-1 times: one subgroup sends the segments, another
 // reduces received ones and sends the sum to the root; at the root it stores the sums.
 
-__device__ __forceinline__ void root_slots(const Team& team, const Channel& channel, const u8* input, u8* output, u64 bytes, u32 root) {
+__device__ __forceinline__ void root_slots(const Team& team, const Channel& channel,
+                                           const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
     // With two ranks the root reduces itself: a detour would double what its link carries.
     const u32 parts = RANKS == 2 ? 1 : RANKS - 1;

@@ -2,7 +2,8 @@
 // With a distance of 0 between the segments that is an all-reduce: between two ranks it sends no more than any other
 // and has one step less.
 
-__device__ __forceinline__ void scatter_slots(const Team& team, const Channel& channel, const u8* input, u8* output, u64 bytes, u64 stride) {
+__device__ __forceinline__ void scatter_slots(const Team& team, const Channel& channel,
+                                              const u8* input, u8* output, u64 bytes, u64 stride) {
     __shared__ Counters counters;
     const Subgroup group = subgroup_of(THREADS / 2, THREADS / 2);
     const Rounds rounds = begin_rounds(team, channel, counters, group, bytes, 1);

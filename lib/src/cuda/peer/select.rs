@@ -51,7 +51,7 @@ const RINGS_OF_THREE: Rings = &[
     (Collective::ReduceScatter, Framing::Simple, 32 << 20..=usize::MAX),
     (Collective::Broadcast, Framing::Ll128, 400 << 10..=6 << 20),
     (Collective::Broadcast, Framing::Simple, 48 << 20..=usize::MAX),
-    (Collective::Reduce, Framing::Ll128, 400 << 10..=32 << 20),
+    (Collective::Reduce, Framing::Ll128, 700 << 10..=32 << 20),
     (Collective::Reduce, Framing::Simple, 32 << 20..=usize::MAX),
 ];
 const RINGS_OF_FOUR: Rings = &[
@@ -62,7 +62,7 @@ const RINGS_OF_FOUR: Rings = &[
     (Collective::ReduceScatter, Framing::Simple, 6 << 20..=usize::MAX),
     (Collective::Broadcast, Framing::Ll128, 400 << 10..=12 << 20),
     (Collective::Broadcast, Framing::Simple, 96 << 20..=usize::MAX),
-    (Collective::Reduce, Framing::Ll128, 400 << 10..=48 << 20),
+    (Collective::Reduce, Framing::Ll128, 700 << 10..=48 << 20),
     (Collective::Reduce, Framing::Simple, 48 << 20..=usize::MAX),
 ];
 /// Bytes of a segment of registered buffers from which on a ring is faster than writing it to all ranks at once.
