@@ -8,6 +8,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use super::slot;
+use crate::wire::Bth;
 use crate::wire::icrc::Route;
 
 /// Bytes before the packets.
@@ -28,6 +30,14 @@ pub(super) fn header(route: &Route, segment: usize) -> [u8; HEADER] {
     raw
 }
 
+/// The packets at the start of `bytes`, of `segment` bytes each, that are all for slot `owner` and fit a datagram of
+/// `room` bytes. Handed on together they take one place of the few in the other card's queue.
+pub(super) fn run(bytes: &[u8], segment: usize, room: usize, owner: u32) -> &[u8] {
+    let of_owner = |packet: &&[u8]| Bth::dest_qpn_of(packet).map(slot::of) == Some(owner);
+    let count = bytes.chunks(segment).take_while(of_owner).count().min((room - HEADER) / segment);
+    bytes.get(..count * segment).unwrap_or(bytes)
+}
+
 /// Takes a datagram apart: its route, bytes of a packet, the packets.
 pub(super) fn parse(datagram: &[u8]) -> Option<(Route, usize, &[u8])> {
     let (header, packets) = datagram.split_first_chunk::<HEADER>()?;
@@ -44,6 +54,26 @@ pub(super) fn parse(datagram: &[u8]) -> Option<(Route, usize, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packets_for_the_same_card_are_handed_on_together() {
+        const SEGMENT: usize = 20;
+        let packet = |owner: u32, index: u32, len: usize| -> Vec<u8> {
+            let mut packet = vec![0; len];
+            packet[4..8].copy_from_slice(&(owner << slot::INDEX_BITS | index).to_be_bytes());
+            packet
+        };
+        let bytes = [(5, 1, SEGMENT), (5, 2, SEGMENT), (6, 1, SEGMENT), (5, 1, SEGMENT), (5, 1, 12)];
+        let bytes: Vec<u8> = bytes.into_iter().flat_map(|(owner, index, len)| packet(owner, index, len)).collect();
+        let run_at = |first: usize, owner, room| run(&bytes[first * SEGMENT..], SEGMENT, room, owner).len();
+        assert_eq!(run_at(0, 5, 1 << 16), 2 * SEGMENT, "up to one for another card");
+        assert_eq!(run_at(2, 6, 1 << 16), SEGMENT);
+        assert_eq!(run_at(3, 5, 1 << 16), SEGMENT + 12, "a short last one with them");
+        assert_eq!(run_at(3, 5, HEADER + 2 * SEGMENT - 1), SEGMENT, "as many as fit");
+        assert_eq!(run_at(0, 6, 1 << 16), 0);
+        // A packet that is too short for a number goes nowhere.
+        assert_eq!(run(&bytes[..7], SEGMENT, 1 << 16, 0), &[] as &[u8]);
+    }
 
     #[test]
     fn what_is_handed_on_is_understood() {

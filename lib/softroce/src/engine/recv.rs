@@ -170,7 +170,10 @@ impl Receiving {
         self.bytes += bytes.len();
         // Packets of one datagram are mostly of one queue pair.
         let mut cell: Option<(u32, Arc<Cell>)> = None;
-        for (i, packet) in bytes.chunks(segment.max(Bth::LEN)).enumerate() {
+        let segment = segment.max(Bth::LEN);
+        // Packets before this one are on their way to another card.
+        let mut handed_on = 0;
+        for (i, packet) in bytes.chunks(segment).enumerate() {
             let Some(qpn) = Bth::dest_qpn_of(packet) else { continue };
             let owner = slot::of(qpn);
             if owner == shared.slot.number {
@@ -186,11 +189,13 @@ impl Receiving {
                 if let Some((_, cell)) = &cell {
                     cell.receive(&packet, &shown, table, now);
                 }
-            } else if hands_on {
-                let mut header = forward::header(route, packet.len());
+            } else if hands_on && i >= handed_on {
+                let packets = forward::run(bytes.get(i * segment..).unwrap_or_default(), segment, ROOM, owner);
+                handed_on = i + packets.len().div_ceil(segment);
+                let mut header = forward::header(route, segment);
                 let mut parts = [
                     libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() },
-                    libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() },
+                    libc::iovec { iov_base: packets.as_ptr().cast_mut().cast(), iov_len: packets.len() },
                 ];
                 // SAFETY: both live until the call returns, and are only read.
                 unsafe { send::hand_on(shared, owner, &mut parts) };

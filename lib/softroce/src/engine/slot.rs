@@ -13,8 +13,8 @@
 //!   connections with long messages. Acknowledgements do not queue behind those then, and two threads can receive (see
 //!   `assistant`). A second Unix socket, which nobody reads, says that they are there.
 //! * From elsewhere: all cards of an interface bind its address with `SO_REUSEPORT`, the kernel picks one of them by
-//!   the packet's addresses and ports, and who gets a packet for another slot hands it on through that slot's Unix
-//!   socket.
+//!   the packet's addresses and ports, and who gets packets for another slot hands them on through that slot's Unix
+//!   socket, those of one datagram together: the socket's queue holds ten.
 //! * From the same host, IPv6, which has a single loopback address: through the Unix socket at once.
 //!
 //! A filter that steers packets to the member of the group (`SO_ATTACH_REUSEPORT_CBPF`) names members by their
