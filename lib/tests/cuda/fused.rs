@@ -12,7 +12,7 @@ use tinynccl::{Call, DType, Error, ReduceOp};
 use crate::common::lengths;
 use crate::peers::{PATIENCE, Rank, ranks, ranks_that_share};
 use crate::ranks::COLLECTIVES;
-use crate::schedules::capture;
+use crate::ranks::capture;
 
 /// Few, so that calls of a group often use what others write.
 const REGIONS: usize = 10;

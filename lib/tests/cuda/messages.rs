@@ -13,7 +13,7 @@ use tinynccl::wire::Collective;
 use tinynccl::{Call, DType, ReduceOp};
 
 use crate::peers::{PATIENCE, Rank, ranks};
-use crate::schedules::capture;
+use crate::ranks::capture;
 
 /// Bytes around a buffer that nobody may write.
 const GUARD: usize = 64;

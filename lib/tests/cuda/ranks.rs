@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaContext;
+use cudarc::driver::{CudaContext, CudaStream, sys};
 use tinynccl::launch::{self, Launcher};
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, Config, cuda};
@@ -67,4 +67,19 @@ pub(crate) fn in_processes(test: &str, environments: &[&[(&str, &str)]], body: i
         }
         assert_eq!(launcher.run().unwrap(), 0);
     }
+}
+
+/// What `work` enqueues, as a graph.
+pub(crate) fn capture(stream: &Arc<CudaStream>, work: impl FnOnce()) -> sys::CUgraphExec {
+    use cudarc::driver::result::stream as streams;
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    let mut executable = std::ptr::null_mut();
+    // SAFETY: the stream is alive; the graph is the one captured, and stays until the process ends.
+    unsafe {
+        streams::begin_capture(stream.cu_stream(), mode).unwrap();
+        work();
+        let graph = streams::end_capture(stream.cu_stream()).unwrap();
+        sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result().unwrap();
+    }
+    executable
 }
