@@ -219,7 +219,7 @@ __device__ __forceinline__ void close(const Team& team, const Channel& channel) 
     if (threadIdx.x == 0) *epoch_of(team) = channel.epoch;
 }
 
-// The end of a call: all ranks have started it, too, and make the same call. False, for the whole block: they do not.
+// All ranks have started this call, too, and make the same. False, for the whole block: they do not.
 __device__ __forceinline__ bool all_agree(const Team& team, const Channel& channel) {
     const u32 peer = channel.thread;
     const bool other = peer < RANKS && peer != team.rank;
