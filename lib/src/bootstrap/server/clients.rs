@@ -40,8 +40,9 @@ pub(super) enum Phase {
     Register { hello_rank: u32, world_size: u32 },
     /// A registered rank.
     Member { rank: usize },
-    /// Nothing more is expected of it: it said goodbye, or is being told why it is refused. `budget` more bytes of it
-    /// are thrown away, because closing with unread bytes would reset the connection under our last words.
+    /// Nothing more is expected of it: it said goodbye, or is being told that the store closes or why it is refused.
+    /// `budget` more bytes of it are thrown away, because closing with unread bytes would reset the connection under
+    /// our last words.
     Ending { budget: usize, ended: bool },
     /// To be removed.
     Gone,
@@ -172,11 +173,13 @@ impl Loop {
         }
     }
 
+    /// Tells the members that the store closes. Who hears it closes, too, without a goodbye, and is not lost by that.
     pub(super) fn say_closing(&mut self) {
         for client in &mut self.clients {
             if let Phase::Member { .. } = client.phase {
                 let _ = client.connection.queue(&ToRank::Closing);
                 let _ = client.connection.flush();
+                client.start_ending();
             }
         }
     }
