@@ -173,7 +173,8 @@ impl Loop {
         }
     }
 
-    /// Tells the members that the store closes. Who hears it closes, too, without a goodbye, and is not lost by that.
+    /// Tells the members that the store closes. A member that hears it closes, too, without a goodbye, and is not lost
+    /// by that.
     pub(super) fn say_closing(&mut self) {
         for client in &mut self.clients {
             if let Phase::Member { .. } = client.phase {

@@ -17,8 +17,8 @@ __device__ __forceinline__ u32* counter_at(u8* window, u32 which, u32 kind, u32 
     return (u32*)(window + COUNTERS + 4 * index);
 }
 
-// How a channel's slots are cut: some for each kind of collectives and sender, or long ones, where a rank has one sender
-// in a call.
+// How a channel's slots are cut: some for each kind of collectives and sender, or long ones, where a rank has one
+// sender in a call. Between two ranks that is the same.
 #define FOR_EACH 0
 #define FOR_ONE (SENDERS > 1)
 #define LONG_SLOT_BYTES ((u64)SLOT_BYTES * SLOT_KINDS * SENDERS)

@@ -124,11 +124,11 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         4 => RINGS_OF_FOUR,
         _ => &[],
     };
-    let in_ring = |&&(of, framing, ref sizes): &&(Collective, Framing, RangeInclusive<usize>)| {
-        of == collective && sizes.contains(&bytes) && (framing != Framing::Ll128 || layout.lines128 > 0)
-    };
     // Slots, and shares of the lines, suffice for any size.
-    if let Some(&(_, framing, _)) = rings.iter().find(in_ring)
+    let ring = rings.iter().find(|(of, framing, sizes)| {
+        *of == collective && sizes.contains(&bytes) && (*framing != Framing::Ll128 || layout.lines128 > 0)
+    });
+    if let Some(&(_, framing, _)) = ring
         && (large != Protocol::Direct || bytes >= RING_OR_DIRECT)
     {
         return with_blocks(Protocol::Schedule(Algorithm::Ring, framing));

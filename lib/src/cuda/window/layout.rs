@@ -157,8 +157,8 @@ impl Layout {
         if self.ranks > 2 { 2 } else { 1 }
     }
 
-    /// Bytes of a slot in calls of collectives in which a rank receives from one other only, in each channel: it has the
-    /// slots of all senders and kinds.
+    /// Bytes of a slot in calls of collectives in which a rank receives from one other only, in each channel: it has
+    /// the slots of all senders and kinds.
     pub(crate) fn long_slot_bytes(&self) -> usize {
         self.slot_kinds() * self.senders() * self.slot_bytes
     }

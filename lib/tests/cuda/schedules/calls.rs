@@ -17,18 +17,6 @@ use tinynccl::{Call, Comm, Config, Element, ReduceOp};
 pub(super) const MESSAGE: usize = 4096;
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-const COLLECTIVES: [Collective; 9] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::AllToAll,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::Scan,
-];
-
 fn contexts(ranks: usize) -> Option<Vec<Arc<CudaContext>>> {
     match cuda::device_count() {
         Ok(gpus) if gpus > 0 => {
@@ -294,7 +282,10 @@ pub(super) fn compare<T: Value>(ranks: &[Rank], channels: usize, cases: &[Case],
 pub(super) fn cases(ranks: usize, counts: &[usize], ops: &[ReduceOp]) -> Vec<Case> {
     let mut all = vec![];
     for algorithm in Algorithm::ALL {
-        for collective in COLLECTIVES {
+        for collective in Collective::ALL {
+            if matches!(collective, Collective::Barrier | Collective::SendRecv) {
+                continue;
+            }
             let root = if collective.has_root() { ranks - 1 } else { 0 };
             if algorithm::supports(algorithm, &Shape { collective, ranks, root, channels: 1 }) {
                 for &count in counts {
