@@ -153,6 +153,11 @@ fn is_direct(collective: Collective, count: usize, shift: usize, size: usize) ->
     (shift * size).is_multiple_of(16) && (whole_segments || !segments)
 }
 
+/// Whether so many ranks have a kernel for it.
+fn exists(collective: Collective, n: usize) -> bool {
+    n == 2 || matches!(collective, Collective::AllGather | Collective::AllToAll)
+}
+
 fn every_way<T: Exact>(ranks: &Ranks, counts: &[usize], shifts: &[usize], blocks: &[u32]) {
     let n = ranks.comms.len();
     let most = counts.iter().max().unwrap() * n + 2 * GUARD + shifts.iter().max().unwrap();
@@ -161,13 +166,18 @@ fn every_way<T: Exact>(ranks: &Ranks, counts: &[usize], shifts: &[usize], blocks
     for collective in COLLECTIVES {
         for &count in counts {
             for &blocks in blocks {
+                let choice = Choice { protocol: Protocol::Direct, blocks };
+                let fits = ranks.comms[0].fits(collective, choice, count * size_of::<T>());
+                assert_eq!(fits, exists(collective, n), "{collective}");
+                if !fits {
+                    continue;
+                }
                 for &shift in shifts {
                     for in_place in [false, true] {
                         if in_place && matches!(collective, Collective::AllToAll | Collective::ReduceScatter) {
                             continue;
                         }
-                        let choice = Some(Choice { protocol: Protocol::Direct, blocks });
-                        let case = Case { collective, count, shift, in_place, choice };
+                        let case = Case { collective, count, shift, in_place, choice: Some(choice) };
                         let before = ranks.direct_calls();
                         check(ranks, &mut inputs, &mut outputs, case);
                         let direct = if is_direct(collective, count, shift, size_of::<T>()) { n as u64 } else { 0 };
@@ -221,8 +231,8 @@ fn large_calls_are_direct_by_themselves() {
         let before = ranks.direct_calls();
         let case = Case { collective, count, shift: 0, in_place: false, choice: None };
         check(&ranks, &mut inputs, &mut outputs, case);
-        let direct = n == 2 || matches!(collective, Collective::AllGather | Collective::AllToAll);
-        assert_eq!(ranks.direct_calls() - before, if direct { n as u64 } else { 0 }, "{collective}");
+        let direct = if exists(collective, n) { n as u64 } else { 0 };
+        assert_eq!(ranks.direct_calls() - before, direct, "{collective}");
     }
 }
 
@@ -233,30 +243,27 @@ fn registered_on_some_ranks_alone() {
     let ranks = Ranks::new(&contexts, PATIENCE);
     let n = ranks.comms.len();
     let count = 300_000;
-    let registered = ranks.alloc::<i32>(count);
+    let registered = ranks.alloc::<i32>(n * count);
     for odd in 0..n {
-        let plain = ranks.streams[odd].clone_htod(&vec![odd as i32; count]).unwrap();
+        let plain = ranks.streams[odd].clone_htod(&vec![odd as i32; n * count]).unwrap();
         for rank in 0..n {
             let stream = &ranks.streams[rank];
             let at = if rank == odd { address(&plain, stream, 0) } else { address(&registered[rank], stream, 0) };
-            // SAFETY: as long as `count` elements, ours.
-            unsafe { result::memcpy_htod_async(at, &vec![rank as i32; count], stream.cu_stream()) }.unwrap();
+            // SAFETY: as long as all segments, ours.
+            unsafe { result::memcpy_htod_async(at, &vec![rank as i32; n * count], stream.cu_stream()) }.unwrap();
             stream.synchronize().unwrap();
-            let call =
-                RawCall::on_device(Call::new(Collective::AllReduce, i32::DTYPE, ReduceOp::Sum, 0, count), at, at);
             let choice = Choice { protocol: Protocol::Direct, blocks: 64 };
             // SAFETY: as above; the buffers outlive the calls.
-            unsafe { ranks.comms[rank].enqueue_as(stream, &call, choice) }.unwrap();
+            unsafe { ranks.comms[rank].enqueue_as(stream, &gather_in_place(rank, count, at), choice) }.unwrap();
         }
         assert_eq!(ranks.direct_calls(), 0);
-        let sum = (n * (n - 1) / 2) as i32;
         for rank in 0..n {
             let stream = &ranks.streams[rank];
             let got = match rank == odd {
                 true => stream.clone_dtoh(&plain).unwrap(),
                 false => stream.clone_dtoh(&*registered[rank]).unwrap(),
             };
-            assert!(got.iter().all(|&x| x == sum), "without rank {odd}: rank {rank}");
+            assert!((0..n * count).all(|i| got[i] == (i / count) as i32), "without rank {odd}: rank {rank}");
         }
     }
 }
@@ -322,12 +329,10 @@ fn ranks_that_disagree_write_nothing() {
     for rank in 0..ranks.comms.len() {
         let stream = &ranks.streams[rank];
         let at = address(&memory[rank], stream, 0);
-        let count = if rank == 1 { 5000 } else { 6000 };
-        let (collective, op) = (Collective::Broadcast, ReduceOp::Sum);
-        let call = RawCall::on_device(Call::new(collective, u8::DTYPE, op, 0, count), at, at);
+        let count = if rank == 1 { 5008 } else { 6000 };
+        let choice = Choice { protocol: Protocol::Direct, blocks: 4 };
         // SAFETY: within the memory.
-        unsafe { ranks.comms[rank].enqueue_as(stream, &call, Choice { protocol: Protocol::Direct, blocks: 4 }) }
-            .unwrap();
+        unsafe { ranks.comms[rank].enqueue_as(stream, &gather_in_place(rank, count, at), choice) }.unwrap();
     }
     let error = ranks.comms[0].synchronize().unwrap_err().to_string();
     assert!(error.contains("rank 0 and rank 1 disagree"), "{error}");
@@ -352,29 +357,30 @@ fn a_captured_call_is_direct_at_each_replay() {
     let Some(contexts) = contexts() else { return };
     let ranks = Ranks::new(&contexts, PATIENCE);
     let n = ranks.comms.len();
-    // Among more than two ranks slots would be chosen.
+    // Among more than two ranks a ring would be chosen.
     let direct = Choice { protocol: Protocol::Direct, blocks: 64 };
     ranks.comms.iter().for_each(|comm| comm.set_choice(Some(direct)));
     let count = 2_000_000;
-    let mut memory: Vec<Registered<i32>> = ranks.alloc(count);
+    let mut memory: Vec<Registered<i32>> = ranks.alloc(n * count);
     let mut graphs = Vec::new();
     for rank in 0..n {
         let stream = &ranks.streams[rank];
-        stream.memcpy_htod(&vec![1; count], &mut memory[rank].as_view_mut()).unwrap();
+        stream.memcpy_htod(&vec![1; n * count], &mut memory[rank].as_view_mut()).unwrap();
+        let call = gather_in_place(rank, count, address(&memory[rank], stream, 0));
         // Compiled and loaded before the capture.
-        ranks.comms[rank].all_reduce_in_place(stream, &mut memory[rank], ReduceOp::Max).unwrap();
+        // SAFETY: the memory outlives the call.
+        unsafe { ranks.comms[rank].enqueue(stream, &call) }.unwrap();
     }
     let before = ranks.direct_calls();
     for rank in 0..n {
         let stream = &ranks.streams[rank];
         let at = address(&memory[rank], stream, 0);
         stream.context().bind_to_thread().unwrap();
-        let call = |op| RawCall::on_device(Call::new(Collective::AllReduce, i32::DTYPE, op, 0, count), at, at);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream and the memory outlive the graph.
         unsafe {
             result::stream::begin_capture(stream.cu_stream(), mode).unwrap();
-            ranks.comms[rank].enqueue(stream, &call(ReduceOp::Max)).unwrap();
+            ranks.comms[rank].enqueue(stream, &gather_in_place(rank, count, at)).unwrap();
             let graph = result::stream::end_capture(stream.cu_stream()).unwrap();
             let mut executable = std::ptr::null_mut();
             sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0).result().unwrap();
@@ -384,7 +390,7 @@ fn a_captured_call_is_direct_at_each_replay() {
     for round in 1..=3 {
         for rank in 0..n {
             let stream = &ranks.streams[rank];
-            let values = vec![(10 * round + rank) as i32; count];
+            let values = vec![(10 * round + rank) as i32; n * count];
             stream.memcpy_htod(&values, &mut memory[rank].as_view_mut()).unwrap();
             stream.context().bind_to_thread().unwrap();
             // SAFETY: instantiated above.
@@ -393,7 +399,8 @@ fn a_captured_call_is_direct_at_each_replay() {
         for rank in 0..n {
             ranks.streams[rank].synchronize().unwrap();
             let got = ranks.streams[rank].clone_dtoh(&*memory[rank]).unwrap();
-            assert!(got.iter().all(|&x| x == (10 * round + n - 1) as i32), "round {round}, rank {rank}");
+            let right = |i: usize| (10 * round + i / count) as i32;
+            assert!((0..n * count).all(|i| got[i] == right(i)), "round {round}, rank {rank}");
         }
     }
     assert_eq!(ranks.direct_calls() - before, 3 * n as u64);
@@ -406,6 +413,12 @@ fn a_captured_call_is_direct_at_each_replay() {
     }
 }
 
+/// All_gather of segments of `count` elements, each in its place in the output at `at`.
+fn gather_in_place(rank: usize, count: usize, at: u64) -> RawCall {
+    let call = Call::new(Collective::AllGather, i32::DTYPE, ReduceOp::Sum, 0, count);
+    RawCall::on_device(call, at + (4 * rank * count) as u64, at)
+}
+
 /// All ranks of `comm`, with a stream each; the body of the tests with processes and threads.
 fn with_device(comm: &Comm, context: &Arc<CudaContext>) {
     let device = DeviceComm::new(comm, context).unwrap();
@@ -415,22 +428,22 @@ fn with_device(comm: &Comm, context: &Arc<CudaContext>) {
     comm.barrier().unwrap();
 }
 
-fn sum_of_ranks(device: &DeviceComm, stream: &Arc<CudaStream>, at: u64, count: usize, factor: usize) {
-    let rank = device.rank();
-    let n = device.size();
+/// Gathers `base` and the number of each rank, in `count` elements at `at`.
+fn numbers_of_ranks(device: &DeviceComm, stream: &Arc<CudaStream>, at: u64, count: usize, base: usize) {
+    let (rank, n) = (device.rank(), device.size());
+    let segment = count / n / 4 * 4;
     // SAFETY: the caller's memory of `count` elements.
-    unsafe { result::memcpy_htod_async(at, &vec![(factor * (rank + 1)) as i32; count], stream.cu_stream()) }.unwrap();
+    unsafe { result::memcpy_htod_async(at, &vec![(base + rank) as i32; count], stream.cu_stream()) }.unwrap();
     stream.synchronize().unwrap();
-    let (collective, op) = (Collective::AllReduce, ReduceOp::Sum);
-    let call = RawCall::on_device(Call::new(collective, i32::DTYPE, op, 0, count), at, at);
+    let choice = Choice { protocol: Protocol::Direct, blocks: 16 };
     // SAFETY: as above; waited for below.
-    unsafe { device.enqueue_as(stream, &call, Choice { protocol: Protocol::Direct, blocks: 16 }) }.unwrap();
+    unsafe { device.enqueue_as(stream, &gather_in_place(rank, segment, at), choice) }.unwrap();
     device.synchronize().unwrap();
-    let mut got = vec![0i32; count];
+    let mut got = vec![0i32; n * segment];
     // SAFETY: as above.
     unsafe { result::memcpy_dtoh_sync(&mut got, at) }.unwrap();
-    let sum = (factor * n * (n + 1) / 2) as i32;
-    assert!(got.iter().all(|&x| x == sum), "rank {rank}: expected {sum}, got {} and others", got[0]);
+    let wrong = (0..got.len()).find(|&i| got[i] != (base + i / segment) as i32);
+    assert_eq!(wrong.map(|i| (i, got[i])), None, "rank {rank}: of {base} and so on, segments of {segment}");
 }
 
 /// Buffers come and go, in different orders on the ranks.
@@ -441,14 +454,14 @@ fn memory_of_others(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) 
     for round in 0..12 {
         let buffer = device.alloc::<i32>(stream, count).unwrap();
         assert!(buffer.is_registered(), "rank {}, round {round}", comm.rank());
-        sum_of_ranks(device, stream, address(&buffer, stream, 0), count, round + 1);
+        numbers_of_ranks(device, stream, address(&buffer, stream, 0), count, round + 1);
         kept.push(buffer);
         if round % 3 == 2 {
             // Another one on each rank: numbers differ from now on.
             drop(kept.remove(comm.rank() % kept.len()));
         }
         for (i, buffer) in kept.iter().enumerate() {
-            sum_of_ranks(device, stream, address(buffer, stream, 0), count, 100 * round + i);
+            numbers_of_ranks(device, stream, address(buffer, stream, 0), count, 100 * round + i);
         }
     }
     let calls = device.direct_calls().unwrap() - before;
@@ -469,7 +482,7 @@ fn freed_and_allocated_again(comm: &Comm, device: &DeviceComm, stream: &Arc<Cuda
     let registration = unsafe { device.register(first, 4 * count) }.unwrap();
     assert!(registration.is_registered());
     let before = device.direct_calls().unwrap();
-    sum_of_ranks(device, stream, first, count, 3);
+    numbers_of_ranks(device, stream, first, count, 3);
     assert_eq!(device.direct_calls().unwrap(), before + 1);
     comm.barrier().unwrap();
     // SAFETY: of malloc_sync; the calls were waited for.
@@ -485,7 +498,7 @@ fn freed_and_allocated_again(comm: &Comm, device: &DeviceComm, stream: &Arc<Cuda
         println!("SKIPPED memory at an address used again, rank {}: CUDA gave out others", comm.rank());
     }
     comm.barrier().unwrap();
-    sum_of_ranks(device, stream, second, count, 7);
+    numbers_of_ranks(device, stream, second, count, 7);
     assert_eq!(device.direct_calls().unwrap(), before + 1, "rank {}: read through the old mapping", comm.rank());
     drop(registration);
     device.release().unwrap();
@@ -496,7 +509,7 @@ fn freed_and_allocated_again(comm: &Comm, device: &DeviceComm, stream: &Arc<Cuda
     // SAFETY: dropped behind the registration.
     let registration = unsafe { device.register(address(&pool, stream, 0), 4 * count) }.unwrap();
     assert!(!registration.is_registered());
-    sum_of_ranks(device, stream, address(&pool, stream, 0), count, 5);
+    numbers_of_ranks(device, stream, address(&pool, stream, 0), count, 5);
     assert_eq!(device.direct_calls().unwrap(), before + 1);
     // A host address is refused, on all ranks if on one.
     let host = [0u8; 64];

@@ -58,51 +58,9 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const Channel& 
     store_counters(team, counters);
 }
 
-#ifndef DIRECT
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 all_reduce_two_shot_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
     two_shot_slots(args.team, channel, args.input, args.output, args.bytes);
     leave(args.team, channel);
 }
-
-#else
-
-// Each rank reads its part of all inputs and writes the result into all outputs: both steps in one pass. Only one rank
-// accesses a part's input and output, so they may be the same buffer.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-all_reduce_two_shot_direct(const __grid_constant__ Args args) {
-    const Team& team = args.team;
-    const u8* input = args.input;
-    u8* output = args.output;
-    const u64 bytes = args.bytes;
-    __shared__ Reach reach;
-    const Channel channel = enter(team);
-    if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
-    if (!reached(reach.input) || !reached(reach.output)) {
-#if RANKS == 2
-        scatter_slots(team, channel, input, output, bytes, 0);
-#else
-        two_shot_slots(team, channel, input, output, bytes);
-#endif
-        return close(team, channel);
-    }
-    const u64 packs = bytes / 16;
-    u8* to[RANKS];
-#pragma unroll
-    for (int s = 0; s < RANKS; s++) to[s] = reach.output[s];
-    reduce_buffers(
-        reach.input, 0, border(packs, team.rank, RANKS), border(packs, team.rank + 1, RANKS), bytes, team.rank == 0,
-        [&](u64 i, Pack reduced) {
-#pragma unroll
-            for (int s = 0; s < RANKS; s++) ((Pack*)to[s])[i] = reduced;
-        },
-        [&](u64 i, Pack reduced) {
-            for (int s = 0; s < RANKS; s++) store_odd_pack(to[s], i, bytes, reduced);
-        });
-    depart(team, channel);
-    close(team, channel);
-}
-
-#endif

@@ -95,60 +95,36 @@ broadcast_simple(const __grid_constant__ Args args) {
 
 #else
 
-// Between two ranks the root writes into the other's output. Among more, each of the others reads its part from the
-// root and writes it into all outputs but the root's: one pass, and the root's link carries the buffer once.
+// The root writes into the other's output.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 broadcast_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;
     const u8* input = args.input;
     u8* output = args.output;
-    const u64 bytes = args.bytes;
+    const u64 bytes = args.bytes, packs = bytes / 16;
     const u32 root = args.root;
     __shared__ Reach reach;
     const Channel channel = enter(team);
     if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
-    if (!reached(reach.output, root) || (RANKS > 2 && !reached(reach.input[root]))) {
+    if (!reached(reach.output, root)) {
         broadcast_slots(team, channel, input, output, bytes, root);
         return close(team, channel);
     }
-    const u64 packs = bytes / 16;
     if (team.rank == root) {
-        u8* to = RANKS == 2 ? reach.output[1 - root] : nullptr;
+        u8* to = reach.output[1 - root];
         u8* copy = output != input ? output : nullptr;
-        if (to != nullptr || copy != nullptr) {
-            either(is_whole(input, packs, bytes) && (copy == nullptr || is_whole(copy, packs, bytes)), [&](auto whole) {
-                for_grid<8>(
-                    0, packs, [&](u64 i) { return load_pack(whole, input, i, bytes); },
-                    [&](u64 i, Pack pack) {
-                        if (to != nullptr) ((Pack*)to)[i] = pack;
-                        if (copy != nullptr) store_pack(whole, copy, i, bytes, pack);
-                    });
-            });
-            if (has_tail(bytes)) {
-                const Pack pack = load_odd_pack(input, packs, bytes);
-                if (to != nullptr) store_odd_pack(to, packs, bytes, pack);
-                if (copy != nullptr) store_odd_pack(copy, packs, bytes, pack);
-            }
-        }
-    } else if (RANKS > 2) {
-        const u32 part = (team.rank + RANKS - root - 1) % RANKS, parts = RANKS - 1;
-        const u8* from = reach.input[root];
-        u8* to[RANKS];
-#pragma unroll
-        for (int s = 0; s < RANKS; s++) to[s] = reach.output[s];
-        for_grid<8>(
-            border(packs, part, parts), border(packs, part + 1, parts), [&](u64 i) { return load_slot(from, i); },
-            [&](u64 i, Pack pack) {
-#pragma unroll
-                for (int s = 0; s < RANKS; s++) {
-                    if (s != (int)root) ((Pack*)to[s])[i] = pack;
-                }
-            });
-        if (has_tail(bytes) && part == 0) {
-            const Pack pack = load_odd_pack(from, packs, bytes);
-            for (u32 s = 0; s < RANKS; s++) {
-                if (s != root) store_odd_pack(to[s], packs, bytes, pack);
-            }
+        either(is_whole(input, packs, bytes) && (copy == nullptr || is_whole(copy, packs, bytes)), [&](auto whole) {
+            for_grid<8>(
+                0, packs, [&](u64 i) { return load_pack(whole, input, i, bytes); },
+                [&](u64 i, Pack pack) {
+                    ((Pack*)to)[i] = pack;
+                    if (copy != nullptr) store_pack(whole, copy, i, bytes, pack);
+                });
+        });
+        if (has_tail(bytes)) {
+            const Pack pack = load_odd_pack(input, packs, bytes);
+            store_odd_pack(to, packs, bytes, pack);
+            if (copy != nullptr) store_odd_pack(copy, packs, bytes, pack);
         }
     }
     depart(team, channel);

@@ -100,12 +100,11 @@ macro_rules! families {
 
 families! {
     AllReduceOneShot "all_reduce_one_shot" Reduces:
-        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_lines.cuh" "reduce_scatter.cu";
+        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_lines.cuh" "reduce_scatter.cu",
+        [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu";
     AllReduceTwoShot "all_reduce_two_shot" Reduces:
         [Simple] "reduce_slots.cuh" "all_reduce_two_shot.cu",
-        [Ll Ll128] "reduce_slots.cuh" "all_reduce_two_shot_ll.cu",
-        // If a buffer is not registered it takes the slots; between two ranks those of reduce_scatter.
-        [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu" "all_reduce_two_shot.cu";
+        [Ll Ll128] "reduce_slots.cuh" "all_reduce_two_shot_ll.cu";
     ReduceScatter "reduce_scatter" Reduces:
         [Simple Ll Ll128] "reduce_slots.cuh" "reduce_lines.cuh" "reduce_scatter.cu",
         [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu";

@@ -79,7 +79,7 @@ all_reduce_one_shot_simple(const __grid_constant__ Args args) {
 
 #else
 
-// Each rank reads its segment of all inputs.
+// Each rank reads its segment of both inputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_scatter_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;
@@ -97,6 +97,34 @@ reduce_scatter_direct(const __grid_constant__ Args args) {
     reduce_buffers(
         reach.input, team.rank * bytes, 0, bytes / 16, bytes, false, [&](u64 i, Pack reduced) { put(to, i, reduced); },
         [](u64, Pack) {});
+    depart(team, channel);
+    close(team, channel);
+}
+
+// Each rank reads its half of both inputs and writes the result into both outputs: both steps in one pass. Only one
+// rank accesses a half's input and output, so they may be the same buffer.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+all_reduce_one_shot_direct(const __grid_constant__ Args args) {
+    const Team& team = args.team;
+    const u8* input = args.input;
+    u8* output = args.output;
+    const u64 bytes = args.bytes, packs = bytes / 16;
+    __shared__ Reach reach;
+    const Channel channel = enter(team);
+    if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
+    if (!reached(reach.input) || !reached(reach.output)) {
+        scatter_slots(team, channel, input, output, bytes, 0);
+        return close(team, channel);
+    }
+    reduce_buffers(
+        reach.input, 0, border(packs, team.rank, RANKS), border(packs, team.rank + 1, RANKS), bytes, team.rank == 0,
+        [&](u64 i, Pack reduced) {
+#pragma unroll
+            for (int s = 0; s < RANKS; s++) ((Pack*)reach.output[s])[i] = reduced;
+        },
+        [&](u64 i, Pack reduced) {
+            for (int s = 0; s < RANKS; s++) store_odd_pack(reach.output[s], i, bytes, reduced);
+        });
     depart(team, channel);
     close(team, channel);
 }

@@ -99,7 +99,6 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         _ => OTHERS,
     };
     let sent = if collective == Collective::AllReduce { bytes } else { bytes.saturating_mul(layout.ranks - 1) };
-    let one_way = matches!(collective, Collective::Broadcast | Collective::Reduce);
     let with_blocks = |protocol| {
         let blocks = match is_messages(collective, protocol, layout.ranks) {
             true => pair_channels(layout, bytes as u64),
@@ -107,16 +106,16 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         };
         Choice { protocol, blocks }
     };
+    let is_direct = match collective {
+        Collective::Broadcast | Collective::Reduce => bytes >= DIRECT_ONE_WAY,
+        Collective::AllReduce | Collective::ReduceScatter => sent <= READ_AT_MOST,
+        _ => true,
+    };
     let large = match collective {
         Collective::Gather if layout.ranks > 2 => Protocol::Schedule(Algorithm::Direct, Framing::Simple),
-        Collective::Gather | Collective::Scatter => Protocol::Simple,
-        // From slots each part goes to all of the others at once, while the next comes in. A root that reduces
-        // registered buffers would read the inputs of all.
-        Collective::Broadcast | Collective::Reduce if layout.ranks > 2 => Protocol::Simple,
-        Collective::AllReduce | Collective::ReduceScatter if layout.ranks > 2 || sent > READ_AT_MOST => {
-            Protocol::Simple
+        _ if registered && is_direct && kernel(collective, Protocol::Direct, layout.ranks).is_some() => {
+            Protocol::Direct
         }
-        _ if registered && (!one_way || bytes >= DIRECT_ONE_WAY) => Protocol::Direct,
         _ => Protocol::Simple,
     };
     let rings = match layout.ranks {
@@ -157,8 +156,15 @@ pub(crate) fn kernel(collective: Collective, protocol: Protocol, ranks: usize) -
     if let Protocol::Schedule(..) = protocol {
         return Some(Kernel::new(Family::Schedule, framing));
     }
+    // Of gather and scatter there is none. Among more than two ranks it would be slower than slots, unless each rank
+    // writes its own data to all others.
+    let exchanges = matches!(collective, Collective::AllGather | Collective::AllToAll);
+    let rooted = matches!(collective, Collective::Gather | Collective::Scatter);
+    if protocol == Protocol::Direct && !exchanges && (ranks > 2 || rooted) {
+        return None;
+    }
     let two_steps = match protocol {
-        Protocol::TwoShot | Protocol::TwoShot128 | Protocol::Direct => true,
+        Protocol::TwoShot | Protocol::TwoShot128 => true,
         // Between two ranks one step sends as much.
         Protocol::Simple => ranks > 2,
         _ => false,
@@ -167,12 +173,11 @@ pub(crate) fn kernel(collective: Collective, protocol: Protocol, ranks: usize) -
         Collective::AllReduce if two_steps => Family::AllReduceTwoShot,
         Collective::AllReduce => Family::AllReduceOneShot,
         Collective::ReduceScatter => Family::ReduceScatter,
-        // With slots and with registered buffers one kernel has both forms.
+        // With slots one kernel has both forms.
         Collective::Reduce if matches!(protocol, Protocol::TwoShot | Protocol::TwoShot128) => Family::ReduceTwoShot,
         Collective::Reduce => Family::Reduce,
         Collective::Broadcast => Family::Broadcast,
         _ if is_messages(collective, protocol, ranks) => Family::SendRecv,
-        Collective::Gather | Collective::Scatter if protocol == Protocol::Direct => return None,
         Collective::AllGather | Collective::AllToAll | Collective::Gather | Collective::Scatter => Family::Exchange,
         _ => return None,
     };
