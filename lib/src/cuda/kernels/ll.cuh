@@ -48,12 +48,21 @@ __device__ __forceinline__ void push_line(u8* to, u64 data, u32 flag) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" : : "l"(to), "l"(low), "l"(high) : "memory");
 }
 
-// The data of a line if both its halves have arrived.
+// A line as it is now.
+__device__ __forceinline__ Pack look_at(const u8* from) {
+    Pack line;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(line.a), "=l"(line.b) : "l"(from) : "memory");
+    return line;
+}
+
+// Its data, and whether both its halves have this flag.
+__device__ __forceinline__ bool has_come(const Pack& line, u32 flag, u64& data) {
+    data = (line.a & 0xffffffffu) | (line.b << 32);
+    return (u32)(line.a >> 32) == flag && (u32)(line.b >> 32) == flag;
+}
+
 __device__ __forceinline__ bool peek_line(const u8* from, u32 flag, u64& data) {
-    u64 low, high;
-    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(from) : "memory");
-    data = (low & 0xffffffffu) | (high << 32);
-    return (u32)(low >> 32) == flag && (u32)(high >> 32) == flag;
+    return has_come(look_at(from), flag, data);
 }
 
 // False: given up, and `data` is undefined.
@@ -120,10 +129,17 @@ struct Ll {
         return await_line(team, line_at(team, channel, team.rank, peer, cell), channel.epoch, peer);
     }
 
-    // Whether it has arrived.
-    static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, u64& word) {
-        return peek_line(line_at(team, channel, team.rank, peer, cell), channel.epoch, word);
+    // The line of a cell as it is now, and whether the cell has come with it.
+    static __device__ __forceinline__ Pack look(const Team& team, const Channel& channel, u32 peer, u32 cell) {
+        return look_at(line_at(team, channel, team.rank, peer, cell));
     }
+
+    static __device__ __forceinline__ bool came(const Channel& channel, u32 cell, const Pack& line, u64& word) {
+        return has_come(line, channel.epoch, word);
+    }
+
+    // The answer of all threads that share lines with this one.
+    static __device__ __forceinline__ bool all_say(bool yes) { return yes; }
 };
 
 __device__ __forceinline__ u32 next_rank(u32 rank, u32 distance) {
@@ -149,16 +165,29 @@ __device__ __forceinline__ void push_cells(const Team& team, const Channel& chan
     }
 }
 
-// `all` keeps what it has for the others.
+// `all` keeps what it has for the others. A thread that has given up ends, and forwards nothing.
 template <typename Lines, typename Each>
 __device__ __forceinline__ void await_cells(const Team& team, const Channel& channel, u32 cell,
                                             typename Lines::Cell (&all)[RANKS], Each each) {
-    bool there[RANKS];
+    u32 missing = 0;
 #pragma unroll
-    for (int s = 0; s < RANKS; s++) there[s] = !each(s) || Lines::peek(team, channel, s, cell, all[s]);
+    for (u32 s = 0; s < RANKS; s++) missing |= (u32)each(s) << s;
+    Wait wait = {0, 0, 0};
+    while (missing != 0) {
+        const u32 before = missing;
+        Pack lines[RANKS];
 #pragma unroll
-    for (int s = 0; s < RANKS; s++) {
-        if (!there[s]) all[s] = Lines::await(team, channel, s, cell);
+        for (u32 s = 0; s < RANKS; s++) {
+            if (missing >> s & 1) lines[s] = Lines::look(team, channel, s, cell);
+        }
+#pragma unroll
+        for (u32 s = 0; s < RANKS; s++) {
+            if ((missing >> s & 1) && Lines::came(channel, cell, lines[s], all[s])) missing &= ~(1u << s);
+        }
+        if (missing == 0) break;
+        if (missing != before) wait.turns = 0;
+        const bool goes_on = keep_waiting(team, wait, WAITED_LINE, __ffs(missing) - 1, channel.epoch, 0);
+        if (!Lines::all_say(goes_on)) end_thread();
     }
 }
 

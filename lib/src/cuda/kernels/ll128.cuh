@@ -50,24 +50,39 @@ struct Ll128 {
         push_at(cell_at(team, channel, peer, team.rank, cell), cell, flag_of(channel), pack);
     }
 
-    // Whether the lines of this warp have arrived; the same answer for all its threads.
-    static __device__ __forceinline__ bool peek_at(const u8* from, u32 cell, u64 flag, Pack& pack) {
+    static __device__ __forceinline__ Pack look_at(const u8* from) {
         __syncwarp();
-        asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pack.a), "=l"(pack.b) : "l"(from) : "memory");
-        return !__any_sync(EVERY_LANE, has_flag(cell) && pack.b != flag);
+        return ::look_at(from);
     }
 
-    static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack& pack) {
-        return peek_at(cell_at(team, channel, team.rank, peer, cell), cell, flag_of(channel), pack);
+    static __device__ __forceinline__ Pack look(const Team& team, const Channel& channel, u32 peer, u32 cell) {
+        return look_at(cell_at(team, channel, team.rank, peer, cell));
+    }
+
+    // The same answer for all threads of a warp, which share lines.
+    static __device__ __forceinline__ bool all_say(bool yes) { return __all_sync(EVERY_LANE, yes); }
+
+    // Whether the lines of this warp have come as they were seen.
+    static __device__ __forceinline__ bool came_with(u64 flag, u32 cell, const Pack& line, Pack& pack) {
+        pack = line;
+        return all_say(!has_flag(cell) || line.b == flag);
+    }
+
+    static __device__ __forceinline__ bool came(const Channel& channel, u32 cell, const Pack& line, Pack& pack) {
+        return came_with(flag_of(channel), cell, line, pack);
+    }
+
+    static __device__ __forceinline__ bool peek_at(const u8* from, u32 cell, u64 flag, Pack& pack) {
+        return came_with(flag, cell, look_at(from), pack);
     }
 
     // A warp that has given up forwards nothing.
     static __device__ __forceinline__ Pack await(const Team& team, const Channel& channel, u32 peer, u32 cell) {
         Wait wait = {0, 0, 0};
         Pack pack;
-        while (!peek(team, channel, peer, cell, pack)) {
+        while (!came(channel, cell, look(team, channel, peer, cell), pack)) {
             const bool goes_on = keep_waiting(team, wait, WAITED_LINE, peer, channel.epoch, 0);
-            if (!__all_sync(EVERY_LANE, goes_on)) end_thread();
+            if (!all_say(goes_on)) end_thread();
         }
         return pack;
     }

@@ -325,7 +325,7 @@ __device__ __forceinline__ bool pack_came(const Team& team, const Channel& chann
     Wait wait = {0, 0, 0};
     while (!Ll128::peek_at(at, cell, flag, pack)) {
         const bool goes_on = wait_on(team, channel, wait, WAITED_LINE, peer, channel.epoch, 0);
-        if (!__all_sync(EVERY_LANE, goes_on)) return false;
+        if (!Ll128::all_say(goes_on)) return false;
     }
     return true;
 }
