@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::compile::compile;
 use super::driver::cuda;
-use super::kernels::{Args, THREADS, Team, launch};
+use super::kernels::{Args, Function, THREADS, Team, launch};
 use super::window::{Layout, Windows};
 use crate::comm::Comm;
 use crate::config::PathCheck;
@@ -136,7 +136,7 @@ impl<'a> Check<'a> {
         let (rank, blocks) = (self.windows.rank as u32, 2 * self.windows.layout.ranks as u32);
         let team = Team { windows: self.windows.addresses, rank, ..Team::default() };
         let asked = Asked { area: self.area, limit: limit.as_nanos() as u64, parts, spoil: self.spoils.into() };
-        let (function, stream) = (self.function.cu_function(), self.stream.cu_stream());
+        let (function, stream) = (Function::late(self.function.cu_function()), self.stream.cu_stream());
         let more = [(&raw const asked).cast()];
         // SAFETY: the kernel declares a `Check`; it stays within the windows.
         unsafe { launch(function, blocks, stream, &Args { team, ..Args::default() }, &more) }.map_err(failed)

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use cudarc::driver::{DriverError, sys};
 
+use super::cache::Function;
 use crate::comm::RawCall;
 use crate::cuda::call::Signature;
 use crate::cuda::window::MAX_RANKS;
@@ -90,7 +91,7 @@ impl Args {
 /// `more` must point to the parameters that the kernel declares after its `Args`. All memory that they point to must
 /// stay valid until the kernel has run.
 pub(crate) unsafe fn launch(
-    function: sys::CUfunction,
+    function: Function,
     blocks: u32,
     stream: sys::CUstream,
     args: &Args,
@@ -109,17 +110,33 @@ pub(crate) unsafe fn launch(
 /// # Safety
 /// `parameters` must point to those that the kernel declares; else as there.
 pub(crate) unsafe fn launch_with<const N: usize>(
-    function: sys::CUfunction,
+    function: Function,
     blocks: u32,
     stream: sys::CUstream,
     parameters: [*const c_void; N],
 ) -> Result<(), DriverError> {
     // The driver reads as many as the kernel declares, and writes none.
     let mut parameters = parameters.map(<*const c_void>::cast_mut);
-    // SAFETY: forwarded from the caller.
-    unsafe {
-        cudarc::driver::result::launch_kernel(function, (blocks, 1, 1), (THREADS, 1, 1), 0, stream, &mut parameters)
-    }
+    let mut early = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: THREADS,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        hStream: stream,
+        attrs: &raw mut early,
+        numAttrs: function.begins_early.into(),
+    };
+    // SAFETY: forwarded from the caller; the driver reads the configuration during the call.
+    unsafe { sys::cuLaunchKernelEx(&raw const config, function.handle, parameters.as_mut_ptr(), std::ptr::null_mut()) }
+        .result()
 }
 
 /// Size and field offsets of a struct shared with kernels, each as CUDA C computes it and as the host has it.

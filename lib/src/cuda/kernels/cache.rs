@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
 
 use super::{Framing, Kernel, Module, Types, unit};
 use crate::cuda::compile::compile;
-use crate::cuda::driver::{Uncaptured, cuda};
+use crate::cuda::driver::{Uncaptured, cuda, version};
 use crate::cuda::window::Layout;
 use crate::error::{Error, Result};
 
@@ -33,25 +33,45 @@ impl<K: Eq + Hash, V: Clone> Shelf<K, V> {
     }
 }
 
+/// GPUs and drivers on which a kernel may begin early, also in a captured graph.
+const EARLY_CAPABILITY: (i32, i32) = (9, 0);
+const EARLY_DRIVER: i32 = 12_030;
+
 /// Kernels that have been compiled and loaded for one device.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     context: Arc<CudaContext>,
     layout: Layout,
     capability: (i32, i32),
+    begins_early: bool,
     modules: Shelf<Module, Arc<CudaModule>>,
-    functions: Shelf<(Kernel, Types), Function>,
+    functions: Shelf<(Kernel, Types), Loaded>,
 }
 
-/// A handle, and its owner.
+/// A kernel as it is launched, as long as its [`Kernels`] live.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Function {
+    pub(super) handle: sys::CUfunction,
+    /// It may begin while the kernel before in its stream ends, and waits for that itself (`team.cuh`).
+    pub(super) begins_early: bool,
+}
+
+impl Function {
+    /// Of a kernel that does not wait itself.
+    pub(crate) fn late(handle: sys::CUfunction) -> Function {
+        Function { handle, begins_early: false }
+    }
+}
+
+/// A function, and its owner.
 #[derive(Debug, Clone)]
-struct Function {
-    handle: sys::CUfunction,
-    _loaded: CudaFunction,
+struct Loaded {
+    function: Function,
+    _owner: CudaFunction,
 }
 
 // SAFETY: a CUfunction is a handle that the driver lets any thread use; it lives as long as the CudaFunction beside it.
-unsafe impl Send for Function {}
+unsafe impl Send for Loaded {}
 
 /// Those of this process, by context and layout. One set for all communicators of a device: loading code can make CUDA
 /// wait for kernels that run, and a kernel that waits for a rank whose code is being loaded would wait for ever.
@@ -74,20 +94,23 @@ impl Kernels {
         let capability = context
             .compute_capability()
             .map_err(|e| cuda("DeviceComm", "querying the device's compute capability", e))?;
-        Ok(Kernels { context: context.clone(), layout, capability, modules: Shelf::new(), functions: Shelf::new() })
+        let driver = version().map_err(|e| cuda("DeviceComm", "querying the driver's version", e))?;
+        let begins_early = capability >= EARLY_CAPABILITY && driver >= EARLY_DRIVER;
+        let (modules, functions) = (Shelf::new(), Shelf::new());
+        Ok(Kernels { context: context.clone(), layout, capability, begins_early, modules, functions })
     }
 
     /// The function of `kernel`, compiled if it is missing.
-    pub(crate) fn function(&self, kernel: Kernel, types: Types) -> Result<sys::CUfunction> {
+    pub(crate) fn function(&self, kernel: Kernel, types: Types) -> Result<Function> {
         let load = || {
             // Loading code may wait for the device.
             let _uncaptured = Uncaptured::begin();
             self.load(kernel, types)
         };
-        self.functions.get((kernel, types), load).map(|function| function.handle)
+        self.functions.get((kernel, types), load).map(|loaded| loaded.function)
     }
 
-    fn load(&self, kernel: Kernel, types: Types) -> Result<Function> {
+    fn load(&self, kernel: Kernel, types: Types) -> Result<Loaded> {
         let source = kernel
             .source()
             .ok_or_else(|| Error::invalid("loading kernels", format!("there is no kernel {}", kernel.name())))?;
@@ -106,6 +129,6 @@ impl Kernels {
         let asked = function.get_attribute(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS);
         let registers = asked.map_err(|e| cuda("loading kernels", name.as_str(), e))?;
         log::debug!("{name}: {registers} registers");
-        Ok(Function { handle, _loaded: function })
+        Ok(Loaded { function: Function { handle, begins_early: self.begins_early }, _owner: function })
     }
 }

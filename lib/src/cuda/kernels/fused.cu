@@ -91,6 +91,7 @@ __device__ __forceinline__ u32 together(const Fused& fused, u32 i) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 fused(const __grid_constant__ Fused fused) {
     __shared__ Args args[FUSED];
+    await_kernel_before();
     volatile u32* epoch = epoch_of(fused.team);
     u32 finished = *epoch;
     unfold(fused, args);

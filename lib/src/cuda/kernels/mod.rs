@@ -12,7 +12,7 @@ mod cache;
 #[cfg(test)]
 pub(crate) use args::mirrored;
 pub(crate) use args::{Args, Remote, THREADS, Team, launch, launch_with};
-pub(crate) use cache::Kernels;
+pub(crate) use cache::{Function, Kernels};
 
 use super::window::Layout;
 use crate::dtype::{DType, ReduceOp};
@@ -217,6 +217,19 @@ mod tests {
                 .map(|before| text.matches(&format!("{before}{}(const __grid_constant__ ", kernel.name())).count());
             assert_eq!(begins.iter().sum::<usize>(), 1, "{kernel:?}");
         }
+    }
+
+    /// Else a kernel would run before what it reads is written.
+    #[test]
+    fn every_kernel_awaits_the_one_before_it() {
+        for kernel in Kernel::ALL {
+            let text = kernel.source().unwrap().text;
+            let begin = text.find(&format!("{}(const __grid_constant__ ", kernel.name())).unwrap();
+            let body = &text[begin..begin + text[begin..].find("\n}\n").unwrap()];
+            let awaits = ["await_kernel_before()", "enter(", "one_call<", "two_shot_lines<"];
+            assert!(awaits.iter().any(|call| body.contains(call)), "{}: {body}", kernel.name());
+        }
+        assert!(COMMON.contains("enter(const Team& team) {\n    await_kernel_before();"));
     }
 
     fn unit_defines(layout: &Layout) -> Vec<String> {

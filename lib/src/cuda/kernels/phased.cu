@@ -39,6 +39,7 @@ __device__ __forceinline__ bool is_free(const Team& team, u32 peer, u32 number) 
 // Writes `bytes` at `input + p * stride` into our area of rank p's window.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_push(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    await_kernel_before();
     const Team& team = args.team;
     const u8* input = args.input;
     const u64 bytes = args.bytes, stride = args.stride;
@@ -52,6 +53,7 @@ phased_push(const __grid_constant__ Args args, const __grid_constant__ Counts co
 // Copies rank s's data to `output + s * stride`.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_take(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    await_kernel_before();
     const Team& team = args.team;
     u8* output = args.output;
     const u64 bytes = args.bytes, stride = args.stride;
@@ -72,6 +74,7 @@ __device__ __forceinline__ volatile u64* purpose_at(u32* flag, u32 number) {
 // Publishes our progress to each rank that takes part (TAIL: areas filled, and the call of the last; HEAD: areas
 // freed).
 extern "C" __global__ void phased_signal(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    await_kernel_before();
     const Team& team = args.team;
     const u32 peer = threadIdx.x;
     if (peer >= RANKS || (counts.who >> peer & 1) == 0 || was_let_go(team)) return;
@@ -82,6 +85,7 @@ extern "C" __global__ void phased_signal(const __grid_constant__ Args args, cons
 
 // Whether the ranks that filled an area make the same call. (Not for messages: their two ends are different calls.)
 extern "C" __global__ void phased_compare(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    await_kernel_before();
     const Team& team = args.team;
     const u32 peer = threadIdx.x;
     if (peer >= RANKS || (counts.who >> peer & 1) == 0) return;
@@ -95,6 +99,7 @@ extern "C" __global__ void phased_compare(const __grid_constant__ Args args, con
 // Reduces our own `input` with all others' data.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_reduce(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    await_kernel_before();
     const Team& team = args.team;
     const u8* input = args.input;
     u8* output = args.output;

@@ -135,6 +135,7 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
     const Team& team = args.team;
     __shared__ u8* target; // the receiver's buffer as we reach it, or null
     __shared__ bool well;
+    await_kernel_before();
     const u32 carrying = messages.to.channels + messages.from.channels;
     if (blockIdx.x >= carrying) return copy_own(messages.own, blockIdx.x - carrying);
     const bool sends = blockIdx.x < messages.to.channels;

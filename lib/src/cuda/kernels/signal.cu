@@ -12,6 +12,7 @@ struct Awaited {
 // One more signal to rank `root`: `input` is our memory of signals, `output` that rank's. Copies before it in the
 // stream have arrived.
 extern "C" __global__ void signal(const __grid_constant__ Args args) {
+    await_kernel_before();
     if (threadIdx.x != 0) return;
     u32* own = (u32*)args.input;
     u32* published = own + PUBLISHED + args.root;
@@ -26,6 +27,7 @@ extern "C" __global__ void signal(const __grid_constant__ Args args) {
 
 // Waits for so many more signals of each rank.
 extern "C" __global__ void signal_wait(const __grid_constant__ Args args, const __grid_constant__ Awaited awaited) {
+    await_kernel_before();
     const u32 peer = threadIdx.x;
     if (peer >= RANKS || awaited.of[peer] == 0) return;
     u32* own = (u32*)args.output;

@@ -59,6 +59,14 @@ __device__ __forceinline__ void store_release(u32* at, u32 value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
 }
 
+// Kernels begin while the one before in their stream still ends (`launch_with`). From here on it has ended, and its
+// writes are visible: no kernel accesses memory before. (CUDA: programmatic dependent launch)
+__device__ __forceinline__ void await_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+
 // One thread's patience in one wait.
 struct Wait {
     u32 turns;

@@ -22,8 +22,6 @@ mod select;
 
 use std::sync::Arc;
 
-use cudarc::driver::sys;
-
 pub(crate) use chooser::Chooser;
 pub use decide::Reason;
 pub(crate) use fused::{MOST as MOST_FUSED, types};
@@ -35,7 +33,7 @@ pub(crate) use select::needs_extension;
 
 use super::call::{self, End, Round, unsupported};
 use super::driver::cuda;
-use super::kernels::{Args, Family, Framing as KernelFraming, Kernel, Kernels, Remote, Team, launch};
+use super::kernels::{Args, Family, Framing as KernelFraming, Function, Kernel, Kernels, Remote, Team, launch};
 use super::messages;
 use super::path::{DataPath, Turn};
 use super::report::Report;
@@ -114,7 +112,7 @@ impl Peer {
     }
 
     /// The kernel of a collective, compiled and loaded if it is missing.
-    fn function(&self, call: &RawCall, choice: Choice) -> Result<sys::CUfunction> {
+    fn function(&self, call: &RawCall, choice: Choice) -> Result<Function> {
         let kernel = select::kernel(call.collective, choice.protocol, self.chooser.layout.ranks)
             .ok_or_else(|| unsupported(call.collective))?;
         let types = call.op.filter(|_| kernel.reduces(call.collective)).map(|op| (call.dtype, op));
@@ -122,7 +120,7 @@ impl Peer {
     }
 
     /// The same of messages.
-    fn message_function(&self) -> Result<sys::CUfunction> {
+    fn message_function(&self) -> Result<Function> {
         self.kernels.function(Kernel::new(Family::SendRecv, KernelFraming::Simple), None)
     }
 
