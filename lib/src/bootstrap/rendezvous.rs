@@ -155,24 +155,30 @@ fn resolve(hosts: &[(&'static str, String)], port: u16) -> Result<Vec<SocketAddr
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::collections::HashMap;
+    use std::net::SocketAddr;
+
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
 
     fn from(text: &str) -> Result<Rendezvous> {
         let map: HashMap<&str, &str> = text.split_whitespace().map(|kv| kv.split_once('=').unwrap()).collect();
         from_lookup(&|name| map.get(name).map(|v| (*v).to_owned()), &Config::default())
     }
 
-    fn free_port() -> (std::net::TcpListener, u16) {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        (listener, port)
+    /// A socket that holds a port: rank 0 may listen there as long as the socket does not.
+    fn held_port() -> (Socket, u16) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let port = socket.local_addr().unwrap().as_socket().unwrap().port();
+        (socket, port)
     }
 
     #[test]
     fn rank_0_hosts_the_store_and_the_others_know_where() {
-        let (listener, port) = free_port();
-        drop(listener);
+        let (_held, port) = held_port();
         let zero = from(&format!("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}")).unwrap();
         let one = from(&format!("RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}")).unwrap();
         assert!(zero.server.is_some() && one.server.is_none());
@@ -181,7 +187,8 @@ mod tests {
 
     #[test]
     fn a_port_in_use_and_an_unknown_host_name_their_variables() {
-        let (_listener, port) = free_port();
+        let (socket, port) = held_port();
+        socket.listen(1).unwrap();
         let e = from(&format!("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}")).unwrap_err().to_string();
         assert!(e.contains(&format!("MASTER_PORT=\"{port}\"")) && e.contains("in use"), "{e}");
         for rank in [0, 1] {

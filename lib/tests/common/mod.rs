@@ -3,6 +3,7 @@
 
 pub mod cells;
 pub mod memory;
+pub mod port;
 pub mod values;
 
 use std::time::Duration;

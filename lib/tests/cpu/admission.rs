@@ -14,6 +14,8 @@ use tinynccl::config::{PortRange, TransportChoice};
 use tinynccl::transport::Endpoint;
 use tinynccl::{Comm, Config, Error, ReduceOp, Secret};
 
+use super::common::port::Port;
+
 /// Set for a process that is one rank.
 const ROLE: &str = "TINYNCCL_TEST_ADMISSION";
 /// As `openssl rand -hex 32` makes them.
@@ -74,8 +76,15 @@ fn a_rank() {
     comm.close().expect("nothing has failed");
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
+#[test]
+fn a_port_that_is_held_is_free_for_whoever_asks_for_it_by_number() {
+    let port = Port::loopback();
+    let refused = || TcpStream::connect(port.at).expect_err("nobody listens").kind();
+    assert_eq!(refused(), std::io::ErrorKind::ConnectionRefused);
+    let listener = TcpListener::bind(port.at).expect("a free port");
+    TcpStream::connect(port.at).expect("the listener's");
+    drop(listener);
+    assert_eq!(refused(), std::io::ErrorKind::ConnectionRefused);
 }
 
 /// A rank that was started by hand, to meet at `master`.
@@ -156,8 +165,8 @@ fn address(hex: &str) -> IpAddr {
 #[test]
 fn a_job_of_one_host_listens_on_loopback_alone() {
     for transport in ["shm", "tcp"] {
-        let master = SocketAddr::from(([127, 0, 0, 1], free_port()));
-        let mut ranks = [0, 1].map(|r| rank(r, 2, master, &[("TINYNCCL_TRANSPORT", transport)]));
+        let port = Port::loopback();
+        let mut ranks = [0, 1].map(|r| rank(r, 2, port.at, &[("TINYNCCL_TRANSPORT", transport)]));
         for child in &mut ranks {
             assert_eq!(said(child), ("sum 2".to_owned(), Some(0)), "{transport}");
         }
@@ -170,16 +179,14 @@ fn a_job_of_one_host_listens_on_loopback_alone() {
 }
 
 /// An address of this host that others may reach, if it has one.
-fn reachable() -> Option<SocketAddr> {
+fn reachable() -> Option<IpAddr> {
     let all = local_addresses(&Config::default()).expect("interfaces");
-    let ip = all.iter().find(|a| !a.loopback && a.ip.is_ipv4())?.ip;
-    let port = TcpListener::bind((ip, 0)).and_then(|l| l.local_addr()).expect("a port").port();
-    Some(SocketAddr::new(ip, port))
+    all.iter().find(|a| !a.loopback && a.ip.is_ipv4()).map(|a| a.ip)
 }
 
 #[test]
 fn ranks_started_by_hand_with_one_secret_meet_and_one_without_is_warned_about_once() {
-    let Some(master) = reachable() else { return };
+    let Some(ip) = reachable() else { return };
     let file = tempfile::NamedTempFile::new().expect("a file");
     writeln!(&file, "{}", SECRETS[0]).expect("written");
     let path = file.path().to_str().expect("UTF-8");
@@ -187,8 +194,8 @@ fn ranks_started_by_hand_with_one_secret_meet_and_one_without_is_warned_about_on
         (vec![], vec![], [1, 0]),
         (vec![("TINYNCCL_SECRET", SECRETS[0])], vec![("TINYNCCL_SECRET_FILE", path)], [0, 0]),
     ] {
-        let port = SocketAddr::new(master.ip(), reachable().expect("as before").port());
-        let mut ranks = [rank(0, 2, port, &zero), rank(1, 2, port, &one)];
+        let port = Port::new(ip);
+        let mut ranks = [rank(0, 2, port.at, &zero), rank(1, 2, port.at, &one)];
         for (child, times) in ranks.iter_mut().zip(warned) {
             assert_eq!(said(child), ("sum 2".to_owned(), Some(times)));
         }
@@ -201,13 +208,13 @@ fn ranks_started_by_hand_with_one_secret_meet_and_one_without_is_warned_about_on
 
 #[test]
 fn a_leftover_rank_of_an_older_start_does_not_take_the_place_of_the_new_one() {
-    let master = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let port = Port::loopback();
     // It waits for the rank 0 of its own start, which never comes; and is the first at the store of the new one.
-    let mut leftover = rank(1, 2, master, &[("TINYNCCL_SECRET", SECRETS[0])]);
-    let mut zero = rank(0, 2, master, &[("TINYNCCL_SECRET", SECRETS[1])]);
+    let mut leftover = rank(1, 2, port.at, &[("TINYNCCL_SECRET", SECRETS[0])]);
+    let mut zero = rank(0, 2, port.at, &[("TINYNCCL_SECRET", SECRETS[1])]);
     let (outcome, _) = said(&mut leftover);
     assert!(outcome.contains("rank 1 was refused: wrong secret"), "{outcome}");
-    let mut one = rank(1, 2, master, &[("TINYNCCL_SECRET", SECRETS[1])]);
+    let mut one = rank(1, 2, port.at, &[("TINYNCCL_SECRET", SECRETS[1])]);
     for child in [&mut zero, &mut one] {
         assert_eq!(said(child).0, "sum 2");
     }
@@ -217,9 +224,9 @@ fn a_leftover_rank_of_an_older_start_does_not_take_the_place_of_the_new_one() {
 #[test]
 fn ranks_with_a_wrong_or_missing_secret_are_told_so_on_both_sides() {
     for theirs in [&[("TINYNCCL_SECRET", SECRETS[1])][..], &[]] {
-        let master = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let port = Port::loopback();
         let patience = [("TINYNCCL_SECRET", SECRETS[0]), ("TINYNCCL_CONNECT_TIMEOUT", "4")];
-        let mut ranks = [rank(0, 2, master, &patience), rank(1, 2, master, theirs)];
+        let mut ranks = [rank(0, 2, port.at, &patience), rank(1, 2, port.at, theirs)];
         let [zero, one] = ranks.each_mut().map(|child| said(child).0);
         assert!(one.contains("wrong secret") && one.contains("TINYNCCL_SECRET is not the same"), "{one}");
         assert!(zero.contains("rank 1") && zero.contains("refused: wrong secret"), "{zero}");

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::common::port::Port;
 use crate::common::{Fabric, config, run, run_ok};
 use serde_json::Value;
 use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
@@ -209,13 +210,14 @@ fn child_process() {
     }
 }
 
-fn processes(ranks: usize, port: u16, trace: &str) -> Vec<std::process::Output> {
+fn processes(ranks: usize, trace: &str) -> Vec<std::process::Output> {
+    let port = Port::loopback();
     let children: Vec<_> = (0..ranks)
         .map(|rank| {
             Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "trace::child_process", "--nocapture", "--test-threads=1"])
                 .envs([("RANK", rank.to_string()), ("WORLD_SIZE", ranks.to_string()), ("LOCAL_RANK", rank.to_string())])
-                .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port.to_string())])
+                .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port.at.port().to_string())])
                 .envs([("TINYNCCL_TRACE", trace), ("TINYNCCL_ALGO", "ring"), ("TINYNCCL_TUNE", "0")])
                 .envs([("TINYNCCL_TIMEOUT", "30"), ("TINYNCCL_CONNECT_TIMEOUT", "30")])
                 .stdout(std::process::Stdio::piped())
@@ -227,15 +229,11 @@ fn processes(ranks: usize, port: u16, trace: &str) -> Vec<std::process::Output> 
     children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
 }
 
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 #[test]
 fn ring_on_processes_is_one_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.json");
-    for output in processes(3, free_port(), &path.display().to_string()) {
+    for output in processes(3, &path.display().to_string()) {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     let trace = Trace::read(&path);
@@ -247,7 +245,7 @@ fn ring_on_processes_is_one_file() {
 
 #[test]
 fn a_path_that_cannot_be_written_is_an_error_of_every_rank_at_the_start() {
-    for output in processes(2, free_port(), "/nowhere/at/all.json") {
+    for output in processes(2, "/nowhere/at/all.json") {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains("/nowhere/at/all.json"), "{said}");
     }

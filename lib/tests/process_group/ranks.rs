@@ -1,11 +1,11 @@
 //! Ranks as processes: started here as a launcher would, or by mpirun.
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use tinynccl::process_group::{BackendType, Device, InitOptions, init_process_group};
 
 use super::common::config;
+use super::common::port::Port;
 use super::place::Site;
 use super::{failures, random, suite};
 
@@ -68,13 +68,9 @@ fn finish(child: Child, who: &str) {
     assert!(output.status.success(), "{who}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
-}
-
 /// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
 pub(crate) fn by_environment(task: &str, world: usize) {
-    let port = free_port();
+    let port = Port::loopback();
     let start = |rank: usize| {
         start(
             this_program(task)
@@ -82,7 +78,7 @@ pub(crate) fn by_environment(task: &str, world: usize) {
                 .env("LOCAL_RANK", rank.to_string())
                 .env("WORLD_SIZE", world.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
-                .env("MASTER_PORT", port.to_string()),
+                .env("MASTER_PORT", port.at.port().to_string()),
         )
     };
     let ranks: Vec<Child> = (0..world).map(start).collect();
