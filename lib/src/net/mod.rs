@@ -78,7 +78,7 @@ use door::Door;
 use rails::Rails;
 use rdma::Devices;
 use relay::Relays;
-use worker::Workers;
+use worker::{Task, Workers};
 
 /// A process's place in the network: its addresses, its threads, and where it listens.
 #[derive(Debug)]
@@ -125,6 +125,9 @@ impl Net {
         let relays = Relays::new(config, &ports, host)?;
         let rails = Rails::default();
         let devices = Devices::open(config)?;
+        if let Some(devices) = &devices {
+            workers.next().push(Task::Hear(devices.clone()));
+        }
         let config = config.clone();
         let inner = Arc::new(Inner { config, ports, others, host, sockets, workers, rails, relays, devices });
         let door = Door::open(&inner)?;

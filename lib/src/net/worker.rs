@@ -10,6 +10,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::link::{Left, Link};
+use super::rdma::Devices;
 use super::request::Activity;
 use crate::config::Config;
 use crate::doorbell::Doorbell;
@@ -39,6 +40,8 @@ pub(super) enum Task {
     Watch(Arc<Link>, usize),
     /// That is closed.
     Unwatch(Arc<Link>, usize),
+    /// What the RDMA devices say.
+    Hear(Arc<Devices>),
     /// Its owner has closed it; `linger`: what is in the kernel should still arrive.
     Close { link: Arc<Link>, stream: usize, linger: bool },
 }
@@ -105,6 +108,7 @@ impl Workers {
                 busy_spin,
                 streams: HashMap::new(),
                 queues: HashMap::new(),
+                devices: HashMap::new(),
                 next_key: BELL,
                 again: Vec::new(),
                 lingering: 0,
@@ -166,6 +170,7 @@ struct Run {
     busy_spin: Duration,
     streams: HashMap<u64, Served>,
     queues: HashMap<u64, (Arc<Link>, usize)>,
+    devices: HashMap<u64, (Arc<Devices>, usize)>,
     next_key: u64,
     /// Streams whose turn was over before they were.
     again: Vec<u64>,
@@ -270,6 +275,7 @@ impl Run {
                     }
                     self.queues.retain(|_, (of, number)| *number != queue || !Arc::ptr_eq(of, &link));
                 }
+                Task::Hear(devices) => self.hear(&devices),
                 Task::Close { link, stream, linger } => self.close(&link, stream, linger),
             }
         }
@@ -293,6 +299,16 @@ impl Run {
             link.fail(format!("waiting for a queue pair: {}", std::io::Error::from(e)));
         }
         self.queues.insert(self.next_key, (link, queue));
+    }
+
+    fn hear(&mut self, devices: &Arc<Devices>) {
+        for (number, fd) in devices.watched() {
+            self.next_key += 1;
+            match epoll::add(&self.epoll, fd, epoll::EventData::new_u64(self.next_key), epoll::EventFlags::IN) {
+                Ok(()) => drop(self.devices.insert(self.next_key, (devices.clone(), number))),
+                Err(e) => log::warn!("net: waiting for events of an RDMA device: {}", std::io::Error::from(e)),
+            }
+        }
     }
 
     fn key(&self, link: &Arc<Link>, stream: usize) -> Option<u64> {
@@ -325,6 +341,14 @@ impl Run {
     fn event(&mut self, key: u64, flags: epoll::EventFlags) {
         if let Some((link, queue)) = self.queues.get(&key) {
             link.rdma.event(link, *queue);
+            return;
+        }
+        if let Some((devices, number)) = self.devices.get(&key) {
+            let left = (!devices.event(*number)).then(|| devices.watched().nth(*number)).flatten();
+            if let Some((_, fd)) = left {
+                let _ = epoll::delete(&self.epoll, fd);
+                self.devices.remove(&key);
+            }
             return;
         }
         let Some(Served { link, stream, until }) = self.streams.get(&key) else { return };

@@ -11,9 +11,14 @@ pub(crate) fn joined() -> usize {
     LOG.lock().unwrap().matches("long messages by RDMA").count()
 }
 
+/// Those that were lost.
+fn lost() -> usize {
+    LOG.lock().unwrap().matches("other queue pairs and TCP carry on").count()
+}
+
 /// Those that carry pieces now.
 fn alive() -> usize {
-    joined() - LOG.lock().unwrap().matches("other queue pairs and TCP carry on").count()
+    joined() - lost()
 }
 
 /// Datagrams that this node has sent.
@@ -59,6 +64,35 @@ fn a_cable_that_is_cut_costs_no_message_and_its_queue_pair_is_replaced() {
         let (_, over) = finish(&mut nodes);
         assert!(over < 100_000, "{over} bytes over a cable that is cut");
         run(&nodes[at], "ip link set r1 up");
+        begin(&mut nodes, "whole");
+        finish(&mut nodes);
+    }
+    end(nodes);
+}
+
+/// No message shows it: the cable's streams live on, and a queue pair would wait for its peer for minutes.
+#[test]
+fn a_port_that_is_down_for_a_moment_loses_its_queue_pair_and_gets_another() {
+    const TEST: &str = "rdma::a_port_that_is_down_for_a_moment_loses_its_queue_pair_and_gets_another";
+    let enough = |phase: &str, count, over: u64| {
+        let done = match phase {
+            "whole" => alive() == 2 && over > 1 << 20,
+            "first" => lost() == 1 && alive() == 2,
+            _ => lost() == 2 && alive() == 2,
+        };
+        count >= 50 && done
+    };
+    if !makes_nodes(TEST, |name| talk(name, enough)) {
+        return;
+    }
+    let mut nodes = two(TEST, &[("TINYNCCL_NET_RDMA", "1"), ("TINYNCCL_NET_RAIL_TIMEOUT", "60")]);
+    begin(&mut nodes, "whole");
+    finish(&mut nodes);
+    for (at, phase) in [(1, "first"), (0, "second")] {
+        begin(&mut nodes, phase);
+        run(&nodes[at], "ip link set r1 down");
+        run(&nodes[at], "ip link set r1 up");
+        finish(&mut nodes);
         begin(&mut nodes, "whole");
         finish(&mut nodes);
     }

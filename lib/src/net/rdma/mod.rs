@@ -14,8 +14,10 @@
 //! Short messages, those of memory that is not registered, and all words go over the streams. So does everything after
 //! the last queue pair is lost. One that fails is left as a stream is: the sender says so, the receiver stops its own,
 //! then answers how many pieces came over it, and streams carry the others. Another one is offered if it had carried
-//! something and its cable still has a stream, or when that has one again.
+//! something and its cable still has a stream, or when that has one again. A port that says that it is down loses its
+//! queue pairs at once, and offers others when it is up.
 
+mod devices;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -24,17 +26,16 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
 
 use super::frame::{self, Frame, Room, Word};
 use super::link::{Link, Side};
 use super::stream::{self, Rail, State, Stream};
 use super::worker::Task;
-use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::threads::lock;
-use crate::transport::verbs::rails::{Rail as Port, Rails, Registered};
-use crate::transport::verbs::sys::{Access, Timing};
+use crate::transport::verbs::rails::Registered;
+use crate::transport::verbs::sys::Access;
+pub(super) use devices::Devices;
 use queue::{Queue, Site};
 
 /// A message is cut into pieces of this length, alike at both ends.
@@ -44,57 +45,10 @@ const DEPTH: usize = 8;
 /// Queue pairs in the life of a link.
 const MOST: usize = 64;
 
-/// The RDMA ports of a process.
-#[derive(Debug)]
-pub(super) struct Devices {
-    rails: Rails,
-    /// How long a queue pair waits for its peer where other rails can take over.
-    impatient: Timing,
-}
-
 /// Memory that is registered with them until this is dropped.
 #[derive(Debug)]
 pub struct Memory {
     _registered: Option<Registered>,
-}
-
-impl Devices {
-    /// Opens them; a machine without any uses streams alone.
-    pub(super) fn open(config: &Config) -> Result<Option<Arc<Devices>>> {
-        if !config.net_rdma {
-            return Ok(None);
-        }
-        match Rails::open(0, config) {
-            Ok(rails) => {
-                let impatient = within(rails.timing, config.net_rail_timeout);
-                Ok(Some(Arc::new(Devices { rails, impatient })))
-            }
-            Err(e @ Error::Config { .. }) => Err(e),
-            Err(e) => {
-                log::warn!("net: no RDMA, long messages go over TCP: {e}");
-                Ok(None)
-            }
-        }
-    }
-
-    /// The port with this address.
-    fn at(&self, ip: IpAddr) -> Option<&Port> {
-        self.rails.all().iter().find(|rail| !rail.port.address.infiniband && rail.port.address.ip() == ip)
-    }
-
-    fn ports(&self) -> String {
-        self.rails.all().iter().map(|rail| rail.port.address.to_string()).collect::<Vec<_>>().join(", ")
-    }
-}
-
-/// Gives up after `limit`, rounded up, and one repetition: packets wait for tens of milliseconds in the queue of a slow
-/// cable, and to repeat them meanwhile would cost half of it.
-fn within(timing: Timing, limit: Duration) -> Timing {
-    let retries = timing.retries.min(1);
-    let unit = Duration::from_nanos(4096) * (u32::from(retries) + 1);
-    // 22: 17 s.
-    let timeout = (8..22).find(|code| unit * (1 << code) >= limit).unwrap_or(22);
-    Timing { timeout, retries, ..timing }
 }
 
 /// Registers memory with `devices`, if there are some.
@@ -131,6 +85,10 @@ impl Queues {
         self.devices.is_some()
     }
 
+    fn is_up(&self, ip: IpAddr) -> bool {
+        self.devices.as_ref().is_some_and(|devices| devices.is_up(ip))
+    }
+
     /// Whether pieces go by RDMA.
     #[inline]
     pub(super) fn any(&self) -> bool {
@@ -158,7 +116,7 @@ impl Queues {
     fn site<'a>(&'a self, link: &Link, stream: Option<&'a Stream>) -> Option<Site<'a>> {
         let (devices, stream) = (self.devices.as_ref()?, stream?);
         let cable = stream.rail?;
-        let timing = if link.several() { devices.impatient } else { devices.rails.timing };
+        let timing = devices.timing(link.several());
         Some(Site { rail: devices.at(cable.ours)?, timing, cable, worker: &stream.worker })
     }
 
@@ -187,7 +145,10 @@ impl Queues {
             place.set(queue).map_err(|_| format!("queue pair {number} exists"))
         });
         match (&kept, self.get(number)) {
-            (Ok(()), Some(queue)) => queue.worker.push(Task::Watch(link.clone(), number)),
+            (Ok(()), Some(queue)) => {
+                self.devices.iter().for_each(|devices| devices.tell(link));
+                queue.worker.push(Task::Watch(link.clone(), number));
+            }
             (Err(why), _) => log::warn!("net: {}: no RDMA: {why}", link.name()),
             _ => {}
         }
@@ -219,7 +180,8 @@ impl Queues {
                 let Some(left) = queue.agreed(link, frame.number)? else { return Ok(()) };
                 outgoing.again(link, left);
                 // Where nothing arrived, nothing would: a firewall, for example.
-                let stream = link.alive().find(|(_, s)| frame.number > 0 && s.rail == Some(queue.cable));
+                let again = frame.number > 0 && self.is_up(queue.cable.ours);
+                let stream = link.alive().find(|(_, s)| again && s.rail == Some(queue.cable));
                 if let Some(card) = stream.and_then(|(index, stream)| self.offer(link, index, stream)) {
                     link.say(vec![card]);
                 }
@@ -314,6 +276,21 @@ impl Queues {
     pub(super) fn lose_cable(&self, link: &Arc<Link>, cable: Rail) {
         for (number, _) in self.made().filter(|(_, queue)| queue.cable == cable && !queue.life.is(State::Gone)) {
             self.lose(link, number, "no stream gets through there");
+        }
+    }
+
+    /// The port with this address went up or down.
+    pub(super) fn port(&self, link: &Arc<Link>, ip: IpAddr, up: bool) {
+        if !up {
+            for (number, _) in self.made().filter(|(_, queue)| queue.cable.ours == ip && !queue.life.is(State::Gone)) {
+                self.lose(link, number, "the port is down");
+            }
+        } else if let Side::Out(_) = &link.side {
+            let here = link.alive().filter(|(_, stream)| stream.rail.is_some_and(|cable| cable.ours == ip));
+            let cards: Vec<Frame> = here.filter_map(|(index, stream)| self.offer(link, index, stream)).collect();
+            if !cards.is_empty() {
+                link.say(cards);
+            }
         }
     }
 

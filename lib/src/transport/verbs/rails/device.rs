@@ -1,12 +1,13 @@
 //! An RDMA device that a rank uses.
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use super::table::Table;
 use crate::error::Result;
 use crate::threads::lock;
-use crate::transport::verbs::sys::{Context, Pd, status};
+use crate::transport::verbs::sys::{Context, Event, Pd, status};
 
 /// An opened device, and why it can no longer be used.
 #[derive(Debug)]
@@ -29,22 +30,23 @@ impl Device {
         lock(&self.failed).clone()
     }
 
-    /// Takes in what the device says without being asked.
-    pub(crate) fn handle_events(&self, rank: usize) {
+    /// Takes in what the device says without being asked, in the name of `whose` in the log.
+    pub(crate) fn handle_events(&self, whose: &dyn fmt::Display, mut heard: impl FnMut(Event)) {
         let context = self.pd.context();
         loop {
             match context.next_event() {
                 Ok(None) => return,
                 Ok(Some(event)) => {
                     let (text, level) = status::event(event.code, event.port);
-                    log::log!(level, "rank {rank}: RDMA device {}: {text}", context.name());
+                    log::log!(level, "{whose}: RDMA device {}: {text}", context.name());
                     if level == log::Level::Error {
                         let text = format!("our RDMA device {}: {text}", context.name());
                         lock(&self.failed).get_or_insert(text);
                     }
+                    heard(event);
                 }
                 Err(e) => {
-                    log::error!("rank {rank}: {e}");
+                    log::error!("{whose}: {e}");
                     lock(&self.failed).get_or_insert(e.to_string());
                     return;
                 }

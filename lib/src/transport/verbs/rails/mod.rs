@@ -144,6 +144,11 @@ impl Rails {
         Ok(pairs)
     }
 
+    /// The devices of the ports.
+    pub(crate) fn devices(&self) -> &[Arc<Device>] {
+        &self.devices
+    }
+
     pub(crate) fn all(&self) -> &[Rail] {
         &self.rails
     }
@@ -173,7 +178,7 @@ impl Rails {
     /// Takes in what the devices say.
     pub(crate) fn handle_events(&self) {
         for device in self.devices.iter().filter(|d| d.failure().is_none()) {
-            device.handle_events(self.rank);
+            device.handle_events(&format_args!("rank {}", self.rank), |_| {});
         }
     }
 }

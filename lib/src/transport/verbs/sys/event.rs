@@ -11,6 +11,22 @@ pub(crate) struct Event {
     pub(crate) port: Option<i32>,
 }
 
+impl Event {
+    /// Whether a port carries something from now on; `None` for events that do not tell.
+    pub(crate) fn port_is_up(&self) -> Option<bool> {
+        match self.code {
+            ffi::IBV_EVENT_PORT_ACTIVE => Some(true),
+            ffi::IBV_EVENT_PORT_ERR | ffi::IBV_EVENT_DEVICE_FATAL => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Whether it is about this port of its device.
+    pub(crate) fn concerns(&self, port: u8) -> bool {
+        self.port.is_none_or(|of| of == i32::from(port))
+    }
+}
+
 impl Context {
     /// The next event, if there is one.
     pub(crate) fn next_event(&self) -> Result<Option<Event>> {

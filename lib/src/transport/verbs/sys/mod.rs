@@ -24,6 +24,7 @@ pub(crate) mod status;
 pub(crate) use channel::Channel;
 pub(crate) use context::{Context, device_names};
 pub(crate) use cq::{Completion, Cq, Outcome};
+pub(crate) use event::Event;
 pub(crate) use gid::{Gid, GidEntry, GidType};
 pub(crate) use mr::{Access, Mr};
 pub(crate) use pd::Pd;

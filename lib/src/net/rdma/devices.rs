@@ -1,0 +1,128 @@
+//! The RDMA ports of a process, and what their devices say without being asked.
+
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use super::super::link::Link;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::threads::lock;
+use crate::transport::verbs::rails::{Rail, Rails};
+use crate::transport::verbs::sys::Timing;
+
+/// The RDMA ports of a process.
+#[derive(Debug)]
+pub(in crate::net) struct Devices {
+    pub(super) rails: Rails,
+    /// How long a queue pair waits for its peer where other rails can take over.
+    impatient: Timing,
+    /// Ports that are down, at the places of the rails.
+    down: Box<[AtomicBool]>,
+    /// Links that have had queue pairs.
+    links: Mutex<Vec<Weak<Link>>>,
+}
+
+impl Devices {
+    /// Opens them; a machine without any uses streams alone.
+    pub(in crate::net) fn open(config: &Config) -> Result<Option<Arc<Devices>>> {
+        if !config.net_rdma {
+            return Ok(None);
+        }
+        match Rails::open(0, config) {
+            Ok(rails) => {
+                let impatient = within(rails.timing, config.net_rail_timeout);
+                let down = rails.all().iter().map(|_| AtomicBool::new(false)).collect();
+                Ok(Some(Arc::new(Devices { rails, impatient, down, links: Mutex::default() })))
+            }
+            Err(e @ Error::Config { .. }) => Err(e),
+            Err(e) => {
+                log::warn!("net: no RDMA, long messages go over TCP: {e}");
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn timing(&self, several: bool) -> Timing {
+        if several { self.impatient } else { self.rails.timing }
+    }
+
+    /// The port with this address.
+    pub(super) fn at(&self, ip: IpAddr) -> Option<&Rail> {
+        self.rails.all().iter().find(|rail| is_at(rail, ip))
+    }
+
+    pub(super) fn ports(&self) -> String {
+        self.rails.all().iter().map(|rail| rail.port.address.to_string()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Whether no device has said that this port is down.
+    pub(super) fn is_up(&self, ip: IpAddr) -> bool {
+        let of = self.rails.all().iter().zip(&self.down).find(|(rail, _)| is_at(rail, ip));
+        of.is_some_and(|(_, down)| !down.load(Ordering::Acquire))
+    }
+
+    /// This link is told of ports that go up or down.
+    pub(super) fn tell(&self, link: &Arc<Link>) {
+        let mut links = lock(&self.links);
+        links.retain(|one| one.strong_count() > 0 && one.as_ptr() != Arc::as_ptr(link));
+        links.push(Arc::downgrade(link));
+    }
+
+    /// What a thread waits on for each device, by its number.
+    pub(in crate::net) fn watched(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
+        self.rails.devices().iter().map(|device| device.event_fd()).enumerate()
+    }
+
+    /// Takes in what a device says. False: it is lost, and says no more.
+    pub(in crate::net) fn event(&self, number: usize) -> bool {
+        let Some(device) = self.rails.devices().get(number) else { return false };
+        let mut changed = Vec::new();
+        device.handle_events(&"net", |event| {
+            let Some(up) = event.port_is_up() else { return };
+            for (rail, down) in self.rails.all().iter().zip(&self.down) {
+                if Arc::ptr_eq(&rail.device, device) && event.concerns(rail.port.address.port) {
+                    down.store(!up, Ordering::Release);
+                    changed.push((rail.port.address.ip(), up));
+                }
+            }
+        });
+        let links: Vec<Arc<Link>> = match changed.is_empty() {
+            true => Vec::new(),
+            false => lock(&self.links).iter().filter_map(Weak::upgrade).collect(),
+        };
+        for link in links {
+            changed.iter().for_each(|&(ip, up)| link.rdma.port(&link, ip, up));
+        }
+        device.failure().is_none()
+    }
+}
+
+fn is_at(rail: &Rail, ip: IpAddr) -> bool {
+    !rail.port.address.infiniband && rail.port.address.ip() == ip
+}
+
+/// Gives up after `limit`, rounded up, and one repetition: packets wait for tens of milliseconds in the queue of a slow
+/// cable, and to repeat them meanwhile would cost half of it.
+fn within(timing: Timing, limit: Duration) -> Timing {
+    let retries = timing.retries.min(1);
+    let unit = Duration::from_nanos(4096) * (u32::from(retries) + 1);
+    // 22: 17 s.
+    let timeout = (8..22).find(|code| unit * (1 << code) >= limit).unwrap_or(22);
+    Timing { timeout, retries, ..timing }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_gives_up_in_about_the_time_of_a_rail() {
+        let timing = Timing { timeout: 14, retries: 6, rnr_retries: 7 };
+        let code = |limit| within(timing, Duration::from_secs_f64(limit)).timeout;
+        assert_eq!([0.0001, 0.1, 0.12, 0.14, 60.0, 1e6].map(code), [8, 14, 14, 15, 22, 22]);
+        assert_eq!(within(Timing { retries: 0, ..timing }, Duration::from_millis(100)).timeout, 15);
+    }
+}
