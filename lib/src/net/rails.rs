@@ -2,14 +2,17 @@
 //!
 //! TCP itself waits for minutes. Here a stream is lost when its kernel has sent bytes, and within
 //! `TINYNCCL_NET_RAIL_TIMEOUT` none of them was acknowledged although another rail works. That is a matter of the two
-//! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. Where an interface of this host
-//! is gone its kernel sends nothing at all, as it does to a peer whose window is full; then the missing route tells.
+//! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. A stream whose interface is down,
+//! as both are that a cut cable joined, is lost as soon as it stands still. Where an interface of this host is gone its
+//! kernel sends nothing at all, as it does to a peer whose window is full; then the missing route tells.
 //!
 //! A way through relays is a rail, too. Its first node acknowledges bytes that may get no further, so over a stream
 //! that has brought nothing for a while each end asks the other one, as long as requests are open. A relay that goes
 //! closes its streams as a peer does that has closed the connection; but the peer closes those of all ways.
 
+use std::cell::LazyCell;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -18,6 +21,7 @@ use super::Inner;
 use super::dial::Redial;
 use super::link::Link;
 use super::stream::{InFlight, Rail, State, Stream};
+use crate::bootstrap::interface;
 use crate::error;
 use crate::threads::{Thread, lock};
 
@@ -25,8 +29,8 @@ use crate::threads::{Thread, lock};
 const BEHIND: u32 = 10;
 /// Looks at a stream before it counts as lost.
 const LOOKS: u32 = 5;
-/// Between two looks at least.
-const SHORTEST: Duration = Duration::from_millis(2);
+/// Between two looks, at least and at most.
+const BETWEEN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
 /// Before a lost rail is dialed, and at most between two tries.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// With nothing to do.
@@ -73,6 +77,27 @@ struct Seen {
     acked: u64,
     at: Instant,
     looks: u32,
+}
+
+/// How long a stream has stood still, and how many looks have seen that.
+#[derive(Debug, Clone, Copy)]
+struct Stood {
+    time: Duration,
+    looks: u32,
+}
+
+impl Stood {
+    fn reaches(self, limit: Duration) -> bool {
+        self.looks > LOOKS / 2 && self.time >= limit
+    }
+}
+
+/// The addresses of interfaces that are up, listed when they are needed; `None` where they cannot be listed.
+type Up = LazyCell<Option<Vec<IpAddr>>>;
+
+fn up() -> Option<Vec<IpAddr>> {
+    let all = interface::all(|one| one.is_oper_up()).ok()?;
+    Some(all.into_iter().map(|address| address.ip).collect())
 }
 
 /// A stream that stands still.
@@ -131,11 +156,13 @@ impl Shared {
     }
 
     fn look(&self, limit: Duration) {
-        let tick = (limit / LOOKS).max(SHORTEST);
+        let tick = (limit / LOOKS).clamp(BETWEEN.0, BETWEEN.1);
         while !self.stopped() {
-            for Watched { link, seen, .. } in self.wait(tick).iter_mut() {
+            let mut watched = self.wait(tick);
+            let up = Up::new(up);
+            for Watched { link, seen, .. } in watched.iter_mut() {
                 if let Some(link) = link.upgrade() {
-                    look(&link, seen, limit);
+                    look(&link, seen, limit, &up);
                 }
             }
         }
@@ -193,32 +220,37 @@ struct Try {
 }
 
 /// One look at a connection: what has stood still for too long is lost, if another way works.
-fn look(link: &Arc<Link>, seen: &mut HashMap<(Count, usize), Seen>, limit: Duration) {
+fn look(link: &Arc<Link>, seen: &mut HashMap<(Count, usize), Seen>, limit: Duration, up: &Up) {
     let now = Instant::now();
-    let mut stands = |count: Count, index: usize, flight: InFlight, limit: Duration| {
+    let mut stands = |count: Count, index: usize, flight: InFlight| {
         let InFlight { unacked, unsent, acked } = flight;
         let seen = seen.entry((count, index)).or_insert(Seen { acked, at: now, looks: 0 });
         if !(unacked || unsent) || acked != seen.acked {
             *seen = Seen { acked, at: now, looks: 0 };
         }
         seen.looks += 1;
-        seen.looks > LOOKS / 2 && now - seen.at >= limit
+        Stood { time: now - seen.at, looks: seen.looks }
     };
+    let is_down = |rail: Rail| up.as_ref().is_some_and(|all| !all.contains(&rail.ours));
     let mut stuck: Vec<Stuck> = Vec::new();
     for (index, stream) in link.alive() {
         let flight = stream.in_flight().unwrap_or_default();
-        let stands_still = stands(Count::Kernel, index, flight, limit);
-        let why = if stands_still && flight.unacked {
+        let stood = stands(Count::Kernel, index, flight);
+        let stands_still = stood.reaches(limit);
+        let why = if stood.looks > 1 && stream.rail.is_some_and(is_down) {
+            "the interface of its cable is down".to_owned()
+        } else if stands_still && flight.unacked {
             format!("the peer's kernel has acknowledged nothing for {limit:?}")
         } else if stands_still && stream.rail.is_some_and(|rail| !rail.is_routed()) {
             "this host has no route over it any more".to_owned()
         } else if link.relayed() {
             let heard = |asked| InFlight { unacked: asked, unsent: false, acked: stream.echo.heard() };
-            if stands(Count::Quiet, index, heard(true), limit) && !stream.echo.is_asked() && link.requests.any() {
+            if stands(Count::Quiet, index, heard(true)).reaches(limit) && !stream.echo.is_asked() && link.requests.any()
+            {
                 stream.echo.ask();
                 link.wake(index);
             }
-            if !stands(Count::Asked, index, heard(stream.echo.is_asked()), limit * BEHIND) {
+            if !stands(Count::Asked, index, heard(stream.echo.is_asked())).reaches(limit * BEHIND) {
                 continue;
             }
             format!("nobody has answered through its relays for {:?}", limit * BEHIND)
@@ -231,7 +263,7 @@ fn look(link: &Arc<Link>, seen: &mut HashMap<(Count, usize), Seen>, limit: Durat
     let ended = link.streams().filter(|(_, stream)| link.relayed() && stream.is(State::Ended));
     for (index, _) in ended {
         let closed = InFlight { unacked: true, ..InFlight::default() };
-        if stands(Count::Ended, index, closed, limit) && link.alive().next().is_some() {
+        if stands(Count::Ended, index, closed).reaches(limit) && link.alive().next().is_some() {
             link.lose(index, "a relay has closed it".to_owned());
         }
     }

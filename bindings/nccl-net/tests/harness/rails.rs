@@ -139,9 +139,34 @@ pub(crate) fn end(mut nodes: [Process; 2]) {
     say("done");
 }
 
+/// How a cable is cut at one end, and mended.
+struct Cut {
+    cut: &'static str,
+    mend: &'static str,
+    /// The end, and whether messages are under way.
+    at: &'static [(usize, bool)],
+}
+
+/// Its interfaces are down then, which is known long before an acknowledgement is missed.
 #[test]
 fn a_cable_that_is_cut_costs_no_message_and_is_taken_back() {
     const TEST: &str = "rails::a_cable_that_is_cut_costs_no_message_and_is_taken_back";
+    // At the receiver's end in mid-run, and at the sender's before anything is under way: then the sender's kernel has
+    // no route, and sends nothing that could miss its acknowledgement.
+    let at = &[(1, true), (0, false), (0, false)];
+    let cut = Cut { cut: "ip link set r1 down", mend: "ip link set r1 up", at };
+    cut_and_mended(TEST, &[("TINYNCCL_NET_RAIL_TIMEOUT", "60")], &cut);
+}
+
+/// Both interfaces are up, and the receiver's lets nothing out: no acknowledgement either.
+#[test]
+fn a_cable_that_loses_everything_costs_no_message_and_is_taken_back() {
+    const TEST: &str = "rails::a_cable_that_loses_everything_costs_no_message_and_is_taken_back";
+    let cut = "tc qdisc replace dev r1 root bfifo limit 1";
+    cut_and_mended(TEST, &[], &Cut { cut, mend: "tc qdisc del dev r1 root", at: &[(1, true)] });
+}
+
+fn cut_and_mended(test: &str, settings: &[(&str, &str)], cut: &Cut) {
     // Two of four streams are on each cable.
     // A rail whose rate was measured in a bad moment gets nothing for a while, so a whole phase lasts until it has.
     let enough = |phase: &str, count, over: u64| {
@@ -153,20 +178,18 @@ fn a_cable_that_is_cut_costs_no_message_and_is_taken_back() {
         };
         count >= 50 && done
     };
-    if !makes_nodes(TEST, |name| talk(name, enough)) {
+    if !makes_nodes(test, |name| talk(name, enough)) {
         return;
     }
-    let mut nodes = two(TEST, &[]);
+    let mut nodes = two(test, settings);
     begin(&mut nodes, "whole");
     let (_, over) = finish(&mut nodes);
     assert!(over > 1 << 20, "{over} bytes over r1");
-    // At the receiver's end in mid-run, and at the sender's before anything is under way: then the sender's kernel has
-    // no route, and sends nothing that could miss its acknowledgement.
-    for (end, busy) in [(1, true), (0, false), (0, false)] {
+    for &(end, busy) in cut.at {
         if busy {
             begin(&mut nodes, "cut");
         }
-        run(&nodes[end], "ip link set r1 down");
+        run(&nodes[end], cut.cut);
         if !busy {
             begin(&mut nodes, "cut");
         }
@@ -174,7 +197,7 @@ fn a_cable_that_is_cut_costs_no_message_and_is_taken_back() {
         begin(&mut nodes, "without");
         let (_, over) = finish(&mut nodes);
         assert!(over < 100_000, "{over} bytes over a cable that is cut");
-        run(&nodes[end], "ip link set r1 up");
+        run(&nodes[end], cut.mend);
         begin(&mut nodes, "back");
         finish(&mut nodes);
         begin(&mut nodes, "whole");
