@@ -2,9 +2,9 @@
 //!
 //! TCP itself waits for minutes. Here a stream is lost when its kernel has sent bytes, and within
 //! `TINYNCCL_NET_RAIL_TIMEOUT` none of them was acknowledged although another rail works. That is a matter of the two
-//! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. A stream whose interface is down,
-//! as both are that a cut cable joined, is lost as soon as it stands still. Where an interface of this host is gone its
-//! kernel sends nothing at all, as it does to a peer whose window is full; then the missing route tells.
+//! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. A cut cable takes the interfaces
+//! at both of its ends down; a stream of such an interface is lost as soon as it stands still. A kernel without a route
+//! sends nothing at all, as it does to a peer whose window is full; there the missing route tells.
 //!
 //! A way through relays is a rail, too. Its first node acknowledges bytes that may get no further, so over a stream
 //! that has brought nothing for a while each end asks the other one, as long as requests are open. A relay that goes
