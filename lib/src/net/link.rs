@@ -94,13 +94,7 @@ impl Link {
             losing: Mutex::default(),
         });
         (0..count).for_each(|index| link.serve(index));
-        if let Side::Out(_) = link.side {
-            let offer = |(index, stream): (usize, &Stream)| link.rdma.offer(&link, index, stream);
-            let cards: Vec<Frame> = link.streams().filter_map(offer).collect();
-            if !cards.is_empty() {
-                link.say(cards);
-            }
-        }
+        link.rdma.offer_on(&link, |_| true);
         Ok(link)
     }
 

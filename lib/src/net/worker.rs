@@ -338,20 +338,23 @@ impl Run {
         }
     }
 
+    /// A device has said something; one that is lost is not heard any more.
+    fn said(&mut self, key: u64) {
+        let Some((devices, number)) = self.devices.get(&key) else { return };
+        if !devices.event(*number) {
+            if let Some((_, fd)) = devices.watched().nth(*number) {
+                let _ = epoll::delete(&self.epoll, fd);
+            }
+            self.devices.remove(&key);
+        }
+    }
+
     fn event(&mut self, key: u64, flags: epoll::EventFlags) {
         if let Some((link, queue)) = self.queues.get(&key) {
             link.rdma.event(link, *queue);
             return;
         }
-        if let Some((devices, number)) = self.devices.get(&key) {
-            let left = (!devices.event(*number)).then(|| devices.watched().nth(*number)).flatten();
-            if let Some((_, fd)) = left {
-                let _ = epoll::delete(&self.epoll, fd);
-                self.devices.remove(&key);
-            }
-            return;
-        }
-        let Some(Served { link, stream, until }) = self.streams.get(&key) else { return };
+        let Some(Served { link, stream, until }) = self.streams.get(&key) else { return self.said(key) };
         let Some(of) = link.stream(*stream) else { return };
         let mut left = Left::Nothing;
         let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;

@@ -116,14 +116,17 @@ all_reduce_one_shot_direct(const __grid_constant__ Args args) {
         scatter_slots(team, channel, input, output, bytes, 0);
         return close(team, channel);
     }
+    u8* to[RANKS];
+#pragma unroll
+    for (int s = 0; s < RANKS; s++) to[s] = reach.output[s];
     reduce_buffers(
         reach.input, 0, border(packs, team.rank, RANKS), border(packs, team.rank + 1, RANKS), bytes, team.rank == 0,
         [&](u64 i, Pack reduced) {
 #pragma unroll
-            for (int s = 0; s < RANKS; s++) ((Pack*)reach.output[s])[i] = reduced;
+            for (int s = 0; s < RANKS; s++) ((Pack*)to[s])[i] = reduced;
         },
         [&](u64 i, Pack reduced) {
-            for (int s = 0; s < RANKS; s++) store_odd_pack(reach.output[s], i, bytes, reduced);
+            for (int s = 0; s < RANKS; s++) store_odd_pack(to[s], i, bytes, reduced);
         });
     depart(team, channel);
     close(team, channel);

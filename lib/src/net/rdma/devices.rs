@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -19,8 +18,6 @@ pub(in crate::net) struct Devices {
     pub(super) rails: Rails,
     /// How long a queue pair waits for its peer where other rails can take over.
     impatient: Timing,
-    /// Ports that are down, at the places of the rails.
-    down: Box<[AtomicBool]>,
     /// Links that have had queue pairs.
     links: Mutex<Vec<Weak<Link>>>,
 }
@@ -34,8 +31,7 @@ impl Devices {
         match Rails::open(0, config) {
             Ok(rails) => {
                 let impatient = within(rails.timing, config.net_rail_timeout);
-                let down = rails.all().iter().map(|_| AtomicBool::new(false)).collect();
-                Ok(Some(Arc::new(Devices { rails, impatient, down, links: Mutex::default() })))
+                Ok(Some(Arc::new(Devices { rails, impatient, links: Mutex::default() })))
             }
             Err(e @ Error::Config { .. }) => Err(e),
             Err(e) => {
@@ -51,17 +47,17 @@ impl Devices {
 
     /// The port with this address.
     pub(super) fn at(&self, ip: IpAddr) -> Option<&Rail> {
-        self.rails.all().iter().find(|rail| is_at(rail, ip))
+        self.rails.all().iter().find(|rail| !rail.port.address.infiniband && rail.port.address.ip() == ip)
     }
 
     pub(super) fn ports(&self) -> String {
         self.rails.all().iter().map(|rail| rail.port.address.to_string()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether no device has said that this port is down.
+    /// Whether this port carries something now.
     pub(super) fn is_up(&self, ip: IpAddr) -> bool {
-        let of = self.rails.all().iter().zip(&self.down).find(|(rail, _)| is_at(rail, ip));
-        of.is_some_and(|(_, down)| !down.load(Ordering::Acquire))
+        let state = self.at(ip).map(|rail| rail.device.pd.context().port(rail.port.address.port));
+        state.is_some_and(|state| state.is_ok_and(|state| state.active))
     }
 
     /// This link is told of ports that go up or down.
@@ -82,12 +78,8 @@ impl Devices {
         let mut changed = Vec::new();
         device.handle_events(&"net", |event| {
             let Some(up) = event.port_is_up() else { return };
-            for (rail, down) in self.rails.all().iter().zip(&self.down) {
-                if Arc::ptr_eq(&rail.device, device) && event.concerns(rail.port.address.port) {
-                    down.store(!up, Ordering::Release);
-                    changed.push((rail.port.address.ip(), up));
-                }
-            }
+            let of = |rail: &&Rail| Arc::ptr_eq(&rail.device, device) && event.concerns(rail.port.address.port);
+            changed.extend(self.rails.all().iter().filter(of).map(|rail| (rail.port.address.ip(), up)));
         });
         let links: Vec<Arc<Link>> = match changed.is_empty() {
             true => Vec::new(),
@@ -98,10 +90,6 @@ impl Devices {
         }
         device.failure().is_none()
     }
-}
-
-fn is_at(rail: &Rail, ip: IpAddr) -> bool {
-    !rail.port.address.infiniband && rail.port.address.ip() == ip
 }
 
 /// Gives up after `limit`, rounded up, and one repetition: packets wait for tens of milliseconds in the queue of a slow

@@ -135,6 +135,16 @@ impl Queues {
         Some(self.get(number)?.card(index, number))
     }
 
+    /// The same beside the streams on such cables; the peer is told.
+    pub(super) fn offer_on(&self, link: &Arc<Link>, on: impl Fn(Rail) -> bool) {
+        let Side::Out(_) = link.side else { return };
+        let here = link.alive().filter(|(_, stream)| stream.rail.is_some_and(&on));
+        let cards: Vec<Frame> = here.filter_map(|(index, stream)| self.offer(link, index, stream)).collect();
+        if !cards.is_empty() {
+            link.say(cards);
+        }
+    }
+
     fn keep(&self, link: &Arc<Link>, number: usize, made: Result<Queue, String>) -> Result<(), String> {
         let _making = lock(&self.making);
         if link.is_closed() {
@@ -274,23 +284,20 @@ impl Queues {
 
     /// All streams on a cable are lost, which may show before its queue pair does.
     pub(super) fn lose_cable(&self, link: &Arc<Link>, cable: Rail) {
-        for (number, _) in self.made().filter(|(_, queue)| queue.cable == cable && !queue.life.is(State::Gone)) {
-            self.lose(link, number, "no stream gets through there");
+        self.lose_on(link, |of| of == cable, "no stream gets through there");
+    }
+
+    fn lose_on(&self, link: &Arc<Link>, on: impl Fn(Rail) -> bool, why: &str) {
+        for (number, _) in self.made().filter(|(_, queue)| on(queue.cable) && !queue.life.is(State::Gone)) {
+            self.lose(link, number, why);
         }
     }
 
     /// The port with this address went up or down.
     pub(super) fn port(&self, link: &Arc<Link>, ip: IpAddr, up: bool) {
-        if !up {
-            for (number, _) in self.made().filter(|(_, queue)| queue.cable.ours == ip && !queue.life.is(State::Gone)) {
-                self.lose(link, number, "the port is down");
-            }
-        } else if let Side::Out(_) = &link.side {
-            let here = link.alive().filter(|(_, stream)| stream.rail.is_some_and(|cable| cable.ours == ip));
-            let cards: Vec<Frame> = here.filter_map(|(index, stream)| self.offer(link, index, stream)).collect();
-            if !cards.is_empty() {
-                link.say(cards);
-            }
+        match up {
+            true => self.offer_on(link, |cable| cable.ours == ip),
+            false => self.lose_on(link, |cable| cable.ours == ip, "the port is down"),
         }
     }
 
