@@ -122,6 +122,8 @@ config! {
         "Largest message when any pair of ranks talks TCP; collectives that reduce on more than two ranks send at most 256 KiB at once.";
     tcp_streams: usize = 1, "TINYNCCL_TCP_STREAMS", "1 to 16",
         "TCP streams of a link; messages of 32 KiB and more are split over them. For networks where one stream is limited; no gain over loopback.";
+    tcp_rails: bool = false, "TINYNCCL_TCP_RAILS", "0 or 1",
+        "TCP links take all pairs of interfaces in common subnets, each as much of a message as its measured speed allows, and survive the loss of all but one of them (docs/nccl-net.md, TINYNCCL_NET_STREAMS and its relatives). Short messages take longer. A rank then takes two ports of TINYNCCL_PORT_RANGE. All ranks must set the same.";
     verbs_device: Option<String> = None, "TINYNCCL_VERBS_DEVICE", "names or prefixes, comma-separated; = in front: whole names; ^ in front excludes",
         "RDMA devices to use; empty: all that have an active port with a RoCE v2 or InfiniBand address.";
     verbs_port: usize = 0, "TINYNCCL_VERBS_PORT", "0 to 255",
@@ -165,21 +167,21 @@ config! {
     nccl_library: Option<String> = None, "TINYNCCL_NCCL_LIB", "a file",
         "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
     net_streams: usize = 4, "TINYNCCL_NET_STREAMS", "1 to 16",
-        "Under NVIDIA's NCCL (docs/nccl-net.md): TCP streams of a connection, on all its pairs of ports in turn. Messages over 32 KiB are cut into pieces, and each stream takes the next piece when it has sent one.";
+        "Over rails (TINYNCCL_TCP_RAILS) and under NVIDIA's NCCL (docs/nccl-net.md): TCP streams of a connection, on all its pairs of ports in turn. Messages over 32 KiB are cut into pieces, and each stream takes the next piece when it has sent one.";
     net_threads: usize = 0, "TINYNCCL_NET_THREADS", "0 to 16; 0: a quarter of the cores, 1 to 4",
-        "Under NVIDIA's NCCL: threads of a process that read and write its connections.";
+        "Over rails and under NVIDIA's NCCL: threads of a process that read and write its connections.";
     net_chunk: usize = 256 << 10, "TINYNCCL_NET_CHUNK", "bytes, 32K to 4M",
-        "Under NVIDIA's NCCL: largest piece of a message.";
+        "Over rails and under NVIDIA's NCCL: largest piece of a message.";
     net_inline: usize = 16 << 10, "TINYNCCL_NET_INLINE", "bytes, 0 to 32K",
-        "Under NVIDIA's NCCL: largest message that the thread which sends it writes itself (it never waits); longer ones, and those that find the streams busy, are left to the threads of TINYNCCL_NET_THREADS.";
+        "Over rails and under NVIDIA's NCCL: largest message that the thread which sends it writes itself (it never waits); longer ones, and those that find the streams busy, are left to the threads of TINYNCCL_NET_THREADS.";
     net_window: usize = 16 << 20, "TINYNCCL_NET_WINDOW", "bytes, 1M to 1G, 4 * TINYNCCL_NET_CHUNK at least",
-        "Under NVIDIA's NCCL: bytes of one tag of a connection that may be under way to receives which are not posted yet, and so the memory that they take at most. All processes must set the same.";
+        "Over rails and under NVIDIA's NCCL: bytes of one tag of a connection that may be under way to receives which are not posted yet, and so the memory that they take at most. All processes must set the same.";
     net_speed: usize = 0, "TINYNCCL_NET_SPEED", "Mbit/s; 0: the sum of the interfaces' speeds",
         "Under NVIDIA's NCCL: the speed that NCCL is told, from which it chooses algorithms and the number of channels.";
     net_rail_timeout: Duration = Duration::from_millis(100), "TINYNCCL_NET_RAIL_TIMEOUT", "seconds, 0.01 to 60",
         "How long bytes may stay without an acknowledgement on one of several rails to a peer before the others take them over. Rails are pairs of interfaces in common subnets; a lost one is dialed again every few seconds.";
     net_rdma: bool = cfg!(feature = "verbs"), "TINYNCCL_NET_RDMA", "0 or 1",
-        "Under NVIDIA's NCCL: messages over 32 KiB go by RDMA where both ends of a cable have a port for it (TINYNCCL_VERBS_DEVICE and its relatives). 1 by default where the library is built with the feature verbs; without it, 1 takes the card in user space, which is slower than TCP.";
+        "Over rails and under NVIDIA's NCCL: messages over 32 KiB go by RDMA where both ends of a cable have a port for it (TINYNCCL_VERBS_DEVICE and its relatives). 1 by default where the library is built with the feature verbs; without it, 1 takes the card in user space, which is slower than TCP.";
     net_relay_port: usize = 29_477, "TINYNCCL_NET_RELAY_PORT", "0 to 65535; 0: neither relays nor asks for any",
         "Under NVIDIA's NCCL: UDP port at which the nodes of a job find each other when two of them have no subnet in common and a third one has to relay. All must set the same; jobs that share nodes are told apart by TINYNCCL_SECRET.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",

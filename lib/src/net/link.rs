@@ -1,6 +1,7 @@
 //! A connection: its streams, what is posted on it, and how it ends.
 
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -13,7 +14,7 @@ use super::output::Output;
 use super::rdma::{Devices, Queues};
 use super::request::{Fate, MAX_GROUP, Request, Requests};
 use super::stream::{self, State, Stream};
-use super::worker::{Task, Workers};
+use super::worker::{Task, Worker, Workers};
 use crate::error::{Error, Result};
 use crate::threads::lock;
 
@@ -149,6 +150,11 @@ impl Link {
         &self.name
     }
 
+    /// Whether it has failed, and what its owner is woken by.
+    pub(super) fn fate(&self) -> &Fate {
+        &self.fate
+    }
+
     #[inline]
     pub(super) fn stream(&self, index: usize) -> Option<&Stream> {
         self.streams.get(index)?.get()
@@ -186,6 +192,23 @@ impl Link {
         {
             stream.worker.push(Task::Work(self.clone(), index));
         }
+    }
+
+    /// Its threads' work, done by its owner, which waits for it.
+    pub(super) fn attend(&self) {
+        // Mostly one.
+        let mut last: Option<&Arc<Worker>> = None;
+        for (_, stream) in self.streams() {
+            if !last.is_some_and(|last| Arc::ptr_eq(last, &stream.worker)) {
+                stream.worker.attend();
+            }
+            last = Some(&stream.worker);
+        }
+    }
+
+    /// Readable when [`Link::attend`] has something to do.
+    pub(super) fn fd(&self) -> Option<RawFd> {
+        self.streams().next().map(|(_, stream)| stream.worker.fd())
     }
 
     /// As [`Link::wake`] for so many streams, others each time.
@@ -343,12 +366,22 @@ impl Sender {
     /// # Errors
     /// Why the connection failed.
     pub unsafe fn send(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<&Request>> {
+        // SAFETY: by the caller.
+        let slot = unsafe { self.post(data, len, tag) }?;
+        Ok(slot.and_then(|slot| self.link.requests.get(slot)))
+    }
+
+    /// As [`Sender::send`]: the number of the request.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn post(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<usize>> {
         self.link.fate.check()?;
         let Side::Out(outgoing) = &self.link.side else { return Ok(None) };
         // An empty message is open, too: until its frame is sent.
         let Some(slot) = self.link.requests.take(len.max(1), 1, len) else { return Ok(None) };
         outgoing.post(&self.link, slot, data, len, tag);
-        Ok(self.link.requests.get(slot))
+        Ok(Some(slot))
     }
 }
 
@@ -380,14 +413,23 @@ impl Receiver {
                 format!("expected 1 to {MAX_GROUP} in a group, got {}", group.len()),
             ));
         }
-        let Side::In(incoming) = &self.link.side else { return Ok(None) };
-        let Some(slot) = self.link.requests.take(group.len(), group.len(), 0) else { return Ok(None) };
-        incoming.post(&self.link, slot, group);
-        let request = self.link.requests.get(slot);
+        // SAFETY: by the caller.
+        let request = unsafe { self.post(group) }.and_then(|slot| self.link.requests.get(slot));
         if request.is_some_and(|r| !r.is_done()) {
             self.link.fate.check()?;
         }
         Ok(request)
+    }
+
+    /// As [`Receiver::receive`], also of a connection that has failed: the number of the request.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn post(&self, group: &[(*mut u8, usize, i32)]) -> Option<usize> {
+        let Side::In(incoming) = &self.link.side else { return None };
+        let slot = self.link.requests.take(group.len(), group.len(), 0)?;
+        incoming.post(&self.link, slot, group);
+        Some(slot)
     }
 }
 

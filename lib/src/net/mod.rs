@@ -33,6 +33,7 @@
 //! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, what a handle says |
 //! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
 //! | `link`, `stream` | a connection: its streams, its requests, how it ends |
+//! | `links` | links between ranks over such connections: [`endpoint`] |
 //! | `relay` | ways through other nodes, and being such a node |
 //! | `rdma` | queue pairs beside streams, for long messages |
 //! | `rails` | streams that do not get through, and new ones in their place |
@@ -47,6 +48,7 @@ mod handle;
 mod incoming;
 mod input;
 mod link;
+mod links;
 mod outbox;
 mod outgoing;
 mod output;
@@ -66,6 +68,7 @@ pub use dial::Connecting;
 pub use door::Listener;
 pub use handle::Handle;
 pub use link::{Receiver, Sender};
+pub use links::endpoint;
 pub use rdma::Memory;
 pub use request::{MAX_GROUP, MAX_REQUESTS, Request};
 

@@ -1,20 +1,55 @@
 //! What is posted and not over yet.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
+use crate::threads::lock;
+use crate::transport::fence;
 
 /// Receives that one request may group.
 pub const MAX_GROUP: usize = 8;
 /// Requests of a connection at once.
 pub const MAX_REQUESTS: usize = 256;
 
-/// Whether a connection has failed, and why.
+/// Wakes an owner that sleeps until a request is done or the connection fails. Owners that poll have none.
+#[derive(Debug)]
+pub(super) struct Alarm {
+    bell: Mutex<Arc<Doorbell>>,
+    armed: AtomicBool,
+}
+
+impl Alarm {
+    /// From now on the next thing that is done rings. Look for it after this.
+    pub(super) fn arm(&self) {
+        self.armed.store(true, Ordering::Relaxed);
+        fence::of_sleeper();
+    }
+
+    pub(super) fn disarm(&self) {
+        self.armed.store(false, Ordering::Relaxed);
+    }
+
+    /// Another thread waits from now on.
+    pub(super) fn move_to(&self, bell: Arc<Doorbell>) {
+        *lock(&self.bell) = bell;
+    }
+
+    fn ring(&self) {
+        fence::of_waker();
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::AcqRel) {
+            lock(&self.bell).ring();
+        }
+    }
+}
+
+/// Whether a connection has failed, and why; and its alarm, which rings for that and for requests.
 #[derive(Debug, Default)]
 pub(super) struct Fate {
     failed: AtomicBool,
     error: OnceLock<Error>,
+    alarm: OnceLock<Alarm>,
 }
 
 impl Fate {
@@ -22,7 +57,20 @@ impl Fate {
     pub(super) fn seal(&self, error: Error) -> bool {
         let first = self.error.set(error).is_ok();
         self.failed.store(true, Ordering::Release);
+        self.ring();
         first
+    }
+
+    /// The connection's alarm; `bell` counts the first time.
+    pub(super) fn alarm(&self, bell: &Arc<Doorbell>) -> &Alarm {
+        self.alarm.get_or_init(|| Alarm { bell: Mutex::new(bell.clone()), armed: AtomicBool::new(false) })
+    }
+
+    #[inline]
+    fn ring(&self) {
+        if let Some(alarm) = self.alarm.get() {
+            alarm.ring();
+        }
     }
 
     #[inline]
@@ -86,6 +134,7 @@ impl Request {
     pub(super) fn finish(&self, amount: usize) {
         if self.open.fetch_sub(amount, Ordering::AcqRel) == amount {
             self.activity.0.fetch_sub(1, Ordering::Relaxed);
+            self.fate.ring();
         }
     }
 

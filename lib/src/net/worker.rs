@@ -1,12 +1,13 @@
 //! The threads that read and write the sockets, so that NCCL's own never waits for one.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 
 use super::link::{Left, Link};
@@ -15,7 +16,7 @@ use super::request::Activity;
 use crate::config::Config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
-use crate::threads::{Thread, lock};
+use crate::threads::{Thread, lock, poll, try_lock};
 
 /// How long the socket of a closed connection waits for the peer to close, too.
 const LINGER: Duration = Duration::from_secs(5);
@@ -25,6 +26,10 @@ const SLICE: Duration = Duration::from_millis(200);
 const BUSY_SPIN: Duration = Duration::from_millis(10);
 /// Spinning where threads share cores.
 const SHORT_SPIN: Duration = Duration::from_micros(2);
+/// How long a thread leaves its work to an owner that did it a moment ago.
+const ATTENDED: Duration = Duration::from_millis(2);
+/// Events at once.
+const EVENTS: usize = 64;
 const BELL: u64 = 0;
 
 /// Something to do for a thread.
@@ -54,6 +59,10 @@ pub(super) struct Worker {
     any: AtomicBool,
     asleep: AtomicBool,
     stop: AtomicBool,
+    /// How often an owner has done its work.
+    turns: AtomicUsize,
+    epoll: Arc<OwnedFd>,
+    run: Mutex<Run>,
 }
 
 impl Worker {
@@ -89,20 +98,15 @@ impl Workers {
         let (spin, busy_spin) = if cores >= 2 * (count + 2) { (config.spin, BUSY_SPIN) } else { (few, few) };
         let activity = Arc::new(Activity::default());
         let start = |index: usize| {
-            let worker = Arc::new(Worker {
-                bell: Doorbell::new()?,
-                inbox: Mutex::default(),
-                any: AtomicBool::new(false),
-                asleep: AtomicBool::new(false),
-                stop: AtomicBool::new(false),
-            });
+            let bell = Doorbell::new()?;
             let epoll =
                 epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::errno("net", "making an epoll", e))?;
-            let added = epoll::add(&epoll, &worker.bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN);
+            let added = epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN);
             added.map_err(|e| Error::errno("net", "waiting for an eventfd", e))?;
+            let epoll = Arc::new(epoll);
             let run = Run {
-                worker: worker.clone(),
-                epoll,
+                epoll: epoll.clone(),
+                active: Instant::now(),
                 activity: activity.clone(),
                 spin,
                 busy_spin,
@@ -113,10 +117,19 @@ impl Workers {
                 again: Vec::new(),
                 lingering: 0,
             };
-            let thread =
-                Thread::start("net", format!("tinynccl-net{index}"), "a thread of the network".to_owned(), || {
-                    run.run()
-                })?;
+            let worker = Arc::new(Worker {
+                bell,
+                inbox: Mutex::default(),
+                any: AtomicBool::new(false),
+                asleep: AtomicBool::new(false),
+                stop: AtomicBool::new(false),
+                turns: AtomicUsize::new(0),
+                epoll,
+                run: Mutex::new(run),
+            });
+            let (name, what) = (format!("tinynccl-net{index}"), "a thread of the network".to_owned());
+            let ours = worker.clone();
+            let thread = Thread::start("net", name, what, move || ours.run())?;
             Ok((worker, thread))
         };
         let all = (0..count).map(start).collect::<Result<_>>()?;
@@ -144,6 +157,7 @@ impl Drop for Workers {
 }
 
 /// A stream of this thread.
+#[derive(Debug)]
 struct Served {
     link: Arc<Link>,
     stream: usize,
@@ -162,12 +176,16 @@ impl Served {
     }
 }
 
+/// What a thread serves. Owners of connections do its work in the time that they wait for, and the thread when they do
+/// not.
+#[derive(Debug)]
 struct Run {
-    worker: Arc<Worker>,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     activity: Arc<Activity>,
     spin: Duration,
     busy_spin: Duration,
+    /// When there was something to do last.
+    active: Instant,
     streams: HashMap<u64, Served>,
     queues: HashMap<u64, (Arc<Link>, usize)>,
     devices: HashMap<u64, (Arc<Devices>, usize)>,
@@ -178,51 +196,96 @@ struct Run {
     lingering: usize,
 }
 
-impl Run {
-    fn run(mut self) {
-        let mut events = Vec::with_capacity(64);
-        let mut active = Instant::now();
-        while !self.worker.stop.load(Ordering::Acquire) {
-            let mut busy = self.tasks();
-            busy |= self.turns();
-            let patience = if self.activity.any() { self.busy_spin } else { self.spin };
-            let spinning = busy || active.elapsed() < patience;
-            let time = if spinning { Duration::ZERO } else { self.sleep_for() };
-            if !spinning {
-                self.worker.asleep.store(true, Ordering::Relaxed);
-                fence(Ordering::SeqCst);
-                if self.worker.any.load(Ordering::Acquire) {
-                    self.worker.asleep.store(false, Ordering::Relaxed);
-                    continue;
-                }
+impl Worker {
+    fn run(&self) {
+        let mut turns = 0;
+        while !self.stop.load(Ordering::Acquire) {
+            let now = self.turns.load(Ordering::Relaxed);
+            if now == turns {
+                lock(&self.run).round(self);
+            } else {
+                turns = now;
+                // The end rings; so may one who saw this thread asleep before.
+                let _ = poll(&mut [PollFd::new(&*self.bell, PollFlags::IN)], ATTENDED);
             }
-            events.clear();
-            let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-            let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&time));
-            self.worker.asleep.store(false, Ordering::Relaxed);
-            match waited {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(e) => log::error!("net: epoll: {}", std::io::Error::from(e)),
-            }
-            for event in &events {
-                let (key, flags) = (event.data.u64(), event.flags);
-                if key == BELL { self.worker.bell.drain() } else { self.event(key, flags) }
-            }
-            if busy || !events.is_empty() {
-                active = Instant::now();
-            } else if spinning {
-                // The kernel's thread for what was sent over loopback may wait for this core.
-                std::thread::yield_now();
-            }
-            self.sweep();
         }
-        self.finish();
+        let mut run = lock(&self.run);
+        run.finish(self);
+        // What is left names this worker.
+        run.streams.clear();
+        run.queues.clear();
+        run.devices.clear();
+    }
+
+    /// An owner of a connection that waits for it does what is to be done now, unless another thread does. This
+    /// worker's own stays away from then on, until no owner has come for a while.
+    pub(super) fn attend(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+        if let Some(mut run) = try_lock(&self.run) {
+            run.tasks(self);
+            run.turns();
+            run.wait(self, Duration::ZERO);
+            run.sweep();
+        }
+    }
+
+    /// Readable when [`Worker::attend`] has something to do.
+    pub(super) fn fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+}
+
+impl Run {
+    /// One round of the thread's.
+    fn round(&mut self, worker: &Worker) {
+        let mut busy = self.tasks(worker);
+        busy |= self.turns();
+        let patience = if self.activity.any() { self.busy_spin } else { self.spin };
+        let spinning = busy || self.active.elapsed() < patience;
+        let time = if spinning { Duration::ZERO } else { self.sleep_for() };
+        if !spinning {
+            worker.asleep.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if worker.any.load(Ordering::Acquire) {
+                worker.asleep.store(false, Ordering::Relaxed);
+                return;
+            }
+        }
+        let events = self.wait(worker, time);
+        if busy || events {
+            self.active = Instant::now();
+        } else if spinning {
+            // The kernel's thread for what was sent over loopback may wait for this core.
+            std::thread::yield_now();
+        }
+        self.sweep();
+    }
+
+    /// Waits so long for events, and sees to them; true when there were some.
+    fn wait(&mut self, worker: &Worker, time: Duration) -> bool {
+        let mut events = [const { MaybeUninit::uninit() }; EVENTS];
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        let waited = epoll::wait(&self.epoll, &mut events, Some(&time));
+        worker.asleep.store(false, Ordering::Relaxed);
+        let events = match waited {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => &mut [],
+            Err(e) => {
+                log::error!("net: epoll: {}", std::io::Error::from(e));
+                &mut []
+            }
+        };
+        for event in &*events {
+            let (key, flags) = (event.data.u64(), event.flags);
+            if key == BELL { worker.bell.drain() } else { self.event(key, flags) }
+        }
+        !events.is_empty()
     }
 
     /// Before the thread ends: what was sent over closed connections must reach the peers' kernels. Closing a socket
     /// with bytes in it that nobody has read would reset the connection.
-    fn finish(&mut self) {
-        self.tasks();
+    fn finish(&mut self, worker: &Worker) {
+        self.tasks(worker);
         let until = Instant::now() + LINGER;
         let mut events = Vec::with_capacity(64);
         let slice = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
@@ -243,11 +306,11 @@ impl Run {
     }
 
     /// What others have asked for; true when there was something.
-    fn tasks(&mut self) -> bool {
-        if !self.worker.any.swap(false, Ordering::AcqRel) {
+    fn tasks(&mut self, worker: &Worker) -> bool {
+        if !worker.any.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let tasks = std::mem::take(&mut *lock(&self.worker.inbox));
+        let tasks = std::mem::take(&mut *lock(&worker.inbox));
         for task in tasks {
             match task {
                 Task::Add(link, stream) => self.add(link, stream),

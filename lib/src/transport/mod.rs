@@ -59,17 +59,17 @@ pub mod paced;
 pub mod relay;
 
 pub(crate) mod conn;
-mod endpoint;
+pub(crate) mod endpoint;
 #[cfg(all(test, loom))]
 pub(crate) mod explore;
-mod fabric;
+pub(crate) mod fabric;
 pub(crate) mod fence;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 pub(crate) mod handshake;
 pub(crate) mod huge;
 mod info;
-mod linger;
+pub(crate) mod linger;
 pub(crate) mod mapping;
 pub(crate) mod packet;
 mod pagemap;
@@ -137,7 +137,7 @@ impl Peer {
     }
 
     #[cold]
-    fn protocol(&self, op: &str, detail: String) -> Error {
+    pub(crate) fn protocol(&self, op: &str, detail: String) -> Error {
         let Peer { rank, peer, address } = self.clone();
         Error::Protocol { op: op.to_owned(), rank, peer, address, detail }
     }
@@ -150,13 +150,13 @@ impl Peer {
 
     /// [`SendLink::commit`] without a reservation, or of too long a message.
     #[cold]
-    fn not_reserved(&self, header: &Header, max: usize) -> Error {
+    pub(crate) fn not_reserved(&self, header: &Header, max: usize) -> Error {
         self.misused_send(format!("expected a reserved message of up to {max} bytes, got {header}"))
     }
 
     /// [`SendLink::send_from`] of another length, or while a message is reserved.
     #[cold]
-    fn not_sendable(&self, header: &Header, data: &[u8], max: usize) -> Error {
+    pub(crate) fn not_sendable(&self, header: &Header, data: &[u8], max: usize) -> Error {
         let got = data.len();
         self.misused_send(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
     }
@@ -169,13 +169,13 @@ impl Peer {
 
     /// [`RecvLink::release`] without a message.
     #[cold]
-    fn not_peeked(&self) -> Error {
+    pub(crate) fn not_peeked(&self) -> Error {
         self.misused_recv("expected a peeked message to release, got none".to_owned())
     }
 
     /// [`RecvLink::recv_into`] with memory of another length.
     #[cold]
-    fn not_receivable(&self, expected: &Header, dst: &[u8]) -> Error {
+    pub(crate) fn not_receivable(&self, expected: &Header, dst: &[u8]) -> Error {
         self.misused_recv(format!("expected memory for {expected}, got {} bytes", dst.len()))
     }
 }

@@ -45,6 +45,10 @@ pub(crate) enum Backend {
     TwiceRelayedTcp,
     ChecksumRelayedTcp,
     RelayedVerbs,
+    Rails,
+    RdmaRails,
+    ChecksumRails,
+    SplitRails,
 }
 
 pub(crate) fn config(transport: TransportChoice) -> Config {
@@ -124,7 +128,18 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
             relayed(&config, 1)
         }
         Backend::RelayedVerbs => relayed(&config(TransportChoice::Verbs), 1),
+        Backend::Rails => rails(|_| ()),
+        Backend::RdmaRails => rails(|c| c.net_rdma = true),
+        Backend::ChecksumRails => rails(|c| c.checksum = true),
+        Backend::SplitRails => wrapped(rails(|_| ()), |l| faulty::wrap(l, &split)),
     }
+}
+
+fn rails(change: impl Fn(&mut Config)) -> [End; 2] {
+    let mut config = config(TransportChoice::Tcp);
+    config.tcp_rails = true;
+    change(&mut config);
+    between([0, 1].map(|rank| Arc::new(tinynccl::net::endpoint(rank, SECRET, &config).unwrap())))
 }
 
 /// Whether this build and this machine have RDMA; says so once per process when they do not. With
@@ -156,7 +171,7 @@ impl Backend {
 
     /// Faulty links say "not now" before they look at anything.
     pub(crate) fn looks_at_arguments(self) -> bool {
-        !matches!(self, Backend::SplitInProc | Backend::SplitTcp | Backend::SplitVerbs)
+        !matches!(self, Backend::SplitInProc | Backend::SplitTcp | Backend::SplitVerbs | Backend::SplitRails)
     }
 
     /// Checksums and delays look for a message before they look at the memory for it.

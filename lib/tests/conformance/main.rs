@@ -50,4 +50,8 @@ suite! {
     twice_relayed_tcp: Backend::TwiceRelayedTcp;
     checksums_over_relayed_tcp: Backend::ChecksumRelayedTcp;
     relayed_verbs: Backend::RelayedVerbs;
+    rails: Backend::Rails;
+    rails_by_rdma: Backend::RdmaRails;
+    checksums_over_rails: Backend::ChecksumRails;
+    split_rails: Backend::SplitRails;
 }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// The settings on which the ranks' messages and choices depend.
 ///
 /// The others may differ: deadlines, listening addresses, spinning times. For tuning, only rank 0's settings count.
-const MUST_AGREE: [&str; 23] = [
+const MUST_AGREE: [&str; 24] = [
     "TINYNCCL_CUDA_PATH_CHECK",
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
@@ -29,6 +29,7 @@ const MUST_AGREE: [&str; 23] = [
     "TINYNCCL_ONE_SHOT",
     "TINYNCCL_STAGE",
     "TINYNCCL_TCP_STREAMS",
+    "TINYNCCL_TCP_RAILS",
     "TINYNCCL_FIXED_ORDER",
 ];
 
@@ -89,7 +90,7 @@ mod tests {
         "TINYNCCL_TRACE",
         "TINYNCCL_TCP_CONGESTION",
         "TINYNCCL_TRACE_EVENTS",
-        // Of connections for NVIDIA's NCCL, which compare the window themselves.
+        // Of connections of `net`, which compare the window themselves.
         "TINYNCCL_NET_STREAMS",
         "TINYNCCL_NET_THREADS",
         "TINYNCCL_NET_CHUNK",

@@ -10,6 +10,7 @@ use crate::bootstrap::{Event, Host, RankState, Session};
 use crate::comm::state::control::{Control, Notice, PeerHealth, Progress};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::net;
 use crate::threads::lock;
 use crate::transport::mapping::Mapping;
 use crate::transport::relay::{Path, Traffic};
@@ -143,7 +144,7 @@ fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointI
         })
         .collect::<Result<_>>()?;
     let one_host = hosts.iter().all(|host| host.same_network(&hosts[0]));
-    let open = if one_host { Endpoint::local } else { Endpoint::new };
+    let open = if one_host && !config.tcp_rails { Endpoint::local } else { net::endpoint };
     let opened = open(session.rank(), session.secret(), config);
     // The others must not wait for an unreachable rank, and must learn the reason.
     let ours: Result<EndpointInfo, String> = opened.as_ref().map(Endpoint::info).map_err(ToString::to_string);

@@ -157,6 +157,7 @@ fn links(config: &Config, memory: bool, network: bool) -> Vec<String> {
     let over_network = match (config.transport, config.verbs_qps, config.tcp_streams) {
         (TransportChoice::Verbs, 1, _) => "verbs".to_owned(),
         (TransportChoice::Verbs, qps, _) => format!("verbs, {qps} queue pairs"),
+        _ if config.tcp_rails => "rails".to_owned(),
         (_, _, 1) => "tcp".to_owned(),
         (_, _, streams) => format!("tcp, {streams} streams"),
     };
@@ -214,6 +215,7 @@ mod tests {
         assert_eq!(links(&tcp, true, false), ["shm"]);
         assert_eq!(links(&verbs, false, true), ["verbs"]);
         assert_eq!(links(&Config { verbs_qps: 2, ..verbs }, false, true), ["verbs, 2 queue pairs"]);
+        assert_eq!(links(&Config { tcp_rails: true, ..Config::default() }, true, true), ["shm", "rails"]);
         assert_eq!(links(&Config { tcp_streams: 4, ..tcp }, false, true), ["tcp, 4 streams"]);
     }
 }

@@ -31,15 +31,15 @@ use crate::threads::Thread;
 use acceptor::{Backlog, Incoming, Key};
 use hop::{Relay, World};
 
-/// Makes a transport listen.
-type Bind = fn(&Site<'_>) -> Result<Box<dyn Fabric>>;
+/// Makes a transport listen; and its name.
+pub(crate) type Bind = (&'static str, fn(&Site<'_>) -> Result<Box<dyn Fabric>>);
 
-/// The transports of an endpoint, the preferred one first.
-fn fabrics(choice: TransportChoice) -> &'static [(&'static str, Bind)] {
+/// The transports of an endpoint, the preferred one first. `sockets`: TCP, or what takes its place.
+fn fabrics(choice: TransportChoice, sockets: Bind) -> Vec<Bind> {
     match choice {
-        TransportChoice::Auto | TransportChoice::Shm => &[("shared memory", shm::bind), ("TCP", tcp::bind)],
-        TransportChoice::Tcp => &[("TCP", tcp::bind)],
-        TransportChoice::Verbs => &[("RDMA", verbs::bind)],
+        TransportChoice::Auto | TransportChoice::Shm => vec![("shared memory", shm::bind), sockets],
+        TransportChoice::Tcp => vec![sockets],
+        TransportChoice::Verbs => vec![("RDMA", verbs::bind)],
     }
 }
 
@@ -105,13 +105,18 @@ impl Endpoint {
     /// [`Error::Os`] when nothing can be listened on, [`Error::Unsupported`] when RDMA is asked for and there is none,
     /// in this build or on this machine.
     pub fn new(rank: usize, secret: Secret, config: &Config) -> Result<Endpoint> {
-        Endpoint::listen(rank, secret, config, with_loopback(config)?)
+        Endpoint::over(rank, secret, config, tcp::BIND)
+    }
+
+    /// [`Endpoint::new`] with another transport in the place of TCP.
+    pub(crate) fn over(rank: usize, secret: Secret, config: &Config, sockets: Bind) -> Result<Endpoint> {
+        Endpoint::listen(rank, secret, config, with_loopback(config)?, sockets)
     }
 
     /// [`Endpoint::new`] for a job whose ranks are all on this host: over TCP it listens on loopback alone.
     pub fn local(rank: usize, secret: Secret, config: &Config) -> Result<Endpoint> {
         let loopback = with_loopback(config)?.into_iter().find(|local| local.loopback);
-        Endpoint::listen(rank, secret, config, Vec::from_iter(loopback))
+        Endpoint::listen(rank, secret, config, Vec::from_iter(loopback), tcp::BIND)
     }
 
     /// An endpoint with transports of the caller's own, the preferred one first.
@@ -127,12 +132,18 @@ impl Endpoint {
         Endpoint::start(rank, secret, config, Backlog::new()?, fabrics)
     }
 
-    fn listen(rank: usize, secret: Secret, config: &Config, locals: Vec<LocalAddress>) -> Result<Endpoint> {
+    fn listen(
+        rank: usize,
+        secret: Secret,
+        config: &Config,
+        locals: Vec<LocalAddress>,
+        sockets: Bind,
+    ) -> Result<Endpoint> {
         let backlog = Backlog::new()?;
         let site = Site { rank, config, locals: &locals, linger: &backlog.linger };
         let mut bound = Vec::new();
         let mut failed = None;
-        for (i, (name, bind)) in fabrics(config.transport).iter().enumerate() {
+        for (i, (name, bind)) in fabrics(config.transport, sockets).into_iter().enumerate() {
             match bind(&site) {
                 Ok(fabric) => bound.push(fabric),
                 Err(e @ Error::Config { .. }) => return Err(e),

@@ -20,13 +20,13 @@
 //!   a knob.
 
 mod connect;
-pub(super) mod fabric;
+pub(crate) mod fabric;
 mod frame;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod intake;
 mod linger;
-pub(super) mod listen;
+pub(crate) mod listen;
 mod options;
 mod recv;
 mod send;
@@ -39,16 +39,19 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 
 pub(crate) use connect::open;
-pub(crate) use fabric::bind;
 pub(crate) use listen::{Port, incoming};
 pub(crate) use options::SocketOptions;
 
+use super::endpoint::Bind;
 use super::linger::Linger;
 use super::stream::CLOSED;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
 use crate::fork::Kept;
 use crate::threads::poll;
+
+/// This transport, for an endpoint.
+pub(crate) const BIND: Bind = ("TCP", fabric::bind);
 
 /// The connected, non-blocking sockets of a link, shared by its two halves.
 #[derive(Debug)]
