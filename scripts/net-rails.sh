@@ -2,18 +2,21 @@
 # How fast connections with several rails are, what a rail costs that dies, and what relays cost: network namespaces are
 # nodes, and cables have the rates that `tc` gives them.
 #
-#   scripts/net-rails.sh [ROUNDS]      each row ROUNDS times (3), and the median
+#   scripts/net-rails.sh [ROUNDS [connections|ranks]]      each row ROUNDS times (3), and the median
 #
+# The first part is connections of `tinynccl::net`, the second one all_reduce of two ranks over TCP and over rails
+# (TINYNCCL_TCP_RAILS). Without a second word both run.
 # Needs unshare, ip and tc, and user namespaces where it is not run by root. Rates are megabits per second; the column
 # `of` compares with the sum of the cables' rates.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
-if [[ ${1-} == -* ]]; then sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; fi
-rounds=${1:-3}
+if [[ ${1-} == -* ]]; then sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; fi
+rounds=${1:-3} part=${2:-all}
 if [[ -z ${NET_RAILS_INSIDE-} ]]; then
     cargo build -q --release --locked -p tinynccl --example net_speed
+    cargo build -q --release --locked -p allreduce-tcp
     export NET_RAILS_INSIDE=1
-    exec unshare -Urn "$0" "$rounds"
+    exec unshare -Urn "$0" "$rounds" "$part"
 fi
 program=$PWD/target/release/examples/net_speed
 work=$(mktemp -d)
@@ -152,35 +155,85 @@ relays() {
     done
 }
 
-printf '%-44s %8s %6s %10s\n' 'a to b, 1 MiB, 8 under way' 'Mbit/s' of 'pause, ms'
-cables 1000 0 0 0
-row 'one cable of 1000' 1000 flows 3 "a b"
-cables 500 0 0 0
-row 'one cable of 500' 500 flows 3 "a b"
-cables 1000 1000 0 0
-row 'two of 1000' 2000 flows 3 "a b"
-cables 1000 500 0 0
-row 'one of 1000, one of 500' 1500 flows 3 "a b"
-cables 1000 100 0 0
-row 'one of 1000, one of 100' 1100 flows 3 "a b"
-cables 1000 1000 0 0
-row 'two of 1000, one cut after 1 of 3 s' 0 cut_after 3 1
-row 'the same, back after 2 of 8 s' 0 cut_after 8 1 1
-cables 1000 0 1000 1000
-row 'triangle of 1000: all six ways at once' 6000 flows 3 "a b" "b a" "b c" "c b" "c a" "a c"
-cables 1000 0 1000 0 1000
-relays b c
-row 'line of 1000: a to c, through b' 1000 flows 3 "a c"
-row 'line of 1000: a to d, through b and c' 1000 flows 3 "a d"
-row 'line of 1000: a and c, both ways at once' 2000 flows 3 "a c" "c a"
-cables 1000 0 1000 0 1000 1000
-relays d
-row 'ring of 1000: a to c, through b and d' 2000 flows 3 "a c"
-cable 6 0
-cables unlimited 0 unlimited 0 unlimited
-row 'no limit: a to b' 0 flows 3 "a b"
-row 'no limit: a to c, through b' 0 flows 3 "a c"
-row 'no limit: a to d, through b and c' 0 flows 3 "a d"
-pings '8 bytes: a to b' a b
-pings '8 bytes: a to c, through b' a c
-pings '8 bytes: a to d, through b and c' a d
+connections() {
+    printf '%-44s %8s %6s %10s\n' 'a to b, 1 MiB, 8 under way' 'Mbit/s' of 'pause, ms'
+    cables 1000 0 0 0
+    row 'one cable of 1000' 1000 flows 3 "a b"
+    cables 500 0 0 0
+    row 'one cable of 500' 500 flows 3 "a b"
+    cables 1000 1000 0 0
+    row 'two of 1000' 2000 flows 3 "a b"
+    cables 1000 500 0 0
+    row 'one of 1000, one of 500' 1500 flows 3 "a b"
+    cables 1000 100 0 0
+    row 'one of 1000, one of 100' 1100 flows 3 "a b"
+    cables 1000 1000 0 0
+    row 'two of 1000, one cut after 1 of 3 s' 0 cut_after 3 1
+    row 'the same, back after 2 of 8 s' 0 cut_after 8 1 1
+    cables 1000 0 1000 1000
+    row 'triangle of 1000: all six ways at once' 6000 flows 3 "a b" "b a" "b c" "c b" "c a" "a c"
+    cables 1000 0 1000 0 1000
+    relays b c
+    row 'line of 1000: a to c, through b' 1000 flows 3 "a c"
+    row 'line of 1000: a to d, through b and c' 1000 flows 3 "a d"
+    row 'line of 1000: a and c, both ways at once' 2000 flows 3 "a c" "c a"
+    cables 1000 0 1000 0 1000 1000
+    relays d
+    row 'ring of 1000: a to c, through b and d' 2000 flows 3 "a c"
+    cable 6 0
+    cables unlimited 0 unlimited 0 unlimited
+    row 'no limit: a to b' 0 flows 3 "a b"
+    row 'no limit: a to c, through b' 0 flows 3 "a c"
+    row 'no limit: a to d, through b and c' 0 flows 3 "a d"
+    pings '8 bytes: a to b' a b
+    pings '8 bytes: a to c, through b' a c
+    pings '8 bytes: a to d, through b and c' a d
+}
+
+# all_reduce RAILS: two ranks, and the microseconds of each size.
+sizes=8,1K,32K,256K,1M,16M
+all_reduce() {
+    local rank name pids=()
+    for rank in 0 1; do
+        name=$([[ $rank == 0 ]] && echo a || echo b)
+        within "$name" env RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=10.0.1.1 MASTER_PORT=29501 TINYNCCL_TUNE=off TINYNCCL_SECRET=of-this-measurement \
+            TINYNCCL_TCP_RAILS="$1" "$PWD/target/release/allreduce-tcp" --bytes $sizes --iters 10 >"$work/rank$rank" &
+        pids+=($!)
+    done
+    wait "${pids[@]}"
+    awk -F'|' '$1 + 0 > 0 && NF > 3 { split($3, ring, " "); print $1 + 0, ring[1] }' "$work/rank0"
+}
+
+# compare TEXT: both ways in turn, a row for each size.
+compare() {
+    local rails
+    : >"$work.times"
+    for ((round = 0; round < rounds; round++)); do
+        for rails in 0 1; do all_reduce $rails | sed "s/^/$rails /" >>"$work.times"; done
+    done
+    for bytes in $(awk '{ print $2 }' "$work.times" | sort -nu); do
+        local tcp both
+        tcp=$(awk -v b="$bytes" '$1 == 0 && $2 == b { print $3 }' "$work.times" | median)
+        both=$(awk -v b="$bytes" '$1 == 1 && $2 == b { print $3 }' "$work.times" | median)
+        printf '%-24s %10s %10.1f %10.1f %6s\n' "$1" "$bytes" "$tcp" "$both" \
+            "$(awk -v t="$tcp" -v r="$both" 'BEGIN { printf "%.2f", t / r }')"
+    done
+    rm -f "$work.times"
+}
+
+ranks() {
+    printf '%-24s %10s %10s %10s %6s\n' 'all_reduce, cables' bytes 'TCP, us' 'rails, us' ratio
+    for node in a b; do within $node ip link set lo up; done
+    cables 1000 1000 0 0
+    compare '1000 and 1000'
+    cables 1000 500 0 0
+    compare '1000 and 500'
+    cables unlimited unlimited 0 0
+    compare 'no limit'
+}
+
+case $part in
+    all) connections; ranks ;;
+    connections | ranks) $part ;;
+    *) echo "expected connections or ranks, got $part" >&2; exit 2 ;;
+esac

@@ -18,7 +18,8 @@
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
 //! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] wrap a pair of any transport. [`relay`] joins
-//! links where two ranks do not reach each other. All transports share the rest: `handshake` and `stream` (dialing and
+//! links where two ranks do not reach each other. Links over several cables (`net::links`) have a transport above this
+//! module, which takes TCP's place. All transports share the rest: `handshake` and `stream` (dialing and
 //! its proofs), `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors over Unix
 //! sockets), `linger`, and `wait` (deadlines).
 //!

@@ -22,6 +22,7 @@ mod own_program;
 mod persistent;
 mod probe;
 mod processes;
+mod rails;
 mod rdma;
 mod rdma_faults;
 mod symmetric;

@@ -9,10 +9,14 @@
 //! source     where an item of a source file ends
 //! process    a command with its output caught and a deadline
 //! testing    a program as its user starts it, in a test
+//! again      a test's own program, once more for each of its processes
+//! nodes      network namespaces as nodes of a test
 //! ```
 
+pub mod again;
 pub mod end;
 pub mod machine;
+pub mod nodes;
 pub mod output;
 pub mod process;
 pub mod size;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::process::{self, Outcome};
 
 /// Time limit of every program, so long that only an endless wait reaches it.
-const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// Variables that make a program a rank. A test that itself runs under a launcher must not pass them on.
 const LAUNCHERS: [&str; 7] =

@@ -1,0 +1,110 @@
+//! Ranks on two nodes with two cables between them, over rails: both cables carry a call, and one that is cut in mid-run
+//! costs no call and is taken back.
+
+use program_kit::again::{Process, hear, say};
+use program_kit::nodes::{cable, makes_nodes, node, run, sent_in, sent_over, within};
+use tinynccl::{Comm, ReduceOp, Result};
+
+/// Elements of a call, 4 MiB of them.
+const COUNT: usize = 1 << 20;
+/// Calls without a byte over a cable after which it counts as left.
+const WITHOUT: usize = 20;
+/// Bytes over a cable that a few packets of the kernel's do not make.
+const SOME: u64 = 8 << 20;
+
+/// One call with every element checked; the ranks go on while rank 0 says so.
+fn call(comm: &Comm, number: usize, go_on: bool) -> Result<bool> {
+    let value = |rank: usize, i: usize| (i % 1000 + 3 * rank + number) as f32;
+    let mut buffer: Vec<f32> = (0..COUNT).map(|i| value(comm.rank(), i)).collect();
+    buffer[0] = f32::from(u8::from(go_on && comm.rank() == 0));
+    comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+    let wrong = buffer.iter().enumerate().skip(1).find(|&(i, x)| *x != value(0, i) + value(1, i));
+    assert_eq!(wrong, None, "call {number}");
+    Ok(buffer[0] != 0.0)
+}
+
+/// A rank on a node. It has a phase of calls for each line that it is told.
+fn rank(name: &str) {
+    say("here");
+    assert_eq!(hear(), "cabled");
+    let comm = Comm::from_env().expect("a communicator");
+    let mut number = 0;
+    // Links are made by the first call.
+    call(&comm, number, false).expect("the first call");
+    say(comm.census().links.first().expect("a link").0);
+    loop {
+        let phase = hear();
+        if phase == "end" {
+            break;
+        }
+        let before = sent_over("r1");
+        let (mut last, mut without) = (before, 0);
+        loop {
+            number += 1;
+            let sent = sent_over("r1");
+            without = if sent == last { without + 1 } else { 0 };
+            last = sent;
+            let enough = if phase == "cut" { without >= WITHOUT } else { sent - before >= SOME };
+            if !call(&comm, number, !enough).unwrap_or_else(|e| panic!("rank {name}: {e}")) {
+                break;
+            }
+        }
+        say(&format!("{}", sent_over("r1") - before));
+    }
+    comm.close().expect("nothing has failed");
+    say("done");
+}
+
+fn phase(ranks: &mut [Process; 2], name: &str, meanwhile: impl FnOnce(&[Process; 2])) -> [u64; 2] {
+    ranks.iter_mut().for_each(|rank| rank.tell(name));
+    meanwhile(ranks);
+    ranks.each_mut().map(|rank| rank.line().parse().expect("a number of bytes"))
+}
+
+fn sent_by(node: &Process) -> u64 {
+    sent_in(&String::from_utf8_lossy(&within(node, "cat /proc/net/dev").stdout), "r1")
+}
+
+#[test]
+fn a_cut_cable_costs_no_call_and_is_taken_back() {
+    const TEST: &str = "rails::a_cut_cable_costs_no_call_and_is_taken_back";
+    if !makes_nodes(TEST, rank) {
+        return;
+    }
+    let mut ranks = ["0", "1"].map(|rank| {
+        let settings = [
+            ("RANK", rank),
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_RANK", "0"),
+            ("MASTER_ADDR", "10.0.9.1"),
+            ("MASTER_PORT", "29512"),
+            ("TINYNCCL_TCP_RAILS", "1"),
+            // The ranks meet over a network that is not for data.
+            ("TINYNCCL_IFNAME", "r"),
+            ("TINYNCCL_TUNE", "off"),
+            // Nothing but the interface says that a cable is cut.
+            ("TINYNCCL_NET_RAIL_TIMEOUT", "60"),
+        ];
+        node(TEST, rank, &settings)
+    });
+    let [a, b] = &ranks;
+    cable(("r0", a), ("r0", b), 1);
+    cable(("r1", a), ("r1", b), 2);
+    cable(("meet", a), ("meet", b), 9);
+    // A rank reaches itself over it.
+    [a, b].into_iter().for_each(|node| run(node, "ip link set lo up"));
+    ranks.iter_mut().for_each(|rank| rank.tell("cabled"));
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line(), "rails"));
+    for bytes in phase(&mut ranks, "both", |_| ()) {
+        assert!(bytes > SOME / 2, "{bytes} bytes over the second cable");
+    }
+    phase(&mut ranks, "cut", |ranks| {
+        let before = sent_by(&ranks[0]);
+        while sent_by(&ranks[0]) - before < SOME / 8 {}
+        run(&ranks[0], "ip link set r1 down");
+    });
+    phase(&mut ranks, "back", |ranks| run(&ranks[0], "ip link set r1 up"));
+    ranks.iter_mut().for_each(|rank| rank.tell("end"));
+    ranks.into_iter().for_each(Process::finish);
+    say("done");
+}
