@@ -7,13 +7,18 @@ fn fill(a: &mut End, b: &mut End, first: u32, len: usize, most: u32) -> u32 {
     let mut refused = 0;
     let mut sent = 0;
     let mut data = payload(first, len);
-    while refused < 2000 && sent < most {
+    // What comes back by other threads may take them a while; so much must fit in the end.
+    let (least, start) = (OPTIONS.depth as u32, std::time::Instant::now());
+    while sent < most && (refused < 2000 || (sent < least && start.elapsed() < PATIENCE)) {
         if a.link.send.send_from(&header(first + sent, len), &data).unwrap() {
             sent += 1;
             refused = 0;
             data = payload(first + sent, len);
         } else {
             refused += 1;
+            if sent < least {
+                std::thread::yield_now();
+            }
             a.link.send.progress().unwrap();
             b.link.recv.progress().unwrap();
         }
