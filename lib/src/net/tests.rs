@@ -49,6 +49,8 @@ pub(super) fn pattern(len: usize, seed: usize) -> Vec<u8> {
 fn messages_of_all_lengths_arrive_whole() {
     let net = net(|c| c.net_chunk = 64 << 10);
     let (sender, receiver) = pair(&net, &net);
+    // A thread serves streams, and a stream names its thread.
+    assert!(format!("{sender:?}").starts_with("Sender"));
     for len in [0, 1, 8, 2047, 2048, 2049, 16 << 10, 40_000, 1 << 20, (5 << 20) + 3] {
         let data = pattern(len, len);
         let mut got = vec![0u8; len + 10];

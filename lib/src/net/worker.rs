@@ -2,6 +2,7 @@
 //! for it anyway, it does their work: a handover to a thread and back takes longer than a short message.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -158,7 +159,6 @@ impl Drop for Workers {
 }
 
 /// A stream of this thread.
-#[derive(Debug)]
 struct Served {
     link: Arc<Link>,
     stream: usize,
@@ -179,7 +179,6 @@ impl Served {
 
 /// What a thread serves. Owners of connections do its work in the time that they wait for, and the thread when they do
 /// not.
-#[derive(Debug)]
 struct Run {
     epoll: Arc<OwnedFd>,
     activity: Arc<Activity>,
@@ -195,6 +194,13 @@ struct Run {
     again: Vec<u64>,
     /// Streams whose owner is gone.
     lingering: usize,
+}
+
+/// Without its connections, which name their workers.
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run").field("streams", &self.streams.len()).finish_non_exhaustive()
+    }
 }
 
 impl Worker {
