@@ -1,5 +1,5 @@
-//! The threads that read and write the sockets, so that NCCL's own never waits for one. Where a connection's owner waits
-//! for it anyway, it does their work: a handover to a thread and back takes longer than a short message.
+//! The threads that read and write the sockets, so that NCCL's own never waits for one. Where a connection's owner
+//! waits for it anyway, it does their work: a handover to a thread and back takes longer than a short message.
 
 use std::collections::HashMap;
 use std::fmt;

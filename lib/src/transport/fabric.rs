@@ -142,10 +142,7 @@ impl Dial<'_> {
     /// [`Error::Timeout`], the abort's error, [`Error::Protocol`] when the peer does not want the link,
     /// [`Error::PeerLost`] when whoever answers is not the peer.
     pub fn greet<S: Stream>(&self, socket: &mut S, peer: &Peer) -> Result<()> {
-        stream::greet(socket, &self.caller, self.wait, peer).map_err(|failure| match failure {
-            stream::Failure::Final(e) => e,
-            stream::Failure::Wrong(detail) | stream::Failure::Slow(detail) => peer.lost("connect", &detail),
-        })
+        stream::greet(socket, &self.caller, self.wait, peer).map_err(|failure| failure.of(peer))
     }
 }
 

@@ -33,6 +33,16 @@ pub(crate) enum Failure {
     Final(Error),
 }
 
+impl Failure {
+    /// The error of connecting to `peer`, which has no other address.
+    pub(crate) fn of(self, peer: &Peer) -> Error {
+        match self {
+            Failure::Final(e) => e,
+            Failure::Wrong(detail) | Failure::Slow(detail) => peer.lost("connect", &detail),
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(e: Error) -> Self {
         Failure::Final(e)

@@ -1,5 +1,5 @@
-//! Ranks on two nodes with two cables between them, over rails: both cables carry a call, and one that is cut in mid-run
-//! costs no call and is taken back.
+//! Ranks on two nodes with two cables between them, over rails: both cables carry a call, and one that is cut in
+//! mid-run costs no call and is taken back.
 
 use program_kit::again::{Process, hear, say};
 use program_kit::nodes::{cable, makes_nodes, node, run, sent_in, sent_over, within};

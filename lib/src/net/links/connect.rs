@@ -13,7 +13,7 @@ use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::net::{Handle, MAX_REQUESTS, Net};
 use crate::transport::linger::Linger;
-use crate::transport::stream::{CLOSED, Failure, read_exact};
+use crate::transport::stream::{CLOSED, read_exact};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
@@ -37,7 +37,7 @@ pub(super) fn join(
     // A new connection's send buffer has room for it.
     socket.write_all(&handle.to_bytes()).map_err(|e| who.lost("connect", &e.to_string()))?;
     let mut theirs = [0; Handle::BYTES];
-    read(&mut socket, &mut theirs, wait, &who, "its handle has not come")?;
+    read_exact(&mut socket, &mut theirs, wait, "its handle has not come").map_err(|failure| failure.of(&who))?;
     let connecting = net.connect(&Handle::parse(&theirs)?)?;
     let (mut sender, mut receiver) = (None, None);
     while sender.is_none() || receiver.is_none() {
@@ -54,7 +54,7 @@ pub(super) fn join(
         wait.pause(LOOK, || "the connections of its rails do not stand".to_owned())?;
     }
     socket.write_all(&[READY]).map_err(|e| who.lost("connect", &e.to_string()))?;
-    read(&mut socket, &mut [0], wait, &who, "its rails do not stand")?;
+    read_exact(&mut socket, &mut [0], wait, "its rails do not stand").map_err(|failure| failure.of(&who))?;
     let (Some(sender), Some(receiver)) = (sender, receiver) else {
         return Err(who.lost("connect", "a connection is missing"));
     };
@@ -63,12 +63,5 @@ pub(super) fn join(
         recv: Box::new(RailsRecv::new(net, receiver, who, options, (bell, linger))?),
         kind: "rails",
         any_length: false,
-    })
-}
-
-fn read(socket: &mut TcpStream, bytes: &mut [u8], wait: &Wait<'_>, who: &Peer, late: &str) -> Result<()> {
-    read_exact(socket, bytes, wait, late).map_err(|failure| match failure {
-        Failure::Final(e) => e,
-        Failure::Wrong(text) | Failure::Slow(text) => who.lost("connect", &text),
     })
 }

@@ -14,7 +14,7 @@ use crate::transport::linger::Linger;
 use crate::transport::tcp::fabric::TcpFabric;
 use crate::transport::{EndpointInfo, LinkPair, tcp};
 
-/// The process's network, and the sockets over which links are agreed on.
+/// The endpoint's network, and the sockets over which links are agreed on.
 #[derive(Debug)]
 struct RailsFabric {
     net: Arc<Net>,
@@ -27,7 +27,7 @@ struct RailsFabric {
 /// # Errors
 /// Those of both.
 pub(super) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
-    // Ranks without a common subnet are the endpoint's concern.
+    // Ranks that wait do the threads' work: one is enough for the rest. Ways through other ranks are the endpoint's.
     let net_threads = site.config.net_threads.max(1);
     let config = Config { net_relay_port: 0, net_threads, ..site.config.clone() };
     let net = Arc::new(Net::new(&config)?);
