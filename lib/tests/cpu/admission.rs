@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
@@ -83,6 +83,8 @@ fn a_port_that_is_held_is_free_for_whoever_asks_for_it_by_number() {
     assert_eq!(refused(), std::io::ErrorKind::ConnectionRefused);
     let listener = TcpListener::bind(port.at).expect("a free port");
     TcpStream::connect(port.at).expect("the listener's");
+    // Not only dropped: a process that another test starts has a copy of each descriptor until it executes a program.
+    socket2::SockRef::from(&listener).shutdown(Shutdown::Both).expect("it listens");
     drop(listener);
     assert_eq!(refused(), std::io::ErrorKind::ConnectionRefused);
 }
