@@ -58,9 +58,11 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const Channel& 
     store_counters(team, counters);
 }
 
+#ifdef KERNEL_all_reduce_two_shot_simple
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 all_reduce_two_shot_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
     two_shot_slots(args.team, channel, args.input, args.output, args.bytes);
     leave(args.team, channel);
 }
+#endif

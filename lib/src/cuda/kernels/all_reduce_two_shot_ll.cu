@@ -28,12 +28,16 @@ __device__ __forceinline__ void two_shot_lines(const Team& team, const u8* input
     leave(team, channel);
 }
 
+#ifdef KERNEL_all_reduce_two_shot_ll
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_two_shot_ll(const __grid_constant__ Args args) {
     two_shot_lines<Ll>(args.team, args.input, args.output, args.bytes);
 }
+#endif
 
+#ifdef KERNEL_all_reduce_two_shot_ll128
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_two_shot_ll128(const __grid_constant__ Args args) {
     two_shot_lines<Ll128>(args.team, args.input, args.output, args.bytes);
 }
+#endif

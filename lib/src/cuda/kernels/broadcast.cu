@@ -74,27 +74,30 @@ __device__ __forceinline__ void broadcast_slots(const Team& team, const Channel&
     store_counters(team, counters);
 }
 
-#ifndef DIRECT
-
+#ifdef KERNEL_broadcast_ll
 extern "C" __global__ void __launch_bounds__(THREADS)
 broadcast_ll(const __grid_constant__ Args args) {
     one_call<broadcast_lines<Ll>>(args);
 }
+#endif
 
+#ifdef KERNEL_broadcast_ll128
 extern "C" __global__ void __launch_bounds__(THREADS)
 broadcast_ll128(const __grid_constant__ Args args) {
     one_call<broadcast_lines<Ll128>>(args);
 }
+#endif
 
+#ifdef KERNEL_broadcast_simple
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 broadcast_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
     broadcast_slots(args.team, channel, args.input, args.output, args.bytes, args.root);
     leave(args.team, channel);
 }
+#endif
 
-#else
-
+#ifdef KERNEL_broadcast_direct
 // The root writes into the other's output.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 broadcast_direct(const __grid_constant__ Args args) {
@@ -130,5 +133,4 @@ broadcast_direct(const __grid_constant__ Args args) {
     depart(team, channel);
     close(team, channel);
 }
-
 #endif

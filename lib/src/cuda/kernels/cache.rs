@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
+use cudarc::driver::{CudaContext, CudaFunction, sys};
 
-use super::{Framing, Kernel, Module, Types, unit};
+use super::{Kernel, Types, unit};
 use crate::cuda::compile::compile;
 use crate::cuda::driver::{Uncaptured, cuda, version};
 use crate::cuda::window::Layout;
@@ -44,7 +44,6 @@ pub(crate) struct Kernels {
     layout: Layout,
     capability: (i32, i32),
     begins_early: bool,
-    modules: Shelf<Module, Arc<CudaModule>>,
     functions: Shelf<(Kernel, Types), Loaded>,
 }
 
@@ -96,8 +95,7 @@ impl Kernels {
             .map_err(|e| cuda("DeviceComm", "querying the device's compute capability", e))?;
         let driver = version().map_err(|e| cuda("DeviceComm", "querying the driver's version", e))?;
         let begins_early = capability >= EARLY_CAPABILITY && driver >= EARLY_DRIVER;
-        let (modules, functions) = (Shelf::new(), Shelf::new());
-        Ok(Kernels { context: context.clone(), layout, capability, begins_early, modules, functions })
+        Ok(Kernels { context: context.clone(), layout, capability, begins_early, functions: Shelf::new() })
     }
 
     /// The function of `kernel`, compiled if it is missing.
@@ -111,23 +109,18 @@ impl Kernels {
     }
 
     fn load(&self, kernel: Kernel, types: Types) -> Result<Loaded> {
-        let source = kernel
-            .source()
-            .ok_or_else(|| Error::invalid("loading kernels", format!("there is no kernel {}", kernel.name())))?;
-        let which = Module { files: source.files, direct: kernel.framing == Framing::Direct, types };
-        let module = self.modules.get(which, || {
-            let (name, text, defines) = unit(&self.layout, source, which);
-            let ptx = compile(&name, &text, &defines, self.capability)?;
-            let failed = |e| cuda("loading kernels", name.clone(), e);
-            self.context.bind_to_thread().map_err(failed)?;
-            self.context.load_module(ptx).map_err(failed)
-        })?;
+        let missing = || Error::invalid("loading kernels", format!("there is no kernel {}", kernel.name()));
+        let (of, text, defines) = unit(&self.layout, kernel, types).ok_or_else(missing)?;
+        let ptx = compile(&of, &text, &defines, self.capability)?;
+        let failed = |e| cuda("loading kernels", of.as_str(), e);
+        self.context.bind_to_thread().map_err(failed)?;
+        let module = self.context.load_module(ptx).map_err(failed)?;
         let name = kernel.name();
-        let function = module.load_function(&name).map_err(|e| cuda("loading kernels", name.as_str(), e))?;
+        let function = module.load_function(&name).map_err(failed)?;
         let handle = function.cu_function();
         // The driver loads a function's code when it is first used; asking for an attribute is a use.
         let asked = function.get_attribute(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS);
-        let registers = asked.map_err(|e| cuda("loading kernels", name.as_str(), e))?;
+        let registers = asked.map_err(failed)?;
         log::debug!("{name}: {registers} registers");
         Ok(Loaded { function: Function { handle, begins_early: self.begins_early }, _owner: function })
     }

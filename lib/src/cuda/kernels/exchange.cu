@@ -82,27 +82,30 @@ __device__ __forceinline__ void exchange_slots(const Args& args, const Channel& 
     store_counters(team, counters);
 }
 
-#ifndef DIRECT
-
+#ifdef KERNEL_exchange_ll
 extern "C" __global__ void __launch_bounds__(THREADS)
 exchange_ll(const __grid_constant__ Args args) {
     one_call<exchange_lines<Ll>>(args);
 }
+#endif
 
+#ifdef KERNEL_exchange_ll128
 extern "C" __global__ void __launch_bounds__(THREADS)
 exchange_ll128(const __grid_constant__ Args args) {
     one_call<exchange_lines<Ll128>>(args);
 }
+#endif
 
+#ifdef KERNEL_exchange_simple
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 exchange_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
     exchange_slots(args, channel);
     leave(args.team, channel);
 }
+#endif
 
-#else
-
+#ifdef KERNEL_exchange_direct
 // Straight into the others' outputs. Every rank sees the names of all ranks' buffers, so all make the same choice.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 exchange_direct(const __grid_constant__ Args args) {
@@ -164,5 +167,4 @@ exchange_direct(const __grid_constant__ Args args) {
     depart(team, channel);
     close(team, channel);
 }
-
 #endif

@@ -88,6 +88,7 @@ __device__ __forceinline__ u32 together(const Fused& fused, u32 i) {
     return calls > 1 ? calls : 1;
 }
 
+#ifdef KERNEL_fused
 extern "C" __global__ void __launch_bounds__(THREADS)
 fused(const __grid_constant__ Fused fused) {
     __shared__ Args args[FUSED];
@@ -114,3 +115,4 @@ fused(const __grid_constant__ Fused fused) {
     }
     if (threadIdx.x == 0) *epoch = finished;
 }
+#endif

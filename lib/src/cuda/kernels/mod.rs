@@ -57,8 +57,8 @@ enum Work {
     Either,
 }
 
-/// A module's sources, after [`COMMON`]. A module has few kernels, so that a program which calls one collective of one
-/// type does not wait until all are compiled.
+/// A kernel's sources, after [`COMMON`]. A file may have several kernels, each inside `#ifdef KERNEL_` and its name: a
+/// call compiles the one that it needs.
 #[derive(Debug, Clone, Copy)]
 struct Source {
     files: &'static str,
@@ -70,8 +70,8 @@ macro_rules! text {
     ($($file:literal)+) => { concat!($(include_str!($file)),+) };
 }
 
-/// The framings of a family that are compiled together, and their files.
-type Modules = &'static [(&'static [Framing], Source)];
+/// The framings of a family that have the same files, and these.
+type Sources = &'static [(&'static [Framing], Source)];
 
 macro_rules! families {
     ($($family:ident $name:literal $work:ident: $([$($framing:ident)+] $($file:literal)+),+;)*) => {
@@ -80,7 +80,7 @@ macro_rules! families {
         pub(crate) enum Family { $($family),* }
 
         impl Family {
-            fn row(self) -> (&'static str, Work, Modules) {
+            fn row(self) -> (&'static str, Work, Sources) {
                 match self {
                     $(Family::$family => ($name, Work::$work, &[$((
                         &[$(Framing::$framing),+],
@@ -134,7 +134,7 @@ families! {
 /// round as the collectives do.
 pub const ELEMENTS: &str = include_str!("types.cuh");
 
-/// Ahead of every module's own files.
+/// Ahead of every kernel's own files.
 const COMMON: &str = text!("types.cuh" "memory.cuh" "subgroups.cuh" "team.cuh" "args.cuh" "ll.cuh" "ll128.cuh" "fifo.cuh"
     "pieces.cuh" "direct.cuh");
 
@@ -148,16 +148,16 @@ impl Kernel {
 
     /// The function's name: the family's and the framing's, or the family's alone where it has one framing.
     fn name(self) -> String {
-        let (name, _, modules) = self.family.row();
-        match modules {
+        let (name, _, sources) = self.family.row();
+        match sources {
             [([_], _)] => name.to_owned(),
             _ => format!("{name}_{}", self.framing.name()),
         }
     }
 
     fn source(self) -> Option<Source> {
-        let (_, _, modules) = self.family.row();
-        modules.iter().find(|(framings, _)| framings.contains(&self.framing)).map(|(_, source)| *source)
+        let (_, _, sources) = self.family.row();
+        sources.iter().find(|(framings, _)| framings.contains(&self.framing)).map(|(_, source)| *source)
     }
 
     /// Whether the family has this framing.
@@ -175,35 +175,23 @@ impl Kernel {
     }
 }
 
-/// The unit of compilation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Module {
-    files: &'static str,
-    direct: bool,
-    types: Types,
-}
-
-/// Name and text of the source of a module, and the compiler's definitions.
-fn unit(layout: &Layout, source: Source, module: Module) -> (String, String, Vec<String>) {
+/// Name and text of a kernel's source, and the compiler's definitions; `None` where there is no such kernel.
+fn unit(layout: &Layout, kernel: Kernel, types: Types) -> Option<(String, String, Vec<String>)> {
+    let source = kernel.source()?;
     let mut defines = layout.defines();
     defines.push(format!("-DTHREADS={THREADS}"));
-    let mut name = source.files.trim_end().to_owned();
-    if module.direct {
-        defines.push("-DDIRECT".to_owned());
-        name.push_str(" (direct)");
-    }
-    if let Some((dtype, op)) = module.types {
+    defines.push(format!("-DKERNEL_{}", kernel.name()));
+    let mut name = format!("{} ({})", kernel.name(), source.files.trim_end());
+    if let Some((dtype, op)) = types {
         defines.push(format!("-DDTYPE={}", dtype as u8));
         defines.push(format!("-DOP={}", op as u8));
         name.push_str(&format!(" of {dtype}, {op}"));
     }
-    (name, [COMMON, source.text].concat(), defines)
+    Some((name, [COMMON, source.text].concat(), defines))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use super::*;
     use crate::cuda::compile::compile;
     use crate::{Config, Error};
@@ -236,19 +224,19 @@ mod tests {
         [layout.defines(), vec![format!("-DTHREADS={THREADS}")]].concat()
     }
 
-    /// Compiles; false where there is no compiler.
-    fn compiles(name: &str, text: &str, defines: &[String]) -> bool {
+    /// Its PTX; `None` where there is no compiler.
+    fn compiled(name: &str, text: &str, defines: &[String]) -> Option<String> {
         match compile(name, text, defines, (9, 0)) {
-            Ok(_) => true,
+            Ok(ptx) => Some(ptx.to_src()),
             Err(error @ Error::Unsupported { .. }) => {
                 eprintln!("SKIPPED: compiling {name}: {error}");
-                false
+                None
             }
             Err(error) => panic!("{name}: {error}"),
         }
     }
 
-    /// Compiles for Hopper: each element type, each operator. NVRTC needs no GPU.
+    /// Compiles for Hopper: each element type, each operator, and one kernel at a time. NVRTC needs no GPU.
     #[test]
     fn every_source_compiles() {
         let layout = Layout::new(4, 1, &Config::default());
@@ -257,27 +245,24 @@ mod tests {
             Some((dtype, ops[i % ops.len()]))
         });
         let all: Vec<Types> = all.collect();
-        let mut modules = HashMap::new();
+        let two = Layout::new(2, 1, &Config::default()).without_ll128();
         for kernel in Kernel::ALL {
-            let source = kernel.source().unwrap();
             let types = match kernel.family.row().1 {
                 Work::Reduces => all.clone(),
                 Work::Moves => vec![None],
                 Work::Either => [vec![None], all.clone()].concat(),
             };
             for types in types {
-                modules
-                    .insert(Module { files: source.files, direct: kernel.framing == Framing::Direct, types }, source);
-            }
-        }
-        let two = Layout::new(2, 1, &Config::default()).without_ll128();
-        for (module, source) in modules {
-            // Between two ranks, with one type for all.
-            let again = module.types.is_none_or(|(dtype, _)| dtype == DType::F32).then_some(&two);
-            for layout in [Some(&layout), again].into_iter().flatten() {
-                let (name, text, defines) = unit(layout, source, module);
-                if !compiles(&name, &text, &defines) {
-                    return;
+                // Between two ranks, with one type for all.
+                let again = types.is_none_or(|(dtype, _)| dtype == DType::F32).then_some(&two);
+                for layout in [Some(&layout), again].into_iter().flatten() {
+                    let (name, text, defines) = unit(layout, *kernel, types).unwrap();
+                    let Some(ptx) = compiled(&name, &text, &defines) else { return };
+                    let entries: Vec<&str> = ptx.lines().filter(|line| line.contains(".entry ")).collect();
+                    assert!(
+                        matches!(entries[..], [one] if one.contains(&format!(" {}(", kernel.name()))),
+                        "{name}: {entries:?}"
+                    );
                 }
             }
         }
@@ -295,11 +280,13 @@ mod tests {
                         .iter()
                         .map(|(what, place)| format!("static_assert({what} == {place}, \"the host has {place}\");\n"))
                         .collect();
-                    if !compiles(
+                    if compiled(
                         &format!("{layout:?}"),
                         &[text!("types.cuh" "team.cuh"), &asserts].concat(),
                         &unit_defines(&layout),
-                    ) {
+                    )
+                    .is_none()
+                    {
                         return;
                     }
                 }
@@ -325,7 +312,7 @@ mod tests {
                 .map(|(what, bytes)| format!("static_assert({what} == {bytes}, \"the host has {bytes}\");\n"))
                 .collect();
             let defines = unit_defines(&Layout::new(4, 1, &Config::default()));
-            if !compiles(&format!("layouts {i}"), &[COMMON, text, &asserts].concat(), &defines) {
+            if compiled(&format!("layouts {i}"), &[COMMON, text, &asserts].concat(), &defines).is_none() {
                 return;
             }
         }

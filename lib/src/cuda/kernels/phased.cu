@@ -34,8 +34,7 @@ __device__ __forceinline__ bool is_free(const Team& team, u32 peer, u32 number) 
     return freed - (number + 1 - AREAS) < AREAS;
 }
 
-#ifndef DTYPE
-
+#ifdef KERNEL_phased_push
 // Writes `bytes` at `input + p * stride` into our area of rank p's window.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_push(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
@@ -49,7 +48,9 @@ phased_push(const __grid_constant__ Args args, const __grid_constant__ Counts co
         fill_from(whole_block(), area_at(team, peer, team.rank, counts.of[peer], piece), input + peer * stride, piece, bytes);
     }
 }
+#endif
 
+#ifdef KERNEL_phased_take
 // Copies rank s's data to `output + s * stride`.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_take(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
@@ -63,6 +64,7 @@ phased_take(const __grid_constant__ Args args, const __grid_constant__ Counts co
         store_from(whole_block(), output + peer * stride, piece, bytes, area_at(team, team.rank, peer, counts.of[peer], piece));
     }
 }
+#endif
 
 // The call for which a rank filled an area, beside that rank's flag: one word per area, because a rank may be an area
 // ahead.
@@ -71,6 +73,7 @@ __device__ __forceinline__ volatile u64* purpose_at(u32* flag, u32 number) {
     return (volatile u64*)(flag + 2 + 2 * (number % AREAS));
 }
 
+#ifdef KERNEL_phased_signal
 // Publishes our progress to each rank that takes part (TAIL: areas filled, and the call of the last; HEAD: areas
 // freed).
 extern "C" __global__ void phased_signal(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
@@ -82,7 +85,9 @@ extern "C" __global__ void phased_signal(const __grid_constant__ Args args, cons
     if (counts.flag == TAIL) *purpose_at(flag, counts.of[peer] - 1) = team.call;
     store_release(flag, counts.of[peer]);
 }
+#endif
 
+#ifdef KERNEL_phased_compare
 // Whether the ranks that filled an area make the same call. (Not for messages: their two ends are different calls.)
 extern "C" __global__ void phased_compare(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
     await_kernel_before();
@@ -93,9 +98,9 @@ extern "C" __global__ void phased_compare(const __grid_constant__ Args args, con
     const u64 theirs = *purpose_at(flag, counts.of[peer]);
     if (theirs != team.call) give_up(team, MISMATCH, peer, 0, 0, theirs);
 }
+#endif
 
-#else
-
+#ifdef KERNEL_phased_reduce
 // Reduces our own `input` with all others' data.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_reduce(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
@@ -110,5 +115,4 @@ phased_reduce(const __grid_constant__ Args args, const __grid_constant__ Counts 
     for (int s = 0; s < RANKS; s++) from[s] = area_at(team, team.rank, s, counts.of[s], piece);
     reduce_slots(whole_block(), team, input, output, piece, bytes, from, [](u64, Pack) {});
 }
-
 #endif

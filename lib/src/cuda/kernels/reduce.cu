@@ -68,27 +68,30 @@ __device__ __forceinline__ void root_slots(const Team& team, const Channel& chan
     store_counters(team, counters);
 }
 
-#ifndef DIRECT
-
+#ifdef KERNEL_reduce_ll
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_ll(const __grid_constant__ Args args) {
     one_call<root_lines<Ll>>(args);
 }
+#endif
 
+#ifdef KERNEL_reduce_ll128
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_ll128(const __grid_constant__ Args args) {
     one_call<root_lines<Ll128>>(args);
 }
+#endif
 
+#ifdef KERNEL_reduce_simple
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
     root_slots(args.team, channel, args.input, args.output, args.bytes, args.root);
     leave(args.team, channel);
 }
+#endif
 
-#else
-
+#ifdef KERNEL_reduce_direct
 // The root reads the others' inputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_direct(const __grid_constant__ Args args) {
@@ -113,5 +116,4 @@ reduce_direct(const __grid_constant__ Args args) {
     depart(team, channel);
     close(team, channel);
 }
-
 #endif

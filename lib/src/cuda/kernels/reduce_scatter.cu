@@ -40,45 +40,54 @@ __device__ __forceinline__ void scatter_slots(const Team& team, const Channel& c
     store_counters(team, counters);
 }
 
-#ifndef DIRECT
-
+#ifdef KERNEL_reduce_scatter_ll
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_scatter_ll(const __grid_constant__ Args args) {
     one_call<scatter_lines<Ll>>(args);
 }
+#endif
 
+#ifdef KERNEL_reduce_scatter_ll128
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_scatter_ll128(const __grid_constant__ Args args) {
     one_call<scatter_lines<Ll128>>(args);
 }
+#endif
 
+#ifdef KERNEL_reduce_scatter_simple
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_scatter_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
     scatter_slots(args.team, channel, args.input, args.output, args.bytes, args.bytes);
     leave(args.team, channel);
 }
+#endif
 
+#ifdef KERNEL_all_reduce_one_shot_ll
 // All ranks send everything to all, and each rank reduces by itself: one crossing of the link, (n-1) x the bytes sent.
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_one_shot_ll(const __grid_constant__ Args args) {
     one_call<scatter_lines<Ll>>(args);
 }
+#endif
 
+#ifdef KERNEL_all_reduce_one_shot_ll128
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_one_shot_ll128(const __grid_constant__ Args args) {
     one_call<scatter_lines<Ll128>>(args);
 }
+#endif
 
+#ifdef KERNEL_all_reduce_one_shot_simple
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 all_reduce_one_shot_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
     scatter_slots(args.team, channel, args.input, args.output, args.bytes, 0);
     leave(args.team, channel);
 }
+#endif
 
-#else
-
+#ifdef KERNEL_reduce_scatter_direct
 // Each rank reads its segment of both inputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_scatter_direct(const __grid_constant__ Args args) {
@@ -100,7 +109,9 @@ reduce_scatter_direct(const __grid_constant__ Args args) {
     depart(team, channel);
     close(team, channel);
 }
+#endif
 
+#ifdef KERNEL_all_reduce_one_shot_direct
 // Each rank reads its half of both inputs and writes the result into both outputs: both steps in one pass. Only one
 // rank accesses a half's input and output, so they may be the same buffer.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -131,5 +142,4 @@ all_reduce_one_shot_direct(const __grid_constant__ Args args) {
     depart(team, channel);
     close(team, channel);
 }
-
 #endif

@@ -29,12 +29,16 @@ __device__ __forceinline__ void root_two_shot_lines(const Team& team, const u8* 
     leave(team, channel);
 }
 
+#ifdef KERNEL_reduce_two_shot_ll
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_two_shot_ll(const __grid_constant__ Args args) {
     root_two_shot_lines<Ll>(args.team, args.input, args.output, args.bytes, args.root);
 }
+#endif
 
+#ifdef KERNEL_reduce_two_shot_ll128
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_two_shot_ll128(const __grid_constant__ Args args) {
     root_two_shot_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.root);
 }
+#endif

@@ -40,6 +40,7 @@ __device__ __forceinline__ Buffers buffers_of(const Args& args) {
     return Buffers{args.input, args.output, args.scratch};
 }
 
+#ifdef KERNEL_schedule_simple
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 schedule_simple(const __grid_constant__ Args args, const __grid_constant__ Program program, const __grid_constant__ Cut cut) {
     __shared__ Counters counters;
@@ -55,7 +56,9 @@ schedule_simple(const __grid_constant__ Args args, const __grid_constant__ Progr
     store_counters(args.team, counters);
     leave(args.team, channel);
 }
+#endif
 
+#ifdef KERNEL_schedule_ll
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 schedule_ll(const __grid_constant__ Args args, const __grid_constant__ Program program, const __grid_constant__ Cut cut) {
     const Channel channel = enter(args.team);
@@ -69,7 +72,9 @@ schedule_ll(const __grid_constant__ Args args, const __grid_constant__ Program p
     __syncthreads();
     leave(args.team, channel);
 }
+#endif
 
+#ifdef KERNEL_schedule_ll128
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 schedule_ll128(const __grid_constant__ Args args, const __grid_constant__ Program program, const __grid_constant__ Cut cut) {
     __shared__ Counters counters;
@@ -106,3 +111,4 @@ schedule_ll128(const __grid_constant__ Args args, const __grid_constant__ Progra
     store_counters(team, counters);
     leave(team, channel);
 }
+#endif

@@ -130,6 +130,7 @@ __device__ __forceinline__ void copy_own(const Own& own, u32 block) {
     }
 }
 
+#ifdef KERNEL_send_recv
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages messages) {
     const Team& team = args.team;
@@ -234,3 +235,4 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
     }
     if (threadIdx.x == 0) *(volatile u32*)counter = count;
 }
+#endif

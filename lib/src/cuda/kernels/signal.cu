@@ -9,6 +9,7 @@ struct Awaited {
     u32 of[MAX_RANKS];
 };
 
+#ifdef KERNEL_signal
 // One more signal to rank `root`: `input` is our memory of signals, `output` that rank's. Copies before it in the
 // stream have arrived.
 extern "C" __global__ void signal(const __grid_constant__ Args args) {
@@ -24,7 +25,9 @@ extern "C" __global__ void signal(const __grid_constant__ Args args) {
     store_release((u32*)args.output + args.team.rank, before + 1);
     store_release(published, before + 1);
 }
+#endif
 
+#ifdef KERNEL_signal_wait
 // Waits for so many more signals of each rank.
 extern "C" __global__ void signal_wait(const __grid_constant__ Args args, const __grid_constant__ Awaited awaited) {
     await_kernel_before();
@@ -39,3 +42,4 @@ extern "C" __global__ void signal_wait(const __grid_constant__ Args args, const 
         got = load_acquire(own + peer);
     }
 }
+#endif
