@@ -75,6 +75,12 @@ fn a_rank() {
         Some("disagree") => disagree(&device, &stream),
         other => panic!("no case {other:?}"),
     }
+    if variable("TINYNCCL_TCP_RAILS").is_some() {
+        // The device's communicators are split from this one, and open their links as it does.
+        comm.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum).unwrap();
+        let links = comm.census().links;
+        assert!(matches!(links[..], [("rails", 1..)]), "{links:?}");
+    }
 }
 
 /// Element `i` of rank `rank`'s input.
@@ -183,6 +189,12 @@ const SMALL: (&str, &str) = ("TINYNCCL_CUDA_CHUNK", "64K");
 fn over_tcp() {
     run("table", 2, &[("TINYNCCL_TRANSPORT", "tcp"), SMALL]);
     run("table", 3, &[("TINYNCCL_TRANSPORT", "tcp"), ("TINYNCCL_CUDA_THREADS", "1")]);
+}
+
+#[test]
+fn over_rails() {
+    run("table", 2, &[("TINYNCCL_TRANSPORT", "tcp"), ("TINYNCCL_TCP_RAILS", "1"), SMALL]);
+    run("table", 3, &[("TINYNCCL_TRANSPORT", "tcp"), ("TINYNCCL_TCP_RAILS", "1")]);
 }
 
 #[test]
