@@ -273,6 +273,13 @@ struct Loop {
     refused_seen: Strangers,
 }
 
+impl Drop for Loop {
+    /// Nobody listens from here on, also where a process that is just being started has a copy of the descriptor.
+    fn drop(&mut self) {
+        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+    }
+}
+
 impl Loop {
     fn run(mut self, orders: &Orders) {
         let mut next_tick = deadline_after(self.tick);
