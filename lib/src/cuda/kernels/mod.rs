@@ -204,6 +204,7 @@ mod tests {
             let begins = ["\n", "void "]
                 .map(|before| text.matches(&format!("{before}{}(const __grid_constant__ ", kernel.name())).count());
             assert_eq!(begins.iter().sum::<usize>(), 1, "{kernel:?}");
+            assert_eq!(text.matches(&format!("#ifdef KERNEL_{}\n", kernel.name())).count(), 1, "{kernel:?}");
         }
     }
 
