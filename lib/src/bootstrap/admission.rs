@@ -9,6 +9,8 @@
 //! ```
 //! Every store draws a generation. The secret of the links between the ranks comes from the job's secret and the
 //! generation, so that a rank of an older start is a stranger to the ranks of a newer one, with the same secret, too.
+//! A member that comes again over another stream (`resume.rs`) proves that it knows the secret of the links: a rank of
+//! an older start cannot take its place.
 //! Where the job has no secret but a public value in its place, the generation alone makes it: whoever can register
 //! learns it, and nobody else.
 
@@ -27,6 +29,7 @@ pub(super) const WRONG_SECRET: &str = "wrong secret: the rank and the store belo
 
 const STORE: &str = "store";
 const RANK: &str = "rank";
+const MEMBER: &str = "member";
 
 /// What ranks and store prove to each other: the secret of the job's id, and with it the one that `config` names, if it
 /// does.
@@ -78,6 +81,16 @@ impl Challenge {
     pub(super) fn is_met(&self, secret: &Secret, proof: &Bytes) -> bool {
         secret.accepts(&proof.0, RANK, &[&self.hello.encode(), &self.nonce])
     }
+
+    /// Whether it is the one of a member that comes again.
+    pub(super) fn is_met_again(&self, links: &Secret, proof: &Bytes) -> bool {
+        links.accepts(&proof.0, MEMBER, &[&self.hello.encode(), &self.nonce])
+    }
+}
+
+/// What a rank that is a member answers instead, to go on over another stream: it knows the secret of the links.
+pub(super) fn answer_again(links: &Secret, hello: &Hello, nonce: &Bytes) -> Bytes {
+    Bytes(links.prove(MEMBER, &[&hello.encode(), &nonce.0]).to_vec())
 }
 
 /// The rank's answer to a challenge; `None` when it does not come from a store that knows the secret.

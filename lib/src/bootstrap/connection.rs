@@ -1,9 +1,12 @@
-//! One non-blocking TCP connection that carries frames; the store and the ranks use the same.
+//! A connection that carries frames over a non-blocking TCP stream; the store and the ranks use the same.
+//!
+//! It can go on over another stream: each side keeps what it queued until the other says that it took it, and counts
+//! what it took itself.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use serde::Serialize;
@@ -12,16 +15,28 @@ use serde::de::DeserializeOwned;
 use super::frame::{self, Decoder};
 use crate::fork::Kept;
 
-/// Most bytes that may wait for a peer that does not read.
-const MAX_UNSENT: usize = 64 << 20;
+/// Most bytes that may wait for a peer that does not take them.
+const MAX_KEPT: usize = 64 << 20;
+/// After so many bytes the peer is told that we took them.
+const MUCH: u64 = 64 << 10;
 
 /// A framed connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: Kept<TcpStream>,
     pub(crate) decoder: Decoder,
-    unsent: Vec<u8>,
+    /// What was queued, from byte `took` of the connection on.
+    kept: Vec<u8>,
+    /// How much of that the kernel has.
     sent: usize,
+    /// Bytes of ours that the peer has said it took.
+    took: u64,
+    /// Bytes of the peer's that we have said we took.
+    told: u64,
+    /// Bytes that this stream has sent.
+    written: u64,
+    /// Bytes of them that the peer's kernel has, and when that number last changed, or nothing was missing.
+    arrived: (u64, Instant),
 }
 
 /// Outcome of [`Connection::fill`].
@@ -47,7 +62,16 @@ impl Connection {
         #[cfg(target_os = "linux")]
         socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
         let stream = Kept::new(stream);
-        Ok(Connection { stream, decoder: Decoder::default(), unsent: Vec::new(), sent: 0 })
+        Ok(Connection {
+            stream,
+            decoder: Decoder::default(),
+            kept: Vec::new(),
+            sent: 0,
+            took: 0,
+            told: 0,
+            written: 0,
+            arrived: (0, Instant::now()),
+        })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -90,10 +114,10 @@ impl Connection {
 
     /// Queues bytes as they are.
     pub(crate) fn queue_bytes(&mut self, bytes: &[u8]) -> Result<(), String> {
-        if self.unsent.len() - self.sent + bytes.len() > MAX_UNSENT {
-            return Err(format!("it has not read its last {MAX_UNSENT} bytes"));
+        if self.kept.len() + bytes.len() > MAX_KEPT {
+            return Err(format!("it has not read its last {MAX_KEPT} bytes"));
         }
-        self.unsent.extend_from_slice(bytes);
+        self.kept.extend_from_slice(bytes);
         Ok(())
     }
 
@@ -104,23 +128,74 @@ impl Connection {
 
     /// Sends what the kernel takes now; `true` when nothing is left.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
-        while let Some(rest) = self.unsent.get(self.sent..).filter(|r| !r.is_empty()) {
+        while let Some(rest) = self.kept.get(self.sent..).filter(|r| !r.is_empty()) {
             match self.stream.write(rest) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => self.sent += n,
+                Ok(n) => {
+                    if self.arrived.0 == self.written {
+                        self.arrived.1 = Instant::now();
+                    }
+                    self.sent += n;
+                    self.written += n as u64;
+                }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
-        self.unsent.clear();
-        self.sent = 0;
         Ok(true)
     }
 
     /// True when [`Connection::flush`] has something to do.
     pub(crate) fn has_unsent(&self) -> bool {
-        self.sent < self.unsent.len()
+        self.sent < self.kept.len()
+    }
+
+    /// The number of bytes that we have taken, to be told to the peer.
+    pub(crate) fn account(&mut self) -> u64 {
+        self.told = self.decoder.taken();
+        self.told
+    }
+
+    /// The same, if the peer keeps much that we have taken.
+    pub(crate) fn due_account(&mut self) -> Option<u64> {
+        (self.decoder.taken() - self.told > MUCH).then(|| self.account())
+    }
+
+    /// The peer says that it has taken so many bytes: they are kept no longer.
+    pub(crate) fn settle(&mut self, taken: u64) -> Result<(), String> {
+        let settled = taken.checked_sub(self.took).and_then(|n| usize::try_from(n).ok());
+        let Some(settled) = settled.filter(|n| *n <= self.kept.len()) else {
+            let (from, to) = (self.took, self.took + self.kept.len() as u64);
+            return Err(format!("it says that it took {taken} bytes, where {from} to {to} are possible"));
+        };
+        // It expects those that came over the stream of before, and are under way again, from this one, too.
+        let settled = settled.min(self.sent);
+        self.kept.drain(..settled);
+        self.sent -= settled;
+        self.took += settled as u64;
+        Ok(())
+    }
+
+    /// For how long the peer's kernel has acknowledged nothing of what waits for that.
+    pub(crate) fn stuck_for(&mut self) -> Duration {
+        let arrived = self.written.saturating_sub(unacknowledged(&*self.stream));
+        if arrived != self.arrived.0 || arrived == self.written {
+            self.arrived = (arrived, Instant::now());
+        }
+        self.arrived.1.elapsed()
+    }
+
+    /// Goes on over the stream of `other`, where the peer sends from byte `from` of this connection on, and has taken
+    /// `taken` of our bytes. `other` has the stream of before.
+    pub(crate) fn go_on(&mut self, other: &mut Connection, taken: u64, from: u64) -> Result<(), String> {
+        // What the kernel has of the rest may never arrive.
+        self.sent = self.kept.len();
+        self.settle(taken)?;
+        self.decoder.go_on(&other.decoder, from)?;
+        std::mem::swap(&mut self.stream, &mut other.stream);
+        (self.sent, self.written, self.arrived) = (0, 0, (0, Instant::now()));
+        Ok(())
     }
 
     /// Ends our direction; what was flushed still arrives.
@@ -133,6 +208,14 @@ impl Connection {
     pub(crate) fn interest(&self) -> PollFlags {
         if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
+}
+
+/// Bytes that a TCP socket has sent, or has to, and the peer's kernel has not acknowledged.
+pub(crate) fn unacknowledged(socket: impl AsFd) -> u64 {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: writes the number of bytes into a variable of ours.
+    let status = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if status == 0 { bytes.max(0) as u64 } else { 0 }
 }
 
 /// A message as a frame.
@@ -151,5 +234,114 @@ pub(crate) fn broken(error: &io::Error) -> String {
         }
         io::ErrorKind::TimedOut => "its host does not answer any more".to_owned(),
         _ => format!("its connection to the store failed: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pair() -> [Connection; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [one, listener.accept().unwrap().0].map(|stream| Connection::new(stream).unwrap())
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// Of a message of about so many bytes.
+        Queue(usize),
+        Flush,
+        Fill,
+        Take,
+        /// The other side hears what this one has taken.
+        Settle,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        use Step::*;
+        prop_oneof![(0usize..40_000).prop_map(Queue), Just(Flush), Just(Fill), Just(Take), Just(Settle)]
+    }
+
+    /// Both sides, and the numbers of their messages that were queued and taken.
+    struct Both {
+        sides: [Connection; 2],
+        queued: [u64; 2],
+        taken: [u64; 2],
+    }
+
+    impl Both {
+        fn step(&mut self, side: usize, step: &Step) {
+            match step {
+                Step::Queue(bytes) => {
+                    let message = (self.queued[side], "x".repeat(*bytes));
+                    self.sides[side].queue(&message).unwrap();
+                    self.queued[side] += 1;
+                }
+                Step::Flush => drop(self.sides[side].flush().unwrap()),
+                Step::Fill => assert_eq!(self.sides[side].fill().unwrap(), Fill::Open),
+                Step::Take => {
+                    if let Some((number, _)) = self.sides[side].next::<(u64, String)>(frame::MAX_FRAME).unwrap() {
+                        assert_eq!(number, self.taken[side]);
+                        self.taken[side] += 1;
+                    }
+                }
+                Step::Settle => {
+                    let taken = self.sides[side].account();
+                    self.sides[1 - side].settle(taken).unwrap();
+                }
+            }
+        }
+
+        /// As `resume.rs` does it; side 1, the store, may do `meanwhile` over the stream of before.
+        fn go_on(&mut self, meanwhile: &[Step]) {
+            let [mut rank, mut store] = pair();
+            let told = self.sides[1].account();
+            let took = self.sides[0].account();
+            self.sides[0].go_on(&mut rank, told, took).unwrap();
+            // Its stream ends when the rank hears of the store: not yet.
+            meanwhile.iter().for_each(|step| self.step(1, step));
+            self.sides[1].go_on(&mut store, took, told).unwrap();
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+        #[test]
+        fn nothing_is_lost_or_doubled_over_any_streams(
+            rounds in prop::collection::vec(
+                (prop::collection::vec((0usize..2, step()), 0..60), prop::collection::vec(step(), 0..8)),
+                1..5,
+            ),
+        ) {
+            let mut both = Both { sides: pair(), queued: [0; 2], taken: [0; 2] };
+            for (steps, meanwhile) in &rounds {
+                steps.iter().for_each(|(side, step)| both.step(*side, step));
+                both.go_on(meanwhile);
+            }
+            let start = Instant::now();
+            while both.taken != [both.queued[1], both.queued[0]] || both.sides.iter().any(|side| !side.kept.is_empty()) {
+                assert!(start.elapsed() < Duration::from_secs(30), "{:?} of {:?}", both.taken, both.queued);
+                for side in 0..2 {
+                    [Step::Flush, Step::Fill, Step::Take, Step::Settle].iter().for_each(|step| both.step(side, step));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_refused() {
+        let [mut one, mut other] = pair();
+        one.queue(&"four").unwrap();
+        assert!(one.settle(11).unwrap_err().contains("where 0 to 10 are possible"));
+        one.flush().unwrap();
+        one.settle(10).unwrap();
+        assert!(one.settle(9).unwrap_err().contains("where 10 to 10 are possible"));
+        let [mut new, _end] = pair();
+        assert!(other.go_on(&mut new, 0, 1).unwrap_err().contains("goes on at byte 1, after 0"));
     }
 }

@@ -6,7 +6,7 @@
 //! [`message`](super::message): first the store's challenge, then the client's proof.
 
 use super::unique_id::PROTOCOL_VERSION;
-use crate::secret::Nonce;
+use crate::secret::{self, Nonce};
 
 /// First bytes of every client.
 pub(crate) const MAGIC: [u8; 8] = *b"tinynccl";
@@ -41,6 +41,11 @@ struct Wire {
 }
 
 impl Hello {
+    /// Of a rank, for one connection.
+    pub(crate) fn new(rank: usize, world_size: usize) -> crate::Result<Hello> {
+        Ok(Hello { nonce: secret::random()?, rank: rank as u32, world_size: world_size as u32 })
+    }
+
     pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
         bytemuck::cast(Wire { magic: MAGIC, version: PROTOCOL_VERSION, reserved: 0, hello: *self })
     }
@@ -76,10 +81,30 @@ pub(crate) fn put_frame(out: &mut Vec<u8>, body: &[u8]) -> Result<(), String> {
 pub(crate) struct Decoder {
     buffer: Vec<u8>,
     start: usize,
+    /// Bytes of what was consumed so far, since the connection began.
+    taken: u64,
+    /// Bytes to come that were consumed before, when they came over another stream.
+    again: u64,
 }
 
 impl Decoder {
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Goes on with what comes over another stream, from byte `from` on; `rest` is what has come of it.
+    pub(crate) fn go_on(&mut self, rest: &Decoder, from: u64) -> Result<(), String> {
+        let taken = self.taken;
+        let again = taken.checked_sub(from).ok_or_else(|| format!("it goes on at byte {from}, after {taken}"))?;
+        *self = Decoder { taken, again, ..Decoder::default() };
+        self.extend(rest.rest());
+        Ok(())
+    }
+
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
+        let known = bytes.len().min(usize::try_from(self.again).unwrap_or(usize::MAX));
+        self.again -= known as u64;
+        let bytes = bytes.get(known..).unwrap_or_default();
         if self.start > 0 && self.start >= self.buffer.len() / 2 {
             self.buffer.drain(..self.start);
             self.start = 0;
@@ -96,7 +121,7 @@ impl Decoder {
         let rest = self.rest();
         if let Some(bytes) = rest.first_chunk::<HELLO_BYTES>() {
             let bytes = *bytes;
-            self.start += HELLO_BYTES;
+            self.consume(HELLO_BYTES);
             return Ok(Some(bytes));
         }
         let seen = rest.len().min(MAGIC.len());
@@ -116,8 +141,13 @@ impl Decoder {
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
         let body = body.to_vec();
-        self.start += 4 + length;
+        self.consume(4 + length);
         Ok(Some(body))
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+        self.taken += bytes as u64;
     }
 
     #[cfg(test)]
@@ -145,7 +175,7 @@ mod tests {
         magic[0] = b'G';
         let mut version = HELLO.encode();
         version[8] = 9;
-        for (bytes, why) in [(magic, "not a tinynccl hello"), (version, "version 9, the store version 2")] {
+        for (bytes, why) in [(magic, "not a tinynccl hello"), (version, "version 9, the store version 3")] {
             let e = Hello::decode(&bytes).unwrap_err();
             assert!(e.contains(why), "{e}");
         }

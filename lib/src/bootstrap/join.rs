@@ -9,13 +9,15 @@ use serde_json::Value;
 use super::admission::{self, Generation};
 use super::connection::{Connection, Fill, broken};
 use super::frame::{Hello, MAX_FRAME, MAX_REGISTER};
+use super::interface::LocalAddress;
 use super::message::{Bytes, ToRank, ToStore};
+use super::resume::Ways;
 use super::unique_id::PROTOCOL_VERSION;
 use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::interrupt::asked_to_stop;
-use crate::secret::{self, Secret};
+use crate::secret::Secret;
 use crate::threads::{deadline_after, left, poll};
 
 /// Longest time for one attempt to connect, or for the first answer, while there are other addresses to try.
@@ -32,10 +34,9 @@ const OP: &str = "rendezvous";
 /// A registered rank's connection, and the endpoints of all ranks.
 pub(crate) struct Joined {
     pub(crate) connection: Connection,
-    pub(crate) address: SocketAddr,
     pub(crate) infos: Vec<Value>,
-    /// For the links.
-    pub(crate) secret: Secret,
+    /// The store's addresses, and what the links' secret is.
+    pub(crate) ways: Ways,
 }
 
 /// Why one attempt did not succeed.
@@ -59,6 +60,7 @@ pub(crate) fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, c
         world_size,
         secret: admission::join_secret(&id.secret(), config)?,
         info,
+        local,
         started,
         deadline: deadline_after(config.connect_timeout),
         alone: candidates.len() == 1,
@@ -132,6 +134,7 @@ struct Attempt {
     world_size: usize,
     secret: Secret,
     info: Value,
+    local: Vec<LocalAddress>,
     started: Instant,
     deadline: Instant,
     /// There is no other address to try.
@@ -144,18 +147,9 @@ impl Attempt {
     }
 
     fn at(&self, address: SocketAddr) -> Result<Joined, Failed> {
-        let again = |e: &dyn std::fmt::Display| Failed::Again(e.to_string());
-        let limit = left(self.limit()).max(Duration::from_millis(1));
-        let stream = TcpStream::connect_timeout(&address, limit).map_err(|e| again(&e))?;
-        // A connect to a free port of this host can meet itself when the kernel picks that very port for our side.
-        if stream.local_addr().is_ok_and(|own| own == address) {
-            return Err(Failed::Again("nobody listens there".to_owned()));
-        }
-        let mut connection = Connection::new(stream).map_err(|e| again(&e))?;
-        let nonce = secret::random().map_err(Failed::Final)?;
-        let hello = Hello { nonce, rank: self.rank as u32, world_size: self.world_size as u32 };
-        connection.queue_bytes(&hello.encode()).map_err(Failed::Again)?;
-        let generation = loop {
+        let hello = Hello::new(self.rank, self.world_size).map_err(Failed::Final)?;
+        let mut connection = dial(address, &hello, left(self.limit())).map_err(Failed::Again)?;
+        let (generation, mut addresses) = loop {
             match wait(&mut connection, self.limit()) {
                 Heard::Message(ToRank::Challenge { nonce, proof }) => {
                     let Some(proof) = admission::answer(&self.secret, &hello, &nonce, &proof) else {
@@ -166,10 +160,12 @@ impl Attempt {
                     };
                     connection.queue(&ToStore::Proof { proof }).map_err(Failed::Again)?;
                 }
-                Heard::Message(ToRank::Welcome { generation: Bytes(bytes) }) => match Generation::try_from(bytes) {
-                    Ok(generation) => break generation,
-                    Err(bytes) => return Err(refused(format!("its generation has {} bytes", bytes.len()))),
-                },
+                Heard::Message(ToRank::Welcome { generation: Bytes(bytes), addresses }) => {
+                    match Generation::try_from(bytes) {
+                        Ok(generation) => break (generation, addresses),
+                        Err(bytes) => return Err(refused(format!("its generation has {} bytes", bytes.len()))),
+                    }
+                }
                 Heard::Message(ToRank::Rejected { reason, again }) => {
                     return Err(Failed::Refused { reason, stale: again });
                 }
@@ -180,16 +176,25 @@ impl Attempt {
                 Heard::Stop => return Err(Failed::Final(stopped(self.rank))),
             }
         };
-        self.register(connection, address, generation)
+        addresses.retain(|other| *other != address);
+        addresses.push(address);
+        let ways = interface::order_candidates(&self.local, &addresses, true);
+        self.register(
+            connection,
+            Ways {
+                rank: self.rank,
+                world_size: self.world_size,
+                secret: self.secret,
+                links: admission::link_secret(&self.secret, &generation),
+                addresses: ways.into_iter().map(|(address, _)| address).collect(),
+                address,
+            },
+        )
     }
 
     /// From here on the store counts on us, and there is no other to try.
-    fn register(
-        &self,
-        mut connection: Connection,
-        address: SocketAddr,
-        generation: Generation,
-    ) -> Result<Joined, Failed> {
+    fn register(&self, mut connection: Connection, ways: Ways) -> Result<Joined, Failed> {
+        let address = ways.address;
         let fatal = |detail: String| Failed::Final(Error::bootstrap(address, detail));
         let message = ToStore::Register { info: self.info.clone() };
         connection.queue(&message).map_err(fatal)?;
@@ -199,8 +204,7 @@ impl Attempt {
         loop {
             match wait(&mut connection, self.deadline) {
                 Heard::Message(ToRank::Table { infos }) => {
-                    let secret = admission::link_secret(&self.secret, &generation);
-                    return Ok(Joined { connection, address, infos, secret });
+                    return Ok(Joined { connection, infos, ways });
                 }
                 Heard::Message(ToRank::Waiting { missing: m, notes: n, host: h }) => (missing, notes, host) = (m, n, h),
                 Heard::Message(ToRank::Rejected { reason, again }) => {
@@ -249,6 +253,19 @@ impl Attempt {
     }
 }
 
+/// Connects and says hello.
+pub(super) fn dial(address: SocketAddr, hello: &Hello, limit: Duration) -> Result<Connection, String> {
+    let limit = limit.max(Duration::from_millis(1));
+    let stream = TcpStream::connect_timeout(&address, limit).map_err(|e| e.to_string())?;
+    // A connect to a free port of this host can meet itself when the kernel picks that very port for our side.
+    if stream.local_addr().is_ok_and(|own| own == address) {
+        return Err("nobody listens there".to_owned());
+    }
+    let mut connection = Connection::new(stream).map_err(|e| e.to_string())?;
+    connection.queue_bytes(&hello.encode())?;
+    Ok(connection)
+}
+
 fn stopped(rank: usize) -> Error {
     Error::Aborted { op: OP.to_owned(), rank, reason: format!("rank {rank}: interrupted") }
 }
@@ -275,7 +292,7 @@ fn goodbye(connection: &mut Connection, reason: &str) {
     }
 }
 
-enum Heard {
+pub(super) enum Heard {
     Message(ToRank),
     /// Bytes that are no message.
     Nonsense(String),
@@ -288,7 +305,7 @@ enum Heard {
 }
 
 /// Sends what is queued and waits for one message.
-fn wait(connection: &mut Connection, deadline: Instant) -> Heard {
+pub(super) fn wait(connection: &mut Connection, deadline: Instant) -> Heard {
     let mut ended = None;
     loop {
         match connection.next(MAX_FRAME) {

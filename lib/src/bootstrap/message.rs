@@ -1,5 +1,6 @@
 //! What the store and the ranks say to each other, after the hello: JSON, one value per frame.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,10 @@ use super::progress::{Health, Snapshot};
 pub(crate) enum ToStore {
     /// Answer to [`ToRank::Challenge`]: that we know the job's secret, too.
     Proof { proof: Bytes },
+    /// The same of a rank that is a member and comes again, over another stream: it knows the secret of the links.
+    Resume { proof: Bytes },
+    /// So many bytes of the store's were taken since the connection began.
+    Took { bytes: u64 },
     /// First message of a rank that is welcome: what it says of itself, opaque to the store.
     Register { info: Value },
     /// Heartbeat: the progress of every communicator that the rank tracks, and its calls since the last one, by number
@@ -41,8 +46,14 @@ pub(crate) enum ToRank {
     /// Answer to the hello: the store's nonce, and its proof that it knows the job's secret.
     Challenge { nonce: Bytes, proof: Bytes },
     /// The client's proof was right: register now. (A client that has not heard this may go elsewhere without a trace.)
-    /// `generation` is drawn by every store anew: the secret of the data links comes from it and the job's.
-    Welcome { generation: Bytes },
+    /// `generation` is drawn by every store anew: the secret of the data links comes from it and the job's. The store
+    /// can be reached at `addresses`, as far as it knows.
+    Welcome { generation: Bytes, addresses: Vec<SocketAddr> },
+    /// Answer to [`ToStore::Resume`]: the store has taken so many bytes and goes on here from the next one on, once it
+    /// hears [`ToStore::Took`].
+    Resumed { bytes: u64 },
+    /// So many bytes of the rank's were taken since the connection began.
+    Took { bytes: u64 },
     /// Registered; these ranks have not come yet. `notes`: clients that were refused and look like ours.
     Waiting {
         missing: Vec<usize>,

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A connection that closes without a goodbye is how `kill -9` of a rank shows: the kernel closes it for the dead
-//! process, and the store tells everybody at once.
+//! process, and the store tells everybody at once. A connection whose cable is cut goes on over another (`resume.rs`).
 //!
 //! Only who knows the job's secret gets in (`admission.rs`). What is said afterwards travels in clear and unsigned: an
 //! attacker on the path can read and change it. Run on a network that you trust, as with NCCL and Gloo.
@@ -34,6 +34,7 @@ mod message;
 mod monitor;
 mod progress;
 mod rendezvous;
+mod resume;
 pub mod server;
 pub mod session;
 mod store;
@@ -45,6 +46,7 @@ mod tests;
 pub(crate) use admission::join_secret as job_secret;
 pub(crate) use calls::{Digests, first_difference, is_later};
 pub use calls::{Disagreement, Made};
+pub(crate) use connection::unacknowledged;
 pub use detect::is_rank;
 pub use event::Event;
 pub use host::Host;

@@ -10,15 +10,25 @@ use super::event::Event;
 use super::frame::MAX_FRAME;
 use super::mailbox::{Exchanged, Mailbox};
 use super::message::{ToRank, ToStore};
+use super::resume::Ways;
 use crate::threads::{deadline_after, left, lock, poll};
 
 /// How long the goodbye may take.
 const BYE_LIMIT: Duration = Duration::from_secs(1);
+/// A stream that gets nothing through for so long is given up for another, if there is one. It is less than 30 s, after
+/// which a stream fails by itself.
+const STUCK: Duration = Duration::from_secs(2);
+/// Time between two searches for another way.
+const PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Monitor {
     connection: Connection,
+    ways: Ways,
+    /// Streams given up, until the store is heard over the one that came after.
+    former: Vec<Connection>,
+    /// When another way may be looked for.
+    next_search: Instant,
     mailbox: Arc<Mailbox>,
-    rank: usize,
     heartbeat: Duration,
     /// Since when we are closing, as a deadline.
     bye: Option<Instant>,
@@ -37,8 +47,9 @@ fn gone(what: &str) -> End {
 }
 
 impl Monitor {
-    pub(crate) fn new(connection: Connection, mailbox: Arc<Mailbox>, rank: usize, heartbeat: Duration) -> Self {
-        Monitor { connection, mailbox, rank, heartbeat, bye: None }
+    pub(crate) fn new(connection: Connection, ways: Ways, mailbox: Arc<Mailbox>, heartbeat: Duration) -> Self {
+        let (former, next_search) = (Vec::new(), Instant::now());
+        Monitor { connection, ways, former, next_search, mailbox, heartbeat, bye: None }
     }
 
     pub(crate) fn run(mut self) {
@@ -46,7 +57,7 @@ impl Monitor {
             _ if self.bye.is_some() => self.mailbox.answer(|a| a.over = Some("this session is closed".to_owned())),
             End::Good(why) => self.mailbox.answer(|a| a.over = Some(why.to_owned())),
             End::Lost(detail) => {
-                log::debug!("rank {}: lost the store: {detail}", self.rank);
+                log::debug!("rank {}: lost the store: {detail}", self.ways.rank);
                 let over = format!("the connection to the store is lost: {detail}");
                 self.mailbox.answer(|a| a.over = Some(over));
                 self.mailbox.dispatch(Event::StoreLost { detail });
@@ -78,7 +89,7 @@ impl Monitor {
                     return end;
                 }
             }
-            let until = self.bye.unwrap_or(next_beat);
+            let until = self.bye.unwrap_or(next_beat.min(deadline_after(STUCK)));
             if self.bye.is_some() && left(until).is_zero() {
                 return End::Good("this session is closed");
             }
@@ -93,12 +104,29 @@ impl Monitor {
             self.mailbox.bell.drain();
             let filled = self.connection.fill();
             state = flushed.and(polled).and(filled);
+            if self.bye.is_none() && matches!(state, Ok(Fill::Open)) {
+                self.find_way();
+            }
         }
+    }
+
+    /// Looks for another way to the store if this one gets nothing through.
+    fn find_way(&mut self) {
+        if self.connection.stuck_for() < STUCK || Instant::now() < self.next_search {
+            return;
+        }
+        let closing = || lock(&self.mailbox.outbox).bye;
+        self.former.extend(self.ways.resume(&mut self.connection, closing));
+        self.next_search = deadline_after(PAUSE);
     }
 
     fn handle_all(&mut self) -> Result<(), End> {
         while let Some(message) = self.connection.next(MAX_FRAME).map_err(End::Lost)? {
+            self.former.clear();
             self.handle(message)?;
+        }
+        if let Some(bytes) = self.connection.due_account() {
+            self.connection.queue(&ToStore::Took { bytes }).map_err(End::Lost)?;
         }
         Ok(())
     }
@@ -149,10 +177,12 @@ impl Monitor {
             ToRank::Left { rank } => self.mailbox.dispatch(Event::RankLeft { rank }),
             ToRank::Abort { from, comm, reason } => self.mailbox.dispatch(Event::Abort { from, comm, reason }),
             ToRank::Disagree(disagreement) => self.mailbox.dispatch(Event::Disagree(disagreement)),
+            ToRank::Took { bytes } => self.connection.settle(bytes).map_err(End::Lost)?,
             ToRank::Closing => return Err(End::Good("the store has closed in good order")),
             ToRank::Rejected { reason, .. } => return Err(End::Lost(reason)),
             ToRank::Challenge { .. }
             | ToRank::Welcome { .. }
+            | ToRank::Resumed { .. }
             | ToRank::Waiting { .. }
             | ToRank::NotFormed { .. }
             | ToRank::Table { .. } => {}

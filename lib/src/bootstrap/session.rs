@@ -24,7 +24,7 @@ use crate::threads::{Thread, deadline_after, lock};
 const LAST_ANSWER: Duration = Duration::from_secs(2);
 
 /// A rank that is registered with the store. A thread (the monitor) reads the connection and sends the heartbeats.
-/// Dropping it says goodbye, which takes one second at most.
+/// Dropping it closes it ([`Session::close`]).
 pub struct Session {
     rank: usize,
     world_size: usize,
@@ -52,9 +52,9 @@ impl Session {
     /// when a rank which was here leaves or dies.
     pub fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, config: &Config) -> Result<Session> {
         let joined = join::join(id, rank, world_size, info, config)?;
-        let address = joined.address.to_string();
+        let (address, secret) = (joined.ways.address.to_string(), joined.ways.links);
         let mailbox = Arc::new(Mailbox::new(Doorbell::new()?));
-        let monitor = Monitor::new(joined.connection, Arc::clone(&mailbox), rank, config.heartbeat);
+        let monitor = Monitor::new(joined.connection, joined.ways, Arc::clone(&mailbox), config.heartbeat);
         let what = format!("the monitor thread of rank {rank}");
         let thread = Thread::start("rendezvous", format!("tinynccl-mon-{rank}"), what, move || monitor.run())?;
         Ok(Session {
@@ -62,7 +62,7 @@ impl Session {
             world_size,
             infos: joined.infos,
             address,
-            secret: joined.secret,
+            secret,
             health_limit: (config.heartbeat * 4).clamp(Duration::from_secs(1), Duration::from_secs(2)),
             mailbox,
             thread,
@@ -257,7 +257,8 @@ impl Session {
         lock(&self.mailbox.answers).over.is_some()
     }
 
-    /// Says goodbye to the store and ends the monitor. Takes one second at most; later calls do nothing.
+    /// Says goodbye to the store and ends the monitor. Takes one second at most, two where nothing gets through to the
+    /// store; later calls do nothing.
     pub fn close(&self) {
         lock(&self.mailbox.outbox).bye = true;
         self.mailbox.bell.ring();

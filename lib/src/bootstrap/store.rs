@@ -218,7 +218,7 @@ impl Store {
             member.heard = now;
         }
         match message {
-            ToStore::Register { .. } | ToStore::Proof { .. } => {}
+            ToStore::Register { .. } | ToStore::Proof { .. } | ToStore::Resume { .. } | ToStore::Took { .. } => {}
             ToStore::Beat { progress, calls } => {
                 if let Some(Some(member)) = self.members.get_mut(rank) {
                     member.advance(progress);

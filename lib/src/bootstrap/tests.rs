@@ -1,6 +1,7 @@
 //! The store and its clients together: ranks as threads, strangers as raw sockets.
 
 mod ending;
+mod resuming;
 mod strangers;
 
 use std::io::{Read, Write};
@@ -83,8 +84,12 @@ impl Raw {
         }
     }
 
-    fn welcomed(&mut self) {
-        assert!(matches!(self.recv(), Some(ToRank::Welcome { generation }) if generation.0.len() == 32));
+    /// The generation.
+    fn welcomed(&mut self) -> [u8; 32] {
+        match self.recv() {
+            Some(ToRank::Welcome { generation, .. }) => generation.0.try_into().unwrap(),
+            other => panic!("{other:?}"),
+        }
     }
 
     fn register(address: SocketAddr, rank: u32, world_size: u32) -> Raw {

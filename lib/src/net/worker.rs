@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::link::{Left, Link};
 use super::rdma::Devices;
 use super::request::Activity;
+use crate::bootstrap::unacknowledged;
 use crate::config::Config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
@@ -170,10 +171,7 @@ impl Served {
     /// Closed by its owner, with bytes that the peer's kernel does not have yet.
     fn has_unsent(&self) -> bool {
         let Some(of) = self.link.stream(self.stream).filter(|_| self.until.is_some()) else { return false };
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: writes the number of bytes into a variable of ours.
-        let status = unsafe { libc::ioctl(of.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-        status == 0 && bytes > 0
+        unacknowledged(of) > 0
     }
 }
 

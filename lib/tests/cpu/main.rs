@@ -18,6 +18,7 @@ mod fork;
 mod groups;
 mod hangs;
 mod line;
+mod meeting;
 mod own_program;
 mod persistent;
 mod probe;

@@ -40,6 +40,8 @@ pub(super) enum Phase {
     Register { hello_rank: u32, world_size: u32 },
     /// A registered rank.
     Member { rank: usize },
+    /// A member over another stream, which it has not begun to use; it knows that we took `told` bytes.
+    Resume { rank: usize, told: u64 },
     /// Nothing more is expected of it: it said goodbye, or is being told that the store closes or why it is refused.
     /// `budget` more bytes of it are thrown away, because closing with unread bytes would reset the connection under
     /// our last words.
@@ -68,6 +70,7 @@ impl Loop {
                 Phase::Prove { challenge } => self.prove(index, &challenge),
                 Phase::Register { hello_rank, world_size } => self.register(index, hello_rank, world_size),
                 Phase::Member { rank } => self.member(index, rank),
+                Phase::Resume { rank, told } => self.resume(index, rank, told),
                 _ => false,
             };
             if !more {
@@ -100,11 +103,22 @@ impl Loop {
         }
     }
 
-    fn member(&mut self, index: usize, rank: usize) -> bool {
+    pub(super) fn member(&mut self, index: usize, rank: usize) -> bool {
         let Some(client) = self.clients.get_mut(index) else { return false };
         match client.connection.next::<ToStore>(MAX_FRAME) {
             Ok(None) => false,
+            Ok(Some(ToStore::Took { bytes })) => match client.connection.settle(bytes) {
+                Ok(()) => true,
+                Err(detail) => {
+                    self.fail(index, format!("it broke the protocol: {detail}"));
+                    false
+                }
+            },
             Ok(Some(message)) => {
+                if let Some(bytes) = client.connection.due_account() {
+                    // Short, and sent with what is next.
+                    let _ = client.connection.queue(&ToRank::Took { bytes });
+                }
                 let bye = matches!(message, ToStore::Bye { .. });
                 if bye {
                     client.start_ending();
@@ -158,9 +172,7 @@ impl Loop {
     pub(super) fn deliver(&mut self) {
         let mut full = Vec::new();
         for (rank, message) in self.store.take_out() {
-            let Some(id) = self.by_rank.get(&rank) else { continue };
-            // Clients are kept in the order of their ids.
-            let Ok(index) = self.clients.binary_search_by_key(id, |c| c.id) else { continue };
+            let Some(index) = self.place_of(rank) else { continue };
             let Some(client) = self.clients.get_mut(index) else { continue };
             match client.connection.queue(&message) {
                 // A failing connection shows when it is read: what it sent before counts still.
@@ -171,6 +183,12 @@ impl Loop {
         for (index, detail) in full {
             self.fail(index, detail);
         }
+    }
+
+    /// The place of a rank among the clients.
+    pub(super) fn place_of(&self, rank: usize) -> Option<usize> {
+        // They are kept in the order of their ids.
+        self.clients.binary_search_by_key(self.by_rank.get(&rank)?, |c| c.id).ok()
     }
 
     /// Tells the members that the store closes. A member that hears it closes, too, without a goodbye, and is not lost
@@ -191,7 +209,7 @@ impl Loop {
         for index in 0..self.clients.len() {
             let Some(client) = self.clients.get_mut(index).filter(|c| now >= c.until) else { continue };
             match client.phase {
-                Phase::Hello | Phase::Prove { .. } | Phase::Register { .. } => {
+                Phase::Hello | Phase::Prove { .. } | Phase::Register { .. } | Phase::Resume { .. } => {
                     self.refuse_stranger(index, format!("no registration within {REGISTER_LIMIT:?}"), false);
                 }
                 Phase::Ending { .. } => client.phase = Phase::Gone,

@@ -37,6 +37,7 @@ impl Loop {
         let proof = match client.connection.next::<ToStore>(MAX_PROOF) {
             Ok(None) => return false,
             Ok(Some(ToStore::Proof { proof })) => proof,
+            Ok(Some(ToStore::Resume { proof })) => return self.offer_resume(index, challenge, &proof),
             // It does not take ours, and says so.
             Ok(Some(ToStore::Bye { .. })) => Bytes::default(),
             // Words of a stranger have no place in our log.
@@ -49,7 +50,10 @@ impl Loop {
         let refusal = match self.store.admit(&hello) {
             Ok(_) if self.closing => Refusal { reason: "the store is closing".to_owned(), note: false, again: true },
             Ok(_) => {
-                let _ = client.connection.queue(&ToRank::Welcome { generation: Bytes(self.generation.to_vec()) });
+                let _ = client.connection.queue(&ToRank::Welcome {
+                    generation: Bytes(self.generation.to_vec()),
+                    addresses: self.addresses.clone(),
+                });
                 let _ = client.connection.flush();
                 client.phase = Phase::Register { hello_rank: hello.rank, world_size: hello.world_size };
                 return true;
@@ -57,6 +61,62 @@ impl Loop {
             Err(refusal) => refusal,
         };
         self.refuse(index, refusal);
+        false
+    }
+
+    /// A rank that is a member comes again, over another stream (`resume.rs`).
+    fn offer_resume(&mut self, index: usize, challenge: &Challenge, proof: &Bytes) -> bool {
+        let links = admission::link_secret(&self.secret, &self.generation);
+        if !challenge.is_met_again(&links, proof) {
+            return self.refuse_stranger(index, admission::WRONG_SECRET.to_owned(), true);
+        }
+        let rank = challenge.hello.rank as usize;
+        // Its tries of before are over, also those that are heard of later.
+        for client in &mut self.clients {
+            if matches!(client.phase, Phase::Resume { rank: other, .. } if other == rank) {
+                client.phase = Phase::Gone;
+            }
+        }
+        let member = self.place_of(rank).and_then(|place| self.clients.get_mut(place));
+        let Some(member) = member.filter(|c| matches!(c.phase, Phase::Member { .. })) else {
+            let reason = format!("rank {rank} is no member any more");
+            self.refuse(index, Refusal { reason, note: false, again: false });
+            return false;
+        };
+        let told = member.connection.account();
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        let _ = client.connection.queue(&ToRank::Resumed { bytes: told });
+        let _ = client.connection.flush();
+        client.phase = Phase::Resume { rank, told };
+        true
+    }
+
+    /// The member uses its other stream from here on, if it says so.
+    pub(super) fn resume(&mut self, index: usize, rank: usize, told: u64) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        let taken = match client.connection.next::<ToStore>(MAX_PROOF) {
+            Ok(None) => return false,
+            Ok(Some(ToStore::Took { bytes })) => bytes,
+            Ok(Some(_)) | Err(_) => return self.refuse_stranger(index, "expected a count of bytes".to_owned(), false),
+        };
+        let Some(place) = self.place_of(rank) else { return false };
+        let Ok([client, member]) = self.clients.get_disjoint_mut([index, place]) else { return false };
+        client.phase = Phase::Gone;
+        if !matches!(member.phase, Phase::Member { .. }) {
+            return false;
+        }
+        log::info!("rendezvous store: rank {rank} goes on from {}, before from {}", client.address, member.address);
+        match member.connection.go_on(&mut client.connection, taken, told) {
+            Ok(()) => {
+                member.address = std::mem::take(&mut client.address);
+                // Then it closes its stream of before. A failing connection shows when it is read.
+                let bytes = member.connection.account();
+                let _ = member.connection.queue(&ToRank::Took { bytes });
+                let _ = member.connection.flush();
+                while self.member(place, rank) {}
+            }
+            Err(detail) => self.fail(place, format!("it broke the protocol: {detail}")),
+        }
         false
     }
 

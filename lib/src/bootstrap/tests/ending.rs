@@ -53,7 +53,7 @@ fn let_in(listener: &std::net::TcpListener) -> Connection {
     };
     let mut connection = client.0;
     connection.queue(&Challenge::to(hello, &SECRET).unwrap().1).unwrap();
-    connection.queue(&ToRank::Welcome { generation: Bytes(vec![0; 32]) }).unwrap();
+    connection.queue(&ToRank::Welcome { generation: Bytes(vec![0; 32]), addresses: Vec::new() }).unwrap();
     connection
 }
 
