@@ -143,7 +143,7 @@ fn main() {
         if name.starts_with("relayed") {
             let world: Vec<_> = endpoints.iter().map(|endpoint| endpoint.info()).collect();
             let routes = Routes::new(3, |_, b| b == 2);
-            endpoints.iter().for_each(|endpoint| endpoint.introduce(world.clone(), Some(routes.clone())));
+            endpoints.iter().for_each(|endpoint| endpoint.introduce(world.clone(), routes.clone()));
         }
         let options = LinkOptions { max_message: if transport == tcp { 1 << 20 } else { 128 << 10 }, ..options };
         run(name, transport == shm, options, |rank| {

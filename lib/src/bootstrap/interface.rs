@@ -133,6 +133,14 @@ pub fn order_candidates(local: &[LocalAddress], peer: &[SocketAddr], same_host: 
     ranked.into_iter().map(|(_, address, reason)| (address, reason)).collect()
 }
 
+/// Whether one of a peer's addresses is in a subnet of ours, or the kernel has a route there from an address of ours.
+pub(crate) fn leads_to(local: &[LocalAddress], peer: &[SocketAddr], same_host: bool) -> bool {
+    peer.iter().filter_map(|&address| judge(local, address, same_host)).any(|(place, _)| place < NOT_CHOSEN)
+}
+
+/// Place of an address to which the kernel has a route, but not from an interface that was chosen.
+const NOT_CHOSEN: u8 = 3;
+
 fn judge(local: &[LocalAddress], address: SocketAddr, same_host: bool) -> Option<(u8, String)> {
     let ip = address.ip();
     if let Some(own) = local.iter().find(|a| a.ip == ip && !a.loopback) {
@@ -147,9 +155,9 @@ fn judge(local: &[LocalAddress], address: SocketAddr, same_host: bool) -> Option
     match source_for(address) {
         Ok(source) => Some(match local.iter().find(|a| a.ip == source) {
             Some(a) => (1, format!("route through {} from {source}", a.interface)),
-            None => (3, format!("route from {source}, an interface that was not chosen")),
+            None => (NOT_CHOSEN, format!("route from {source}, an interface that was not chosen")),
         }),
-        Err(e) => Some((4, format!("no route: {e}"))),
+        Err(e) => Some((NOT_CHOSEN + 1, format!("no route: {e}"))),
     }
 }
 
@@ -225,6 +233,18 @@ mod tests {
 
     fn names(filter: Option<&str>) -> Vec<String> {
         select(host(), filter).unwrap().iter().map(|a| format!("{} {}", a.interface, a.ip)).collect()
+    }
+
+    #[test]
+    fn a_way_begins_at_an_address_of_ours() {
+        let ours = [address("r0", "10.77.1.1", 30)];
+        let to = |text: &str| leads_to(&ours, &[text.parse().unwrap()], false);
+        assert!(to("10.77.1.2:1"));
+        // Not one that another interface of this machine may know.
+        assert!(!to("10.77.2.2:1"));
+        // Where another host has our address it is a bridge's.
+        assert!(!to("10.77.1.1:1") && leads_to(&ours, &["10.77.1.1:1".parse().unwrap()], true));
+        assert!(!leads_to(&ours, &[], true));
     }
 
     #[test]

@@ -18,8 +18,10 @@ const BYE_LIMIT: Duration = Duration::from_secs(1);
 /// A stream that gets nothing through for so long is given up for another, if there is one. It is less than 30 s, after
 /// which a stream fails by itself.
 const STUCK: Duration = Duration::from_secs(2);
+/// The same for the goodbye, for which nobody should wait long.
+const STUCK_BYE: Duration = Duration::from_millis(250);
 /// Time between two searches for another way.
-const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Monitor {
     connection: Connection,
@@ -89,10 +91,10 @@ impl Monitor {
                     return end;
                 }
             }
-            let until = self.bye.unwrap_or(next_beat.min(deadline_after(STUCK)));
-            if self.bye.is_some() && left(until).is_zero() {
+            if self.bye.is_some_and(|until| left(until).is_zero()) {
                 return End::Good("this session is closed");
             }
+            let until = self.bye.unwrap_or(next_beat).min(deadline_after(self.patience()));
             let flushed = self.connection.flush();
             let polled = {
                 let mut fds = [
@@ -104,19 +106,27 @@ impl Monitor {
             self.mailbox.bell.drain();
             let filled = self.connection.fill();
             state = flushed.and(polled).and(filled);
-            if self.bye.is_none() && matches!(state, Ok(Fill::Open)) {
+            if matches!(state, Ok(Fill::Open)) {
                 self.find_way();
             }
         }
     }
 
+    fn patience(&self) -> Duration {
+        if self.bye.is_some() { STUCK_BYE } else { STUCK }
+    }
+
     /// Looks for another way to the store if this one gets nothing through.
     fn find_way(&mut self) {
-        if self.connection.stuck_for() < STUCK || Instant::now() < self.next_search {
+        if self.connection.stuck_for() < self.patience() || Instant::now() < self.next_search {
             return;
         }
-        let closing = || lock(&self.mailbox.outbox).bye;
-        self.former.extend(self.ways.resume(&mut self.connection, closing));
+        let bye = self.bye;
+        let ended = || bye.map_or_else(|| lock(&self.mailbox.outbox).bye, |until| left(until).is_zero());
+        if let Some(former) = self.ways.resume(&mut self.connection, ended) {
+            self.former.push(former);
+            self.bye = bye.map(|_| deadline_after(BYE_LIMIT));
+        }
         self.next_search = deadline_after(PAUSE);
     }
 

@@ -9,7 +9,6 @@ use super::conn::Conn;
 use super::handshake::{Caller, Reply};
 use super::info::EndpointInfo;
 use super::linger::Linger;
-use super::relay::Routes;
 use super::stream::{self, Stream};
 use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer};
@@ -82,9 +81,9 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Takes in what its devices say.
     fn handle_events(&self) {}
 
-    /// Which ranks need others to reach each other.
-    fn routes(&self, _world: &[EndpointInfo]) -> Routes {
-        Routes::direct()
+    /// Whether a peer can be reached without another rank between, as far as this end can tell before it tries.
+    fn leads_to(&self, ours: &EndpointInfo, theirs: &EndpointInfo) -> bool {
+        self.reaches(ours, theirs).is_ok()
     }
 
     /// From so many bytes on, zero copy of memory on ordinary pages is faster, by measuring.

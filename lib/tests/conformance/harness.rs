@@ -250,7 +250,8 @@ pub(crate) fn relayed(config: &Config, relays: usize) -> [End; 2] {
     let way: Vec<usize> = [0].into_iter().chain(2..2 + relays).chain([1]).collect();
     let hop = |a, b| way.windows(2).any(|w| w == [a, b] || w == [b, a]);
     // On a line the addresses say it.
-    let routes = || (!line).then(|| Routes::new(world.len(), hop));
+    let near = |a: usize, b| if line { !endpoints[a].far(&world).contains(&b) } else { hop(a, b) };
+    let routes = || Routes::new(world.len(), near);
     // A relay may be asked before it has heard of the others.
     let (ends, between) = endpoints.split_at(2);
     ends.iter().for_each(|e| e.introduce(world.clone(), routes()));

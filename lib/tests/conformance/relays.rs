@@ -15,7 +15,7 @@ fn line(ranks: usize) -> (Vec<Arc<Endpoint>>, Vec<EndpointInfo>) {
     let endpoints: Vec<_> = (0..ranks).map(|rank| Arc::new(Endpoint::new(rank, SECRET, &config).unwrap())).collect();
     let world: Vec<EndpointInfo> = endpoints.iter().map(|e| e.info()).collect();
     for endpoint in &endpoints {
-        endpoint.introduce(world.clone(), Some(Routes::new(ranks, |a, b| b == a + 1)));
+        endpoint.introduce(world.clone(), Routes::new(ranks, |a, b| b == a + 1));
     }
     (endpoints, world)
 }
@@ -171,7 +171,7 @@ fn a_rank_that_is_not_on_the_way_does_not_relay() {
     let (endpoints, world) = line(4);
     // A rank that believes in other subnets than the others do.
     let strange = Endpoint::new(0, SECRET, &config(TransportChoice::Tcp)).unwrap();
-    strange.introduce(world.clone(), Some(Routes::new(4, |a, b| (a, b) == (0, 3) || (a, b) == (1, 3))));
+    strange.introduce(world.clone(), Routes::new(4, |a, b| (a, b) == (0, 3) || (a, b) == (1, 3)));
     let e = connect(&strange, &world, 1, 0, PATIENCE).unwrap_err().to_string();
     assert!(e.contains("rank 3 cannot relay") && e.contains("do not need rank 3"), "{e}");
     drop(endpoints);

@@ -26,6 +26,7 @@ mod processes;
 mod rails;
 mod rdma;
 mod rdma_faults;
+mod relayed;
 mod symmetric;
 mod symmetric_processes;
 mod trace;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::net;
 use crate::threads::lock;
 use crate::transport::mapping::Mapping;
-use crate::transport::relay::{Path, Traffic};
+use crate::transport::relay::{Path, Routes, Traffic};
 use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkOptions, LinkPair, Registration};
 
 /// Interval between checks whether a relay still has work.
@@ -52,7 +52,7 @@ impl Network {
     /// Listens for the other ranks, and publishes the addresses.
     pub(in crate::comm) fn new(session: Session, store_host: Option<usize>, config: &Config) -> Result<Network> {
         let (endpoint, infos) = listen(&session, config)?;
-        endpoint.introduce(infos.clone(), None);
+        endpoint.introduce(infos.clone(), routes(&session, &endpoint, &infos, config)?);
         let paths = endpoint.paths(false);
         let gone = Arc::new((Mutex::new(Gone::default()), Condvar::new()));
         let record = gone.clone();
@@ -158,6 +158,21 @@ fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointI
         Err(e) => Err(unreadable(rank, &e)),
     };
     Ok((endpoint, all.iter().enumerate().map(read).collect::<Result<_>>()?))
+}
+
+/// Which ranks reach each other, as both ends see it. Only a rank's own kernel knows where its cables and routes lead.
+fn routes(session: &Session, endpoint: &Endpoint, infos: &[EndpointInfo], config: &Config) -> Result<Routes> {
+    // All ranks find this, or none.
+    if infos.iter().all(|info| info.host.same_network(&infos[0].host) && info.verbs.is_empty()) {
+        return Ok(Routes::direct());
+    }
+    let ours = serde_json::to_vec(&endpoint.far(infos)).map_err(|e| Error::invalid("rendezvous", e.to_string()))?;
+    let members: Vec<usize> = (0..session.world_size()).collect();
+    let all = session.exchange("far ranks", &members, ours, config.connect_timeout)?;
+    let read = |(rank, bytes): (usize, &Vec<u8>)| serde_json::from_slice(bytes).map_err(|e| unreadable(rank, &e));
+    let far: Vec<Vec<usize>> = all.iter().enumerate().map(read).collect::<Result<_>>()?;
+    let near = |a: usize, b: usize| far[a].binary_search(&b).is_err();
+    Ok(Routes::new(far.len(), |a, b| near(a, b) && near(b, a)))
 }
 
 fn unreadable(rank: usize, error: &serde_json::Error) -> Error {

@@ -47,6 +47,10 @@ impl Fabric for RailsFabric {
         self.tcp.reaches(ours, theirs)
     }
 
+    fn leads_to(&self, ours: &EndpointInfo, theirs: &EndpointInfo) -> bool {
+        self.tcp.leads_to(ours, theirs)
+    }
+
     fn dial(&self, dial: &Dial<'_>) -> Result<Dialed> {
         let (socket, _, who) = self.tcp.reach(dial)?;
         connect::join(&self.net, socket, who, (dial.options, dial.bell, dial.wait), &self.linger).map(Dialed::Linked)

@@ -217,12 +217,17 @@ impl Endpoint {
         self.inner.info.clone()
     }
 
+    /// The ranks of `world` that cannot be reached without others between, as far as this one can tell.
+    pub fn far(&self, world: &[EndpointInfo]) -> Vec<usize> {
+        let Inner { rank, info, .. } = &*self.inner;
+        let near = |peer: &EndpointInfo| self.inner.candidates(peer).0.iter().any(|f| f.leads_to(info, peer));
+        world.iter().enumerate().filter(|(peer, info)| peer != rank && !near(info)).map(|(peer, _)| peer).collect()
+    }
+
     /// Tells how all ranks are reached, and which of them reach each other: from now on this rank relays between
-    /// others, and reaches those that it has no common subnet with through others. `routes: None` for what the RDMA
-    /// ports say; every rank must come to the same. Without this call every link is direct.
-    pub fn introduce(&self, world: Vec<EndpointInfo>, routes: Option<Routes>) {
-        let routes =
-            routes.unwrap_or_else(|| self.inner.fabrics.first().map_or_else(Routes::direct, |f| f.routes(&world)));
+    /// others, and reaches those that are [far](Endpoint::far) through others. Every rank must be told the same. Without
+    /// this call every link is direct.
+    pub fn introduce(&self, world: Vec<EndpointInfo>, routes: Routes) {
         self.inner.relay.introduce(World { infos: world, routes });
     }
 

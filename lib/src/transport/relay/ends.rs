@@ -19,6 +19,7 @@ pub(crate) fn wrap(pair: LinkPair, peer: usize, relay: usize, relays: &str) -> L
             "verbs" => "verbs, relayed",
             "tcp" => "tcp, relayed",
             "shm" => "shm, relayed",
+            "rails" => "rails, relayed",
             _ => "relayed",
         },
         any_length: false,

@@ -1,8 +1,9 @@
 //! Links between two ranks that do not reach each other, through a rank that reaches both.
 //!
 //! # Design
-//! - **Who relays.** Every rank knows the ports of all ranks, so every rank computes the same [`Routes`]: the shortest
-//!   way over the graph "share a subnet", the lowest ranks among equals. A way may have more than one relay.
+//! - **Who relays.** Every rank says which others are [far](super::Endpoint::far), so every rank computes the same
+//!   [`Routes`]: the shortest way over the graph "not far", the lowest ranks among equals. A way may have more than one
+//!   relay.
 //! - **What a relayed link is.** One ordinary link per hop, each with its own handshake, queues and credits. The ends
 //!   hold the links of the first and of the last hop, wrapped (`ends.rs`) so that `peer` is the far rank. The lower end
 //!   dials the first relay; its hello names both ends (`handshake.rs`). A relay dials the next hop and only then says

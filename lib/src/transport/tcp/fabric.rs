@@ -1,4 +1,4 @@
-//! TCP as an endpoint sees it: reaches every host.
+//! TCP as an endpoint sees it: it tries to reach every host, and says which ones it has no way to.
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::listen::{self, Port};
 use super::{SocketOptions, connect};
-use crate::bootstrap::interface::{LocalAddress, order_candidates};
+use crate::bootstrap::interface::{self, LocalAddress, leads_to, order_candidates};
 use crate::error::{Error, Result};
 use crate::transport::conn::Conn;
 use crate::transport::fabric::{Accept, Dial, Dialed, Fabric, Site};
@@ -63,9 +63,14 @@ impl TcpFabric {
         }
     }
 
-    /// The peer's addresses, the most promising one first, each with why it is.
+    /// The peer's addresses, the most promising one first, each with why it is. An interface that is down by now is not.
     fn candidates(&self, dial: &Dial<'_>) -> Vec<(SocketAddr, String)> {
-        order_candidates(&self.locals, &dial.info.tcp, dial.ours.host.same_network(&dial.info.host))
+        let same_host = dial.ours.host.same_network(&dial.info.host);
+        let mut locals = self.locals.clone();
+        if let (false, Ok(up)) = (same_host, interface::all(if_addrs::Interface::is_oper_up)) {
+            locals.retain(|local| local.loopback || up.iter().any(|other| other.ip == local.ip));
+        }
+        order_candidates(&locals, &dial.info.tcp, same_host)
     }
 
     /// A connection to the peer on which it has said welcome.
@@ -85,6 +90,10 @@ impl Fabric for TcpFabric {
 
     fn reaches(&self, _ours: &EndpointInfo, _theirs: &EndpointInfo) -> Result<&'static str, String> {
         Ok("it reaches every host")
+    }
+
+    fn leads_to(&self, ours: &EndpointInfo, theirs: &EndpointInfo) -> bool {
+        leads_to(&self.locals, &theirs.tcp, ours.host.same_network(&theirs.host))
     }
 
     fn streams(&self) -> usize {

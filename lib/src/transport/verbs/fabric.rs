@@ -11,7 +11,6 @@ use crate::error::Result;
 use crate::transport::conn::Conn;
 use crate::transport::fabric::{Accept, Dial, Dialed, Fabric, Registration, Site};
 use crate::transport::linger::Linger;
-use crate::transport::relay::Routes;
 use crate::transport::tcp::fabric::TcpFabric;
 use crate::transport::{EndpointInfo, LinkPair, tcp};
 
@@ -82,12 +81,6 @@ impl Fabric for VerbsFabric {
 
     fn handle_events(&self) {
         self.rails.handle_events();
-    }
-
-    fn routes(&self, world: &[EndpointInfo]) -> Routes {
-        let share =
-            |a: &EndpointInfo, b: &EndpointInfo| a.verbs.iter().any(|a| b.verbs.iter().any(|b| a.same_subnet(b)));
-        Routes::new(world.len(), |a, b| world.get(a).zip(world.get(b)).is_some_and(|(a, b)| share(a, b)))
     }
 
     unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
