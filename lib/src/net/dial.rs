@@ -11,6 +11,7 @@ use super::door::{ACCEPTOR, DIALER};
 use super::handle::Handle;
 use super::link::{self, Sender, Ways};
 use super::ports::{self, Way};
+use super::rails;
 use super::relay::{self, Stops};
 use crate::error::{Error, Result};
 use crate::secret;
@@ -116,8 +117,11 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let direct = ports::ways(&inner.ports, &handle.addresses, handle.host == inner.host);
     let mut ways = direct.clone();
     let mut opened: Vec<(TcpStream, Way)> = Vec::new();
+    // Cables that are to be taken when they are back.
+    let mut down: Vec<Way> = Vec::new();
     for round in 0u32.. {
         let mut did = Vec::new();
+        down.clear();
         if direct.is_empty() {
             ways = inner.relays.nodes.ways(handle, &wait)?;
             match stopped() {
@@ -130,7 +134,13 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
                 None => {}
             }
         }
+        let up = rails::up().filter(|_| ways.len() > 1);
         for way in &ways {
+            if up.as_ref().zip(way.from).is_some_and(|(up, from)| !up.contains(&from)) {
+                did.push(format!("{way}: its interface is down"));
+                down.push(way.clone());
+                continue;
+            }
             match attempt(inner, handle, way, &wait) {
                 Ok(socket) => opened.push((socket, way.clone())),
                 Err(Failure::Final(e)) => return Err(failed(inner, handle, e.to_string())),
@@ -160,6 +170,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
         }
     }
     let working: Vec<Way> = opened.iter().map(|(_, way)| way.clone()).collect();
+    let all: Vec<Way> = working.iter().cloned().chain(down).collect();
     let mut sockets: Vec<TcpStream> = opened.into_iter().map(|(socket, _)| socket).collect();
     let reason = |f: Failure| match f {
         Failure::Wrong(text) | Failure::Slow(text) => failed(inner, handle, text),
@@ -172,7 +183,9 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let link = u32::from_le_bytes(secret::random()?);
     let relayed = working.iter().any(|way| !way.relays.is_empty());
     let streams = sockets.len();
-    let redial = Redial { handle: handle.clone(), link, ways: working.clone(), streams, later: Mutex::default() };
+    let begun = working.len();
+    let several = all.len() > 1;
+    let redial = Redial { handle: handle.clone(), link, ways: all, begun, streams, later: Mutex::default() };
     for (stream, socket) in sockets.iter_mut().enumerate() {
         redial.greet(inner, socket, stream, &wait).map_err(reason)?;
     }
@@ -184,7 +197,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let name = name(&sockets, &way);
     let words: Vec<String> = working.iter().map(ToString::to_string).collect();
     log::info!("made {name}, over {}", words.join(" and "));
-    let ways = Ways { several: working.len() > 1, relayed };
+    let ways = Ways { several, relayed };
     let sender = link::sender(name, (sockets, ways), inner)?;
     if ways.several {
         inner.rails.watch(inner, &sender.link, Some(redial))?;
@@ -197,7 +210,9 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
 pub(super) struct Redial {
     handle: Handle,
     pub(super) link: u32,
+    /// All ways, first those that worked.
     pub(super) ways: Vec<Way>,
+    begun: usize,
     streams: usize,
     /// The ways of the streams after the first ones. A number is not used again: the peer may have taken what failed
     /// here.
@@ -205,17 +220,17 @@ pub(super) struct Redial {
 }
 
 impl Redial {
-    /// Streams that a way had at first.
+    /// Streams that a way had at first, or would have had.
     pub(super) fn streams_of(&self, way: usize) -> usize {
-        let ways = self.ways.len().max(1);
-        self.streams / ways + usize::from(way < self.streams % ways)
+        let ways = self.begun.max(1);
+        self.streams / ways + usize::from(way % ways < self.streams % ways)
     }
 
     /// The way of a stream.
     pub(super) fn way_of(&self, stream: usize) -> usize {
         match stream.checked_sub(self.streams) {
             Some(later) => lock(&self.later).get(later).copied().unwrap_or(usize::MAX),
-            None => stream % self.ways.len().max(1),
+            None => stream % self.begun.max(1),
         }
     }
 

@@ -328,9 +328,22 @@ impl Link {
         }
     }
 
+    /// The sender waits for the acknowledgement of what the owner has: a message is here before it is written.
+    fn acknowledge(self: &Arc<Link>) {
+        if !self.several() || matches!(self.side, Side::Out(_)) {
+            return;
+        }
+        for (index, stream) in self.alive() {
+            // Until whoever reads from it has counted what it read.
+            drop(lock(&stream.input));
+            lock(&stream.output).pump(self, index, usize::MAX);
+        }
+    }
+
     /// Ends it for its owner, whose memory is not touched any more when this returns. Where nothing was left to write,
     /// what is under way in the kernel still arrives.
     fn close(self: &Arc<Link>) {
+        self.acknowledge();
         self.closed.store(true, Ordering::Release);
         let mut whole = match &self.side {
             Side::Out(outgoing) => outgoing.clear(),

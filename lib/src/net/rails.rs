@@ -95,7 +95,7 @@ impl Stood {
 /// The addresses of interfaces that are up, listed when they are needed; `None` where they cannot be listed.
 type Up = LazyCell<Option<Vec<IpAddr>>>;
 
-fn up() -> Option<Vec<IpAddr>> {
+pub(super) fn up() -> Option<Vec<IpAddr>> {
     let all = interface::all(|one| one.is_oper_up()).ok()?;
     Some(all.into_iter().map(|address| address.ip).collect())
 }

@@ -142,7 +142,10 @@ struct Ends {
 
 impl Ends {
     fn new() -> Ends {
-        let net = net(|c| (c.net_chunk, c.net_window) = (64 << 10, 1 << 20));
+        Ends::over(net(|c| (c.net_chunk, c.net_window) = (64 << 10, 1 << 20)))
+    }
+
+    fn over(net: Net) -> Ends {
         let (outs, intos) = (0..4).map(sockets).unzip();
         let out = link::sender("out".to_owned(), (outs, SEVERAL), &net.inner).unwrap();
         let into = link::receiver("in".to_owned(), (intos, SEVERAL), &net.inner).unwrap();
@@ -233,6 +236,27 @@ fn lost_streams_cost_no_message_and_repeat_none() {
             }
             while ends.alive().len() < 4 && ends.add() {}
         }
+    }
+}
+
+#[test]
+fn a_receiver_that_leaves_at_once_has_acknowledged_what_it_has() {
+    let data = pattern(700_000, 1);
+    let mut ends = Ends::new();
+    for round in 0..300 {
+        let Ends { net, out, into } = ends;
+        let len = [4000, 700_000][round % 2];
+        let mut got = vec![0u8; len];
+        // SAFETY: both live until their requests are done.
+        unsafe {
+            let receive = into.receive(&[(got.as_mut_ptr(), len, 0)]).unwrap().unwrap();
+            let send = out.send(data.as_ptr(), len, 0).unwrap().unwrap();
+            wait(receive);
+            drop(into);
+            assert_eq!(wait(send), [len], "round {round}");
+        }
+        assert!(got == data[..len]);
+        ends = Ends::over(net);
     }
 }
 

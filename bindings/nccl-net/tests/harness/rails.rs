@@ -109,6 +109,11 @@ pub(crate) fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
 
 /// Two nodes with cables r0 and r1, whose connection stands.
 pub(crate) fn two(test: &str, settings: &[(&str, &str)]) -> [Process; 2] {
+    two_after(test, settings, |_| ())
+}
+
+/// The same; `first` comes before they connect.
+fn two_after(test: &str, settings: &[(&str, &str)], first: impl FnOnce(&[Process; 2])) -> [Process; 2] {
     let mut nodes = ["a", "b"].map(|name| node(test, name, settings));
     let [a, b] = &nodes;
     cable(("r0", a), ("r0", b), 1);
@@ -116,6 +121,8 @@ pub(crate) fn two(test: &str, settings: &[(&str, &str)]) -> [Process; 2] {
     nodes.iter_mut().for_each(|node| node.tell("cabled"));
     let [a, b] = &mut nodes;
     let handles = (a.line(), b.line());
+    first(&nodes);
+    let [a, b] = &mut nodes;
     a.tell(&handles.1);
     b.tell(&handles.0);
     nodes
@@ -156,6 +163,25 @@ fn a_cable_that_is_cut_costs_no_message_and_is_taken_back() {
     let at = &[(1, true), (0, false), (0, false)];
     let cut = Cut { cut: "ip link set r1 down", mend: "ip link set r1 up", at };
     cut_and_mended(TEST, &[("TINYNCCL_NET_RAIL_TIMEOUT", "60")], &cut);
+}
+
+#[test]
+fn a_cable_that_is_cut_when_they_connect_is_taken_when_it_is_mended() {
+    const TEST: &str = "rails::a_cable_that_is_cut_when_they_connect_is_taken_when_it_is_mended";
+    let enough = |phase: &str, count, over: u64| count >= 50 && (phase == "without" || over > 1 << 20);
+    if !makes_nodes(TEST, |name| talk(name, enough)) {
+        return;
+    }
+    // At both ends: the kernel takes a moment to see that the other one is down.
+    let mut nodes = two_after(TEST, &[], |nodes| nodes.iter().for_each(|node| run(node, "ip link set r1 down")));
+    begin(&mut nodes, "without");
+    let (_, over) = finish(&mut nodes);
+    assert!(over < 100_000, "{over} bytes over a cable that is cut");
+    nodes.iter().for_each(|node| run(node, "ip link set r1 up"));
+    begin(&mut nodes, "whole");
+    let (_, over) = finish(&mut nodes);
+    assert!(over > 1 << 20, "{over} bytes over r1");
+    end(nodes);
 }
 
 /// Both interfaces are up, and the receiver's lets nothing out: no acknowledgement either.

@@ -46,6 +46,13 @@ impl RailsSend {
         self.unsent.sender.link.fate().check().map_err(|e| lost(&self.peer, "send", e))
     }
 
+    /// Whether the peer is there, and after that what it has taken: once it has taken everything it may leave.
+    fn look(&mut self) -> Result<()> {
+        let alive = self.alive();
+        self.free.extend(self.unsent.collect());
+        alive
+    }
+
     /// A slot, if one is free.
     fn slot(&mut self) -> Option<usize> {
         if self.reserved.is_none() {
@@ -134,9 +141,9 @@ impl SendLink for RailsSend {
         }
         self.unsent.sender.link.attend();
         let before = self.free.len();
-        self.free.extend(self.unsent.collect());
+        let alive = self.look();
         if !self.unsent.is_empty() {
-            self.alive()?;
+            alive?;
         }
         Ok(self.free.len() > before)
     }
@@ -146,13 +153,14 @@ impl SendLink for RailsSend {
     }
 
     fn check_peer(&mut self) -> Result<()> {
-        self.alive()
+        self.look()
     }
 
     fn arm(&mut self) -> Result<bool> {
         self.unsent.sender.link.fate().alarm(&self.bell).arm();
-        self.alive()?;
+        let alive = self.alive();
         let moved = self.progress()?;
+        alive?;
         Ok(moved || self.unsent.is_empty() || (self.refused && !self.free.is_empty()))
     }
 
