@@ -189,9 +189,9 @@ impl Connection {
     /// Goes on over the stream of `other`, where the peer sends from byte `from` of this connection on, and has taken
     /// `taken` of our bytes. `other` has the stream of before.
     pub(crate) fn go_on(&mut self, other: &mut Connection, taken: u64, from: u64) -> Result<(), String> {
-        // What the kernel has of the rest may never arrive.
-        self.sent = self.kept.len();
-        self.settle(taken)?;
+        // Nothing that the peer has taken goes over the new stream.
+        let sent = std::mem::replace(&mut self.sent, self.kept.len());
+        self.settle(taken).inspect_err(|_| self.sent = sent)?;
         self.decoder.go_on(&other.decoder, from)?;
         std::mem::swap(&mut self.stream, &mut other.stream);
         (self.sent, self.written, self.arrived) = (0, 0, (0, Instant::now()));
@@ -342,6 +342,13 @@ mod tests {
         one.settle(10).unwrap();
         assert!(one.settle(9).unwrap_err().contains("where 10 to 10 are possible"));
         let [mut new, _end] = pair();
-        assert!(other.go_on(&mut new, 0, 1).unwrap_err().contains("goes on at byte 1, after 0"));
+        // Then all is as it was.
+        one.queue(&"more").unwrap();
+        assert!(one.go_on(&mut new, 99, 0).unwrap_err().contains("where 10 to 20 are possible"));
+        assert!(one.has_unsent() && one.flush().unwrap());
+        while other.decoder.frame(10).unwrap().is_none() {
+            other.fill().unwrap();
+        }
+        assert!(other.go_on(&mut new, 0, 11).unwrap_err().contains("goes on at byte 11, after 10"));
     }
 }
