@@ -257,8 +257,8 @@ impl Session {
         lock(&self.mailbox.answers).over.is_some()
     }
 
-    /// Says goodbye to the store and ends the monitor. Takes one second at most, three where nothing gets through to the
-    /// store; later calls do nothing.
+    /// Says goodbye to the store and ends the monitor. Takes one second at most, three where nothing gets through to
+    /// the store; later calls do nothing.
     pub fn close(&self) {
         lock(&self.mailbox.outbox).bye = true;
         self.mailbox.bell.ring();

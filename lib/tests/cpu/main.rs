@@ -19,6 +19,7 @@ mod groups;
 mod hangs;
 mod line;
 mod meeting;
+mod on_nodes;
 mod own_program;
 mod persistent;
 mod probe;

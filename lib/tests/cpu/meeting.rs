@@ -2,8 +2,10 @@
 //! goes on over the other when that one is cut.
 
 use program_kit::again::{Process, hear, say};
-use program_kit::nodes::{cable, makes_nodes, node, run};
+use program_kit::nodes::{cable, makes_nodes, run};
 use tinynccl::{Comm, Error, ReduceOp};
+
+use crate::on_nodes;
 
 fn sum(comm: &Comm) -> f32 {
     let mut buffer = vec![comm.rank() as f32 + 1.0; 1000];
@@ -36,25 +38,12 @@ fn meet(test: &str, cables: [&str; 2], cut: &str, rails: &str) {
     if !makes_nodes(test, rank) {
         return;
     }
-    let mut ranks = ["0", "1"].map(|rank| {
-        let settings = [
-            ("RANK", rank),
-            ("WORLD_SIZE", "2"),
-            ("LOCAL_RANK", "0"),
-            ("MASTER_ADDR", "10.0.9.1"),
-            ("MASTER_PORT", "29512"),
-            ("TINYNCCL_IFNAME", "r"),
-            ("TINYNCCL_TCP_RAILS", rails),
-            ("TINYNCCL_TUNE", "off"),
-        ];
-        node(test, rank, &settings)
-    });
+    let settings = [("TINYNCCL_IFNAME", "r"), ("TINYNCCL_TCP_RAILS", rails)];
+    let mut ranks = on_nodes::ranks(test, ["10.0.9.1"; 2], &settings);
     let [a, b] = &ranks;
     for (subnet, name) in (1..).zip(cables) {
         cable((name, a), (name, b), if name == cut { 9 } else { subnet });
     }
-    // A rank reaches itself over it.
-    [a, b].into_iter().for_each(|node| run(node, "ip link set lo up"));
     ranks.iter_mut().for_each(|rank| rank.tell("cabled"));
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.line(), "joined"));
     let split = |ranks: &mut [Process; 2]| {

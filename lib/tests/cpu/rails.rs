@@ -2,8 +2,10 @@
 //! mid-run costs no call and is taken back.
 
 use program_kit::again::{Process, hear, say};
-use program_kit::nodes::{cable, makes_nodes, node, run, sent_in, sent_over, within};
+use program_kit::nodes::{cable, makes_nodes, run, sent_in, sent_over, within};
 use tinynccl::{Comm, ReduceOp, Result};
+
+use crate::on_nodes;
 
 /// Elements of a call, 4 MiB of them.
 const COUNT: usize = 1 << 20;
@@ -72,28 +74,18 @@ fn a_cut_cable_costs_no_call_and_is_taken_back() {
     if !makes_nodes(TEST, rank) {
         return;
     }
-    let mut ranks = ["0", "1"].map(|rank| {
-        let settings = [
-            ("RANK", rank),
-            ("WORLD_SIZE", "2"),
-            ("LOCAL_RANK", "0"),
-            ("MASTER_ADDR", "10.0.9.1"),
-            ("MASTER_PORT", "29512"),
-            ("TINYNCCL_TCP_RAILS", "1"),
-            // The ranks meet over a network that is not for data.
-            ("TINYNCCL_IFNAME", "r"),
-            ("TINYNCCL_TUNE", "off"),
-            // Nothing but the interface says that a cable is cut.
-            ("TINYNCCL_NET_RAIL_TIMEOUT", "60"),
-        ];
-        node(TEST, rank, &settings)
-    });
+    let settings = [
+        ("TINYNCCL_TCP_RAILS", "1"),
+        // The ranks meet over a network that is not for data.
+        ("TINYNCCL_IFNAME", "r"),
+        // Nothing but the interface says that a cable is cut.
+        ("TINYNCCL_NET_RAIL_TIMEOUT", "60"),
+    ];
+    let mut ranks = on_nodes::ranks(TEST, ["10.0.9.1"; 2], &settings);
     let [a, b] = &ranks;
     cable(("r0", a), ("r0", b), 1);
     cable(("r1", a), ("r1", b), 2);
     cable(("meet", a), ("meet", b), 9);
-    // A rank reaches itself over it.
-    [a, b].into_iter().for_each(|node| run(node, "ip link set lo up"));
     ranks.iter_mut().for_each(|rank| rank.tell("cabled"));
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.line(), "rails"));
     // Ends when rank 0 has sent enough over the second one.

@@ -2,8 +2,10 @@
 //! middle, over TCP and over rails.
 
 use program_kit::again::{Process, hear, say};
-use program_kit::nodes::{cable, makes_nodes, node, run};
+use program_kit::nodes::{cable, makes_nodes, run};
 use tinynccl::{Comm, ReduceOp};
+
+use crate::on_nodes;
 
 /// Elements of a call.
 const COUNT: usize = 100_000;
@@ -47,25 +49,13 @@ fn line(test: &str, kind: &str, rails: &str, then: impl FnOnce(&[Process; 3])) {
         return;
     }
     // Each end reaches the middle at an address of its own.
-    let mut ranks = [("0", "10.0.1.1"), ("1", "10.0.1.1"), ("2", "10.0.2.1")].map(|(rank, meet)| {
-        let settings = [
-            ("RANK", rank),
-            ("WORLD_SIZE", "3"),
-            ("LOCAL_RANK", "0"),
-            ("MASTER_ADDR", meet),
-            ("MASTER_PORT", "29512"),
-            ("TINYNCCL_TCP_RAILS", rails),
-            ("TINYNCCL_TUNE", "off"),
-        ];
-        node(test, rank, &settings)
-    });
+    let meet = ["10.0.1.1", "10.0.1.1", "10.0.2.1"];
+    let mut ranks = on_nodes::ranks(test, meet, &[("TINYNCCL_TCP_RAILS", rails)]);
     let [middle, one, two] = &ranks;
     cable(("r0", middle), ("r0", one), 1);
     cable(("r1", middle), ("r0", two), 2);
     cable(("r2", middle), ("r1", one), 3);
     cable(("r3", middle), ("r1", two), 4);
-    // A rank reaches itself over it.
-    ranks.iter().for_each(|node| run(node, "ip link set lo up"));
     ranks.iter_mut().for_each(|rank| rank.tell(kind));
     let calls = |ranks: &mut [Process; 3]| {
         ranks.iter_mut().for_each(|rank| rank.tell("calls"));

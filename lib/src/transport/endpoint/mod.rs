@@ -225,8 +225,8 @@ impl Endpoint {
     }
 
     /// Tells how all ranks are reached, and which of them reach each other: from now on this rank relays between
-    /// others, and reaches those that are [far](Endpoint::far) through others. Every rank must be told the same. Without
-    /// this call every link is direct.
+    /// others, and reaches those that are [far](Endpoint::far) through others. Every rank must be told the same.
+    /// Without this call every link is direct.
     pub fn introduce(&self, world: Vec<EndpointInfo>, routes: Routes) {
         self.inner.relay.introduce(World { infos: world, routes });
     }

@@ -63,7 +63,8 @@ impl TcpFabric {
         }
     }
 
-    /// The peer's addresses, the most promising one first, each with why it is. An interface that is down by now is not.
+    /// The peer's addresses, the most promising one first, each with why it is. Over an interface that is down by now
+    /// none is.
     fn candidates(&self, dial: &Dial<'_>) -> Vec<(SocketAddr, String)> {
         let same_host = dial.ours.host.same_network(&dial.info.host);
         let mut locals = self.locals.clone();
