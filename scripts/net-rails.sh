@@ -4,8 +4,8 @@
 #
 #   scripts/net-rails.sh [ROUNDS [connections|ranks]]      each row ROUNDS times (3), and the median
 #
-# The first part is connections of `tinynccl::net`, the second one all_reduce of two ranks over TCP and over rails
-# (TINYNCCL_TCP_RAILS). Without a second word both run.
+# The first part is connections of `tinynccl::net`. The second one is all_reduce of two ranks over TCP and over rails
+# (TINYNCCL_TCP_RAILS), and of three over TCP, with a cable between each two or on a line. Without a second word both run.
 # Needs unshare, ip and tc, and user namespaces where it is not run by root. Rates are megabits per second; the column
 # `of` compares with the sum of the cables' rates.
 set -eu -o pipefail
@@ -190,46 +190,65 @@ connections() {
     pings '8 bytes: a to d, through b and c' a d
 }
 
-# all_reduce RAILS: two ranks, and the microseconds of each size.
+# all_reduce RAILS NODE@ADDRESS...: a rank on each node, which finds rank 0 at that address; the microseconds of each size.
 sizes=8,1K,32K,256K,1M,16M
 all_reduce() {
-    local rank name pids=()
-    for rank in 0 1; do
-        name=$([[ $rank == 0 ]] && echo a || echo b)
-        within "$name" env RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=10.0.1.1 MASTER_PORT=29501 TINYNCCL_TUNE=off TINYNCCL_SECRET=of-this-measurement \
-            TINYNCCL_TCP_RAILS="$1" "$PWD/target/release/allreduce-tcp" --bytes $sizes --iters 10 >"$work/rank$rank" &
+    local rails=$1 rank=0 place pids=()
+    shift
+    for place; do
+        within "${place%@*}" env RANK=$rank WORLD_SIZE=$# LOCAL_RANK=0 MASTER_ADDR="${place#*@}" MASTER_PORT=29501 TINYNCCL_TUNE=off \
+            TINYNCCL_SECRET=of-this-measurement TINYNCCL_TCP_RAILS="$rails" "$PWD/target/release/allreduce-tcp" --bytes $sizes \
+            --iters 10 >"$work/rank$rank" &
         pids+=($!)
+        rank=$((rank + 1))
     done
     wait "${pids[@]}"
     awk -F'|' '$1 + 0 > 0 && NF > 3 { split($3, ring, " "); print $1 + 0, ring[1] }' "$work/rank0"
 }
 
-# compare TEXT: both ways in turn, a row for each size.
+pair() { all_reduce "$1" a@10.0.1.1 b@10.0.1.1; }
+
+# three RATE: rank 0 in the middle of a line, whose ends have a cable of this rate, or none.
+three() {
+    cable 4 "$1"
+    # The kernel takes a moment to see both ends, or that one is gone.
+    for end in a c; do
+        until within $end ip -o link show r4 | grep -q "state $([[ $1 == 0 ]] && echo DOWN || echo UP)"; do :; done
+    done
+    all_reduce 0 b@10.0.1.2 a@10.0.1.2 c@10.0.3.1
+}
+
+# compare TEXT ONE OTHER: two commands in turn, a row for each size.
 compare() {
-    local rails
+    local way
     : >"$work.times"
     for ((round = 0; round < rounds; round++)); do
-        for rails in 0 1; do all_reduce $rails | sed "s/^/$rails /" >>"$work.times"; done
+        for way in "$2" "$3"; do $way | sed "s/^/${way// /-} /" >>"$work.times"; done
     done
     for bytes in $(awk '{ print $2 }' "$work.times" | sort -nu); do
-        local tcp both
-        tcp=$(awk -v b="$bytes" '$1 == 0 && $2 == b { print $3 }' "$work.times" | median)
-        both=$(awk -v b="$bytes" '$1 == 1 && $2 == b { print $3 }' "$work.times" | median)
-        printf '%-24s %10s %10.1f %10.1f %6s\n' "$1" "$bytes" "$tcp" "$both" \
-            "$(awk -v t="$tcp" -v r="$both" 'BEGIN { printf "%.2f", t / r }')"
+        local one other
+        one=$(awk -v b="$bytes" -v w="${2// /-}" '$1 == w && $2 == b { print $3 }' "$work.times" | median)
+        other=$(awk -v b="$bytes" -v w="${3// /-}" '$1 == w && $2 == b { print $3 }' "$work.times" | median)
+        printf '%-24s %10s %13.1f %10.1f %6s\n' "$1" "$bytes" "$one" "$other" \
+            "$(awk -v t="$one" -v r="$other" 'BEGIN { printf "%.2f", t / r }')"
     done
     rm -f "$work.times"
 }
 
 ranks() {
-    printf '%-24s %10s %10s %10s %6s\n' 'all_reduce, cables' bytes 'TCP, us' 'rails, us' ratio
-    for node in a b; do within $node ip link set lo up; done
+    for node in a b c; do within $node ip link set lo up; done
+    printf '%-24s %10s %13s %10s %6s\n' 'two ranks, cables' bytes 'TCP, us' 'rails, us' ratio
     cables 1000 1000 0 0
-    compare '1000 and 1000'
+    compare '1000 and 1000' 'pair 0' 'pair 1'
     cables 1000 500 0 0
-    compare '1000 and 500'
+    compare '1000 and 500' 'pair 0' 'pair 1'
     cables unlimited unlimited 0 0
-    compare 'no limit'
+    compare 'no limit' 'pair 0' 'pair 1'
+    printf '%-24s %10s %13s %10s %6s\n' 'three ranks, TCP' bytes 'triangle, us' 'line, us' ratio
+    for rate in 1000 unlimited; do
+        cables $rate 0 $rate $rate
+        compare "$rate" "three $rate" 'three 0'
+    done
 }
 
 case $part in
