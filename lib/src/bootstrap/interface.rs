@@ -50,6 +50,12 @@ pub(crate) fn all(wanted: impl Fn(&if_addrs::Interface) -> bool) -> Result<Vec<L
     Ok(found.into_iter().filter(wanted).map(address).collect())
 }
 
+/// The addresses of the interfaces that are up now; `None` where they cannot be listed.
+pub(crate) fn up() -> Option<Vec<IpAddr>> {
+    let all = all(if_addrs::Interface::is_oper_up).ok()?;
+    Some(all.into_iter().map(|address| address.ip).collect())
+}
+
 /// [`local_addresses`], and loopback even if the setting leaves it out: ranks of one host always have it in common.
 pub fn with_loopback(config: &Config) -> Result<Vec<LocalAddress>> {
     let mut all = local_addresses(config)?;

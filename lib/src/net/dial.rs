@@ -11,8 +11,8 @@ use super::door::{ACCEPTOR, DIALER};
 use super::handle::Handle;
 use super::link::{self, Sender, Ways};
 use super::ports::{self, Way};
-use super::rails;
 use super::relay::{self, Stops};
+use crate::bootstrap::interface;
 use crate::error::{Error, Result};
 use crate::secret;
 use crate::threads::{Thread, lock};
@@ -134,7 +134,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
                 None => {}
             }
         }
-        let up = rails::up().filter(|_| ways.len() > 1);
+        let up = if ways.len() > 1 { interface::up() } else { None };
         for way in &ways {
             if up.as_ref().zip(way.from).is_some_and(|(up, from)| !up.contains(&from)) {
                 did.push(format!("{way}: its interface is down"));

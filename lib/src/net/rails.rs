@@ -95,11 +95,6 @@ impl Stood {
 /// The addresses of interfaces that are up, listed when they are needed; `None` where they cannot be listed.
 type Up = LazyCell<Option<Vec<IpAddr>>>;
 
-pub(super) fn up() -> Option<Vec<IpAddr>> {
-    let all = interface::all(|one| one.is_oper_up()).ok()?;
-    Some(all.into_iter().map(|address| address.ip).collect())
-}
-
 /// A stream that stands still.
 struct Stuck {
     index: usize,
@@ -159,7 +154,7 @@ impl Shared {
         let tick = (limit / LOOKS).clamp(BETWEEN.0, BETWEEN.1);
         while !self.stopped() {
             let mut watched = self.wait(tick);
-            let up = Up::new(up);
+            let up = Up::new(interface::up);
             for Watched { link, seen, .. } in watched.iter_mut() {
                 if let Some(link) = link.upgrade() {
                     look(&link, seen, limit, &up);

@@ -68,8 +68,8 @@ impl TcpFabric {
     fn candidates(&self, dial: &Dial<'_>) -> Vec<(SocketAddr, String)> {
         let same_host = dial.ours.host.same_network(&dial.info.host);
         let mut locals = self.locals.clone();
-        if let (false, Ok(up)) = (same_host, interface::all(if_addrs::Interface::is_oper_up)) {
-            locals.retain(|local| local.loopback || up.iter().any(|other| other.ip == local.ip));
+        if let Some(up) = if same_host { None } else { interface::up() } {
+            locals.retain(|local| local.loopback || up.contains(&local.ip));
         }
         order_candidates(&locals, &dial.info.tcp, same_host)
     }
