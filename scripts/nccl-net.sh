@@ -4,30 +4,32 @@
 # peer access and shared memory are forbidden, so that every byte crosses the network.
 #
 #   scripts/nccl-net.sh [-i INTERFACE] [-r ROUNDS] [-l PLUGIN] [-p PROGRAMS] [-b THREADS:SOCKETS] [-v NAME:SETTING,...]
-#                       [-s SIZES] FOLDER NCCL OUT
+#                       [-s SIZES] [-c CORES] FOLDER NCCL OUT
 #   scripts/nccl-net.sh nccl-tests/build .../libnccl.so.2 out/nccl-net
 #
 # FOLDER holds nccl-tests' programs (make MPI=1), NCCL is NVIDIA's library. OUT gets a log per run, runs.csv and
 # times.csv.
 #   -i  interface, for all; default: as each of them chooses
-#   -r  rounds of all_reduce, default 3; the other programs run once
+#   -r  rounds, default 3
 #   -l  the plugin, default target/release/libnccl_net_tinynccl.so (cargo build --release -p tinynccl-nccl-net)
 #   -p  the other programs, comma-separated, default broadcast,all_gather,reduce_scatter,sendrecv,alltoall; none: -
 #   -b  NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD of NCCL's sockets with threads, default 4:4
 #   -v  one more way, with the plugin and settings: -v two:TINYNCCL_NET_STREAMS=2; may be given again
-#   -s  smallest and largest message and the factor between, default 8:128M:2
+#   -s  smallest and largest message of all_reduce and the factor between, default 8:128M:2; the other programs have
+#       1K to 64M
+#   -c  cores that each process may use, default all
 # Prints NCCL's lines that name the plugin, and medians with ratios. Exit code: 0; 1 if a run failed, had wrong values or
 # did not go the way it should; 77 where something that it needs is not here.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-interface='' rounds=3 plugin=$here/../target/release/libnccl_net_tinynccl.so best=4:4 sizes=8:128M:2
+interface='' cores='' rounds=3 plugin=$here/../target/release/libnccl_net_tinynccl.so best=4:4 sizes=8:128M:2
 programs=broadcast,all_gather,reduce_scatter,sendrecv,alltoall
 ways=(Socket SocketThreads tinynccl) more=()
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "$0" >&2; exit 2; }
-while getopts i:r:l:p:b:v:s: option; do
+while getopts i:r:l:p:b:v:s:c: option; do
     case $option in
         i) interface=$OPTARG ;; r) rounds=$OPTARG ;; l) plugin=$OPTARG ;; p) programs=${OPTARG#-} ;; b) best=$OPTARG ;;
-        v) ways+=("${OPTARG%%:*}") more+=("$OPTARG") ;; s) sizes=$OPTARG ;; *) usage ;;
+        v) ways+=("${OPTARG%%:*}") more+=("$OPTARG") ;; s) sizes=$OPTARG ;; c) cores=$OPTARG ;; *) usage ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -65,14 +67,14 @@ one_run() {
 }
 
 IFS=: read -r smallest largest factor <<<"$sizes"
-for ((round = 1; round <= rounds; round++)); do
-    # Each is first in turn.
-    for ((i = 0; i < ${#ways[@]}; i++)); do
-        one_run "${ways[(i + round - 1) % ${#ways[@]}]}" all_reduce "round$round" -b "$smallest" -e "$largest" -f "$factor" -n 20 -w 5
+for program in all_reduce ${programs//,/ }; do
+    for ((round = 1; round <= rounds; round++)); do
+        # Each is first in turn.
+        for ((i = 0; i < ${#ways[@]}; i++)); do
+            one_run "${ways[(i + round - 1) % ${#ways[@]}]}" "$program" "round$round" -b "$smallest" -e "$largest" -f "$factor" -n 20 -w 5
+        done
     done
-done
-for program in ${programs//,/ }; do
-    for way in "${ways[@]}"; do one_run "$way" "$program" once -b 1K -e 64M -f 4 -n 20 -w 5; done
+    smallest=1K largest=64M factor=4
 done
 echo
 grep -h "NET/tinynccl\|NET plugin\|network plugin" "$out/tinynccl.all_reduce.round1.log" | sed 's/^.*NCCL INFO //' | sort | uniq -c | head -20

@@ -25,6 +25,9 @@ begin_tables() {
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 
+# With a number in cores, each rank has so many of its own.
+on_cores='[[ -z $CORES ]] || exec taskset -c $((first = OMPI_COMM_WORLD_LOCAL_RANK * CORES))-$((first + CORES - 1)) "$@"; exec "$@"'
+
 # over_net WAY PROGRAM CASE OPTIONS...: runs the program, its ranks with the settings in the array `with`, and adds its rows to
 # the tables. Sets log. Exit code 1 if the run failed or had wrong values.
 over_net() {
@@ -32,7 +35,7 @@ over_net() {
     shift 3
     log=$out/$way.$program.$case.log
     # For the ranks alone, not for mpirun.
-    timeout -k 5 90 mpirun -n 2 --bind-to none env "LD_PRELOAD=$nccl" NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_DEBUG=INFO \
+    timeout -k 5 90 mpirun -n 2 --bind-to none env "CORES=${cores-}" bash -c "$on_cores" rank env "LD_PRELOAD=$nccl" NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_DEBUG=INFO \
         NCCL_DEBUG_SUBSYS=INIT,NET "${with[@]}" "$folder/${program}_perf" "$@" -c 1 >"$log" 2>&1 </dev/null || status=$?
     python3 "$here/nccl/nccl_tests_rows.py" "$log" "$out" "$way" "$program" "$case" two "$status" \
         "$(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $begin }")"

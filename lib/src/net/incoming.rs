@@ -56,6 +56,8 @@ struct Tag {
     waiting: HashMap<u64, u64>,
     /// The last message was long: the sender is told of receives before it asks.
     long: bool,
+    /// A piece has waited in vain for its receive: the next ones do not, until one is posted.
+    late: bool,
     /// What the early pieces count for.
     held: u64,
     placed: u64,
@@ -66,6 +68,8 @@ struct Tag {
 #[derive(Debug)]
 pub(super) struct Incoming {
     tags: Mutex<HashMap<i32, Tag>>,
+    /// Streams that wait for a receive; added and taken under the lock of `tags`.
+    held: Mutex<Vec<usize>>,
     /// Receives that the sender was told of, by what it calls them.
     rooms: Mutex<HashMap<u16, Arc<Entry>>>,
     reports: Outbox,
@@ -75,15 +79,23 @@ pub(super) struct Incoming {
 impl Incoming {
     pub(super) fn new(config: &Config) -> Incoming {
         let window = config.net_window as u64;
-        Incoming { tags: Mutex::default(), rooms: Mutex::default(), reports: Outbox::default(), window }
+        Incoming {
+            tags: Mutex::default(),
+            held: Mutex::default(),
+            rooms: Mutex::default(),
+            reports: Outbox::default(),
+            window,
+        }
     }
 
     /// Posts the receives of a group.
     pub(super) fn post(&self, link: &Arc<Link>, slot: usize, group: &[(*mut u8, usize, i32)]) {
         for (place, &(data, room, tag)) in group.iter().enumerate() {
-            let (entry, early, expected) = {
+            let (entry, early, expected, held) = {
                 let mut tags = lock(&self.tags);
+                let held = std::mem::take(&mut *lock(&self.held));
                 let known = tags.entry(tag).or_default();
+                known.late = false;
                 let number = known.first + known.posted.len() as u64;
                 let (got, total) = (AtomicUsize::new(0), AtomicUsize::new(UNKNOWN));
                 let entry = Arc::new(Entry { data, room, slot, place, tag, number, got, total });
@@ -95,8 +107,9 @@ impl Incoming {
                 if pieces.is_empty() && (known.long || expected.is_some()) {
                     self.tell(link, &entry);
                 }
-                (entry, pieces, expected)
+                (entry, pieces, expected, held)
             };
+            held.into_iter().for_each(|stream| link.resume(stream));
             if let Some(Err(detail)) = expected.map(|total| entry.check(tag, total)) {
                 link.fail(detail);
             }
@@ -121,15 +134,28 @@ impl Incoming {
         Ok(())
     }
 
-    /// Where a piece goes.
-    pub(super) fn target(&self, frame: &Frame) -> Result<Target, String> {
+    /// Where a piece goes. `None`: `stream` waits for its receive, as the rest of the piece is in the kernel; but not
+    /// where somebody waits for what may be behind it.
+    pub(super) fn target(&self, frame: &Frame, stream: Option<usize>) -> Result<Option<Target>, String> {
         let len = frame.len as usize;
         let mut tags = lock(&self.tags);
         let known = known(&mut tags, frame.tag)?;
         if let Some(entry) = known.find(frame.number)? {
             entry.check(frame.tag, frame.total)?;
-            return Ok(Target::Posted(entry));
+            return Ok(Some(Target::Posted(entry)));
         }
+        let late = known.late;
+        if let Some(stream) = stream
+            && !late
+            && !tags.iter().any(|(tag, other)| *tag != frame.tag && !other.posted.is_empty())
+        {
+            let mut held = lock(&self.held);
+            if !held.contains(&stream) {
+                held.push(stream);
+            }
+            return Ok(None);
+        }
+        let known = tags.entry(frame.tag).or_default();
         known.held += charge(len);
         if known.held > self.window {
             let (tag, window) = (frame.tag, self.window);
@@ -137,7 +163,12 @@ impl Incoming {
                 "expected at most {window} bytes of tag {tag} before their receives; set TINYNCCL_NET_WINDOW alike everywhere"
             ));
         }
-        Ok(Target::Early(Vec::with_capacity(len)))
+        Ok(Some(Target::Early(Vec::with_capacity(len))))
+    }
+
+    /// A piece has waited for its receive, and it has not come.
+    pub(super) fn is_late(&self, tag: i32) {
+        lock(&self.tags).entry(tag).or_default().late = true;
     }
 
     /// A piece is read.

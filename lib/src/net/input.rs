@@ -3,12 +3,13 @@
 use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::frame::{Frame, Word};
-use super::incoming::Target;
+use super::incoming::{Incoming, Target};
 use super::link::{Left, Link, Side};
 use super::output::COPIED;
 use super::stream::{State, Stream};
@@ -17,6 +18,8 @@ use super::stream::{State, Stream};
 const TURN: usize = 2 << 20;
 /// Bytes that a stream reads ahead of what it knows a place for.
 const AHEAD: usize = 16 << 10;
+/// How long a piece waits in the kernel for its receive: what is read before costs an allocation and a second copy.
+const PATIENCE: Duration = Duration::from_millis(1);
 /// Short pieces that are acknowledged together.
 const SHORT_ONES: u64 = 16;
 
@@ -29,6 +32,8 @@ pub(super) struct Input {
     to: usize,
     /// The piece that is being read, and how much of it is here.
     piece: Option<(Frame, Target, usize)>,
+    /// The next piece waits for its receive until then.
+    held: Option<Instant>,
     /// Pieces that were read, and how many of them were acknowledged.
     pieces: u64,
     acknowledged: u64,
@@ -57,7 +62,7 @@ impl Input {
     /// Reads until nothing is there or the turn is over. `hung_up`: the peer is known to have closed.
     pub(super) fn pump(&mut self, link: &Arc<Link>, stream: usize, hung_up: bool) -> Left {
         let Some(socket) = link.stream(stream) else { return Left::Nothing };
-        let mut read = 0;
+        let (mut read, mut drained) = (0, false);
         while !self.ended {
             if link.is_closed() {
                 self.discard(socket);
@@ -66,6 +71,13 @@ impl Input {
             if let Err(detail) = self.digest(link, (stream, socket)) {
                 link.fail(format!("stream {stream}: {detail}"));
                 self.ended = true;
+                return Left::Nothing;
+            }
+            if let Some(until) = self.held {
+                return Left::Held(until);
+            }
+            // The kernel had no more: the next event says when it has.
+            if drained {
                 return Left::Nothing;
             }
             if read >= TURN {
@@ -78,15 +90,7 @@ impl Input {
                     if link.relayed() {
                         socket.echo.hears();
                     }
-                    // The kernel had no more: the next event says when it has.
-                    if n < room && !hung_up {
-                        let digested = self.digest(link, (stream, socket));
-                        if let Err(detail) = digested {
-                            link.fail(format!("stream {stream}: {detail}"));
-                            self.ended = true;
-                        }
-                        return Left::Nothing;
-                    }
+                    drained = n < room && !hung_up;
                 }
                 Err(Errno::AGAIN) => return Left::Nothing,
                 Err(Errno::INTR) => {}
@@ -124,6 +128,17 @@ impl Input {
                 }
             }
         }
+    }
+
+    /// Where the piece behind a frame goes, unless it waits for its receive.
+    fn target(&mut self, incoming: &Incoming, stream: usize, frame: &Frame) -> Result<Option<Target>, String> {
+        let whole = self.to - self.from >= Frame::BYTES + frame.len as usize;
+        if self.held.is_some_and(|until| until <= Instant::now()) {
+            incoming.is_late(frame.tag);
+        }
+        let target = incoming.target(frame, (!whole).then_some(stream))?;
+        self.held = target.is_none().then(|| self.held.unwrap_or_else(|| Instant::now() + PATIENCE));
+        Ok(target)
     }
 
     /// True at the end of the stream.
@@ -208,9 +223,14 @@ impl Input {
                 return Ok(());
             };
             let frame = Frame::parse(bytes)?;
+            if let (Side::In(incoming), None) = (&link.side, frame.word()) {
+                let Some(target) = self.target(incoming, index, &frame)? else { return Ok(()) };
+                self.piece = Some((frame, target, 0));
+                self.from += Frame::BYTES;
+                continue;
+            }
             self.from += Frame::BYTES;
             match (&link.side, frame.word()) {
-                (Side::In(incoming), None) => self.piece = Some((frame, incoming.target(&frame)?, 0)),
                 (Side::Out(outgoing), Some(Word::Placed)) => outgoing.placed(link, frame.tag, frame.number)?,
                 (Side::Out(outgoing), Some(Word::Read)) => outgoing.read(link, stream, frame.number)?,
                 (_, Some(Word::Asked)) if link.several() => {
@@ -223,7 +243,7 @@ impl Input {
                 (_, Some(word @ (Word::Card | Word::Waits))) => link.rdma.heard(link, word, &frame)?,
                 (_, Some(word)) if frame.queue().is_some() => link.rdma.heard(link, word, &frame)?,
                 (_, Some(word)) => link.heard(index, word, &frame)?,
-                (Side::Out(_), None) => return Err(format!("expected what this end receives, got {frame:x?}")),
+                (_, None) => return Err(format!("expected what this end receives, got {frame:x?}")),
             }
         }
     }

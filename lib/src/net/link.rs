@@ -4,6 +4,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 use super::Inner;
 use super::frame::{Frame, Word};
@@ -28,6 +29,8 @@ pub(super) enum Left {
     Nothing,
     /// More, after others had their turn.
     More,
+    /// A piece whose receive is not posted: then it goes to memory of ours, if the receive has not come before.
+    Held(Instant),
 }
 
 /// What leads to the peer.
@@ -191,6 +194,13 @@ impl Link {
             && !stream.queued.swap(true, Ordering::AcqRel)
         {
             stream.worker.push(Task::Work(self.clone(), index));
+        }
+    }
+
+    /// Has a stream's thread read from it again: there may be a place for what it holds.
+    pub(super) fn resume(self: &Arc<Link>, index: usize) {
+        if let Some(stream) = self.stream(index) {
+            stream.worker.push(Task::Read(self.clone(), index));
         }
     }
 

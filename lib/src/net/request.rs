@@ -1,8 +1,9 @@
 //! What is posted and not over yet.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+use super::worker::Worker;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::threads::lock;
@@ -84,13 +85,28 @@ impl Fate {
     }
 }
 
-/// How many requests of a process are open: its threads do not go to sleep while there are any, for some time.
+/// What the requests of a process and its threads know of each other.
 #[derive(Debug, Default)]
-pub(super) struct Activity(AtomicUsize);
+pub(super) struct Activity {
+    /// Open requests: the threads do not go to sleep while there are any, for some time.
+    open: AtomicUsize,
+    /// Threads that sleep all the same, for want of cores: whoever asks for a request does their work.
+    sleepers: OnceLock<Vec<Weak<Worker>>>,
+}
 
 impl Activity {
     pub(super) fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0
+        self.open.load(Ordering::Relaxed) > 0
+    }
+
+    /// Once, if the host has too few cores for threads that spin.
+    pub(super) fn attend_to(&self, workers: impl Iterator<Item = Weak<Worker>>) {
+        let _ = self.sleepers.set(workers.collect());
+    }
+
+    fn attend(&self) {
+        let sleepers = self.sleepers.get().into_iter().flatten();
+        sleepers.filter_map(Weak::upgrade).for_each(|worker| worker.attend());
     }
 }
 
@@ -115,6 +131,9 @@ impl Request {
     #[inline]
     pub fn test(&self, sizes: &mut [usize; MAX_GROUP]) -> Result<Option<usize>> {
         if !self.is_done() {
+            self.activity.attend();
+        }
+        if !self.is_done() {
             self.fate.check()?;
             return Ok(None);
         }
@@ -133,7 +152,7 @@ impl Request {
     /// `amount` of what was open is over. What was written before is seen by whoever then finds the request done.
     pub(super) fn finish(&self, amount: usize) {
         if self.open.fetch_sub(amount, Ordering::AcqRel) == amount {
-            self.activity.0.fetch_sub(1, Ordering::Relaxed);
+            self.activity.open.fetch_sub(1, Ordering::Relaxed);
             self.fate.ring();
         }
     }
@@ -177,7 +196,7 @@ impl Requests {
         let request = self.all.get(free)?;
         request.count.store(count, Ordering::Relaxed);
         request.sizes.iter().take(count).for_each(|s| s.store(size, Ordering::Relaxed));
-        request.activity.0.fetch_add(1, Ordering::Relaxed);
+        request.activity.open.fetch_add(1, Ordering::Relaxed);
         request.open.store(open, Ordering::Release);
         Some(free)
     }
@@ -185,7 +204,7 @@ impl Requests {
     /// The connection is closed, and no thread serves it any more: what is open stays so.
     pub(super) fn abandon(&self) {
         for request in self.all.iter().filter(|r| !r.is_done()) {
-            request.activity.0.fetch_sub(1, Ordering::Relaxed);
+            request.activity.open.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

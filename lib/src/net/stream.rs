@@ -89,6 +89,8 @@ pub(super) struct Stream {
     pub(super) rail: Option<Rail>,
     pub(super) worker: Arc<Worker>,
     life: Life,
+    /// What its thread calls it.
+    pub(super) key: AtomicU64,
     /// A task for it waits.
     pub(super) queued: AtomicBool,
     pub(super) output: Mutex<Output>,
@@ -110,6 +112,7 @@ impl Stream {
             rail,
             worker,
             life: Life::new(state),
+            key: AtomicU64::new(0),
             queued: AtomicBool::new(false),
             output: Mutex::default(),
             input: Mutex::default(),

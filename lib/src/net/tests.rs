@@ -90,6 +90,42 @@ fn messages_come_before_their_receives_and_find_them() {
 }
 
 #[test]
+fn a_sender_is_done_before_the_receive_is_posted() {
+    // The kernel holds less than the message.
+    let net = net(|c| (c.net_streams, c.socket_buffer) = (1, 64 << 10));
+    let (sender, receiver) = pair(&net, &net);
+    let (data, mut got) = (pattern(2 << 20, 0), vec![0u8; 2 << 20]);
+    // SAFETY: both live until their requests are done.
+    unsafe {
+        assert_eq!(wait(sender.send(data.as_ptr(), data.len(), 0).unwrap().unwrap()), [data.len()]);
+        assert_eq!(wait(receiver.receive(&[(got.as_mut_ptr(), got.len(), 0)]).unwrap().unwrap()), [data.len()]);
+    }
+    assert!(data == got);
+}
+
+#[test]
+fn a_piece_waits_for_its_receive_while_nobody_waits_for_others() {
+    let mut memory = vec![0u8; 60_000];
+    let ends = Ends::new();
+    let link::Side::In(incoming) = &ends.into.link.side else { panic!("a receiver") };
+    let piece = |tag| frame::Frame::piece(tag, 0, 60_000, 0, 60_000);
+    let place = |tag, stream| match incoming.target(&piece(tag), stream).unwrap() {
+        None => "waits",
+        Some(incoming::Target::Early(_)) => "early",
+        Some(incoming::Target::Posted(_)) => "posted",
+    };
+    let mut post = |tag| {
+        // SAFETY: it lives longer than the link.
+        assert!(unsafe { ends.into.receive(&[(memory.as_mut_ptr(), 60_000, tag)]) }.unwrap().is_some());
+    };
+    assert_eq!((place(1, Some(0)), place(1, None), place(2, Some(1))), ("waits", "early", "waits"));
+    incoming.is_late(2);
+    assert_eq!((place(2, Some(1)), place(1, Some(0))), ("early", "waits"));
+    post(1);
+    assert_eq!((place(1, Some(0)), place(3, Some(1))), ("posted", "early"));
+}
+
+#[test]
 fn a_message_that_is_too_long_is_an_error_with_both_lengths() {
     let net = net(|_| ());
     let (sender, receiver) = pair(&net, &net);

@@ -1,5 +1,6 @@
 //! The threads that read and write the sockets, so that NCCL's own never waits for one. Where a connection's owner
-//! waits for it anyway, it does their work: a handover to a thread and back takes longer than a short message.
+//! waits for it anyway, it does their work: a handover to a thread and back takes longer than a short message. So does
+//! whoever asks for a request on a host with few cores, where these threads sleep.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -42,6 +43,8 @@ pub(super) enum Task {
     Add(Arc<Link>, usize),
     /// The stream may have something to send.
     Work(Arc<Link>, usize),
+    /// There may be a place for what the stream holds.
+    Read(Arc<Link>, usize),
     /// The sender has left this stream, and others bring its pieces.
     Leave(Arc<Link>, usize),
     /// A new queue pair of its own.
@@ -98,7 +101,8 @@ impl Workers {
         let count = if config.net_threads > 0 { config.net_threads } else { (cores / 4).clamp(1, 4) };
         // Beside them a rank has a thread that calls NCCL and one that calls us, and another rank of the host as many.
         let few = config.spin.min(SHORT_SPIN);
-        let (spin, busy_spin) = if cores >= 2 * (count + 2) { (config.spin, BUSY_SPIN) } else { (few, few) };
+        let enough = cores >= 2 * (count + 2);
+        let (spin, busy_spin) = if enough { (config.spin, BUSY_SPIN) } else { (few, few) };
         let activity = Arc::new(Activity::default());
         let start = |index: usize| {
             let bell = Doorbell::new()?;
@@ -118,6 +122,7 @@ impl Workers {
                 devices: HashMap::new(),
                 next_key: BELL,
                 again: Vec::new(),
+                held: Vec::new(),
                 lingering: 0,
             };
             let worker = Arc::new(Worker {
@@ -135,7 +140,10 @@ impl Workers {
             let thread = Thread::start("net", name, what, move || ours.run())?;
             Ok((worker, thread))
         };
-        let all = (0..count).map(start).collect::<Result<_>>()?;
+        let all: Vec<(Arc<Worker>, Thread)> = (0..count).map(start).collect::<Result<_>>()?;
+        if !enough {
+            activity.attend_to(all.iter().map(|(worker, _)| Arc::downgrade(worker)));
+        }
         Ok(Workers { all, next: AtomicUsize::new(0), activity })
     }
 
@@ -190,6 +198,8 @@ struct Run {
     next_key: u64,
     /// Streams whose turn was over before they were.
     again: Vec<u64>,
+    /// Streams that wait for a receive, and until when.
+    held: Vec<(u64, Instant)>,
     /// Streams whose owner is gone.
     lingering: usize,
 }
@@ -307,7 +317,9 @@ impl Run {
     }
 
     fn sleep_for(&self) -> Duration {
-        if self.lingering > 0 { SLICE } else { Duration::from_secs(3600) }
+        let most = if self.lingering > 0 { SLICE } else { Duration::from_secs(3600) };
+        let next = self.held.iter().map(|(_, until)| *until).min();
+        next.map_or(most, |next| next.saturating_duration_since(Instant::now()).min(most))
     }
 
     /// What others have asked for; true when there was something.
@@ -327,12 +339,15 @@ impl Run {
                         }
                     }
                 }
+                Task::Read(link, stream) => {
+                    if let Some(of) = link.stream(stream) {
+                        self.again.push(of.key.load(Ordering::Relaxed));
+                    }
+                }
                 Task::Leave(link, stream) => {
                     if let Some(of) = link.stream(stream) {
                         lock(&of.input).leave(&link, stream);
-                    }
-                    if let Some(key) = self.key(&link, stream) {
-                        self.remove(key);
+                        self.remove(of.key.load(Ordering::Relaxed));
                     }
                 }
                 Task::Watch(link, queue) => self.watch(link, queue),
@@ -357,6 +372,7 @@ impl Run {
         if let Err(e) = epoll::add(&self.epoll, of, epoll::EventData::new_u64(self.next_key), flags) {
             link.fail(format!("waiting for stream {stream}: {}", std::io::Error::from(e)));
         }
+        of.key.store(self.next_key, Ordering::Relaxed);
         self.streams.insert(self.next_key, Served { link, stream, until: None });
     }
 
@@ -379,13 +395,8 @@ impl Run {
         }
     }
 
-    fn key(&self, link: &Arc<Link>, stream: usize) -> Option<u64> {
-        let mut served = self.streams.iter().filter(|(_, s)| s.stream == stream && Arc::ptr_eq(&s.link, link));
-        served.next().map(|(key, _)| *key)
-    }
-
     fn close(&mut self, link: &Arc<Link>, stream: usize, linger: bool) {
-        let Some(key) = self.key(link, stream) else { return };
+        let Some(key) = link.stream(stream).map(|of| of.key.load(Ordering::Relaxed)) else { return };
         let Some(served) = self.streams.get_mut(&key) else { return };
         if linger {
             served.until = Some(Instant::now() + LINGER);
@@ -423,6 +434,7 @@ impl Run {
             return;
         }
         let Some(Served { link, stream, until }) = self.streams.get(&key) else { return self.said(key) };
+        self.held.retain(|(held, _)| *held != key);
         let Some(of) = link.stream(*stream) else { return };
         let mut left = Left::Nothing;
         let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
@@ -441,16 +453,21 @@ impl Run {
                 left = Left::More;
             }
         }
-        if over {
-            self.remove(key);
-        } else if left == Left::More {
-            self.again.push(key);
+        match left {
+            _ if over => self.remove(key),
+            Left::More => self.again.push(key),
+            Left::Held(until) => self.held.push((key, until)),
+            Left::Nothing => {}
         }
     }
 
     /// Streams that have more to do; true when there were some.
     fn turns(&mut self) -> bool {
-        let again = std::mem::take(&mut self.again);
+        let mut again = std::mem::take(&mut self.again);
+        if !self.held.is_empty() {
+            let now = Instant::now();
+            again.extend(self.held.extract_if(.., |(_, until)| *until <= now).map(|(key, _)| key));
+        }
         let any = !again.is_empty();
         for key in again {
             // The end of the stream, if it has come, is read where it is.
