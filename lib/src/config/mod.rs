@@ -172,7 +172,7 @@ config! {
         "Over rails and under NVIDIA's NCCL: threads of a process that read and write its connections.";
     net_chunk: usize = 256 << 10, "TINYNCCL_NET_CHUNK", "bytes, 32K to 4M",
         "Over rails and under NVIDIA's NCCL: largest piece of a message.";
-    net_inline: usize = 16 << 10, "TINYNCCL_NET_INLINE", "bytes, 0 to 32K",
+    net_inline: usize = 32 << 10, "TINYNCCL_NET_INLINE", "bytes, 0 to 32K",
         "Over rails and under NVIDIA's NCCL: largest message that the thread which sends it writes itself (it never waits); longer ones, and those that find the streams busy, are left to the threads of TINYNCCL_NET_THREADS.";
     net_window: usize = 16 << 20, "TINYNCCL_NET_WINDOW", "bytes, 1M to 1G, 4 * TINYNCCL_NET_CHUNK at least",
         "Over rails and under NVIDIA's NCCL: bytes of one tag of a connection that may be under way to receives which are not posted yet, and so the memory that they take at most. All processes must set the same.";

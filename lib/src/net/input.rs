@@ -225,6 +225,7 @@ impl Input {
             let frame = Frame::parse(bytes)?;
             if let (Side::In(incoming), None) = (&link.side, frame.word()) {
                 let Some(target) = self.target(incoming, index, &frame)? else { return Ok(()) };
+                link.requests.begins(frame.total as usize);
                 self.piece = Some((frame, target, 0));
                 self.from += Frame::BYTES;
                 continue;

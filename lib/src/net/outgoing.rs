@@ -143,6 +143,7 @@ impl Outgoing {
         } else {
             len.div_ceil(link.alive().count().max(1)).next_multiple_of(4 << 10).clamp(WHOLE, self.chunk)
         };
+        link.requests.begins(len);
         let mut rdma = len > WHOLE && link.rdma.takes(data, len);
         let mut waits = None;
         {

@@ -13,6 +13,9 @@ use crate::transport::fence;
 pub const MAX_GROUP: usize = 8;
 /// Requests of a connection at once.
 pub const MAX_REQUESTS: usize = 256;
+/// A message for which whoever waits does the threads' work. While those move a longer one, NCCL's thread copies to and
+/// from GPUs.
+const SHORT: usize = 8 << 10;
 
 /// Wakes an owner that sleeps until a request is done or the connection fails. Owners that poll have none.
 #[derive(Debug)]
@@ -45,12 +48,14 @@ impl Alarm {
     }
 }
 
-/// Whether a connection has failed, and why; and its alarm, which rings for that and for requests.
+/// What the requests of a connection share: whether it has failed, and why; its alarm, which rings for that and for
+/// requests; and whether its last message was long.
 #[derive(Debug, Default)]
 pub(super) struct Fate {
     failed: AtomicBool,
     error: OnceLock<Error>,
     alarm: OnceLock<Alarm>,
+    long: AtomicBool,
 }
 
 impl Fate {
@@ -90,7 +95,7 @@ impl Fate {
 pub(super) struct Activity {
     /// Open requests: the threads do not go to sleep while there are any, for some time.
     open: AtomicUsize,
-    /// Threads that sleep all the same, for want of cores: whoever asks for a request does their work.
+    /// Threads that sleep all the same, for want of cores: whoever asks for a short message does their work.
     sleepers: OnceLock<Vec<Weak<Worker>>>,
 }
 
@@ -104,9 +109,8 @@ impl Activity {
         let _ = self.sleepers.set(workers.collect());
     }
 
-    fn attend(&self) {
-        let sleepers = self.sleepers.get().into_iter().flatten();
-        sleepers.filter_map(Weak::upgrade).for_each(|worker| worker.attend());
+    fn sleepers(&self) -> impl Iterator<Item = Arc<Worker>> {
+        self.sleepers.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 }
 
@@ -130,8 +134,8 @@ impl Request {
     /// Why the connection failed before.
     #[inline]
     pub fn test(&self, sizes: &mut [usize; MAX_GROUP]) -> Result<Option<usize>> {
-        if !self.is_done() {
-            self.activity.attend();
+        if !self.is_done() && !self.fate.long.load(Ordering::Relaxed) {
+            self.activity.sleepers().for_each(|worker| worker.attend());
         }
         if !self.is_done() {
             self.fate.check()?;
@@ -171,6 +175,8 @@ impl Request {
 pub(super) struct Requests {
     all: Box<[Request]>,
     next: AtomicUsize,
+    fate: Arc<Fate>,
+    activity: Arc<Activity>,
 }
 
 impl Requests {
@@ -183,7 +189,17 @@ impl Requests {
             fate: fate.clone(),
             activity: activity.clone(),
         };
-        Requests { all: (0..MAX_REQUESTS).map(one).collect(), next: AtomicUsize::new(0) }
+        let all = (0..MAX_REQUESTS).map(one).collect();
+        Requests { all, next: AtomicUsize::new(0), fate: fate.clone(), activity: activity.clone() }
+    }
+
+    /// A message of this length is sent, or begins to come.
+    pub(super) fn begins(&self, len: usize) {
+        let long = len > SHORT;
+        if self.fate.long.load(Ordering::Relaxed) != long && !self.fate.long.swap(long, Ordering::Relaxed) {
+            // From now on without an owner's help.
+            self.activity.sleepers().for_each(|worker| worker.recall());
+        }
     }
 
     /// A free one, with `open` to come and `count` lengths of `size`.

@@ -1,6 +1,6 @@
 //! The threads that read and write the sockets, so that NCCL's own never waits for one. Where a connection's owner
 //! waits for it anyway, it does their work: a handover to a thread and back takes longer than a short message. So does
-//! whoever asks for a request on a host with few cores, where these threads sleep.
+//! whoever asks for a short message on a host with few cores, where these threads sleep.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -242,6 +242,11 @@ impl Worker {
             run.wait(self, Duration::ZERO);
             run.sweep();
         }
+    }
+
+    /// Its own thread does its work again, though an owner has done it a moment ago.
+    pub(super) fn recall(&self) {
+        self.bell.ring();
     }
 
     /// Readable when [`Worker::attend`] has something to do.
