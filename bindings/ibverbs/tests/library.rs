@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
-use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use program_kit::port::Port;
 
 fn library() -> PathBuf {
     let program = std::env::current_exe().expect("this program");
@@ -113,7 +114,8 @@ fn pair(program: &str, arguments: &[&str]) -> Option<String> {
     Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().ok()?;
     let folder = tempfile::tempdir().expect("a folder");
     symlink(library(), folder.path().join("libibverbs.so.1")).expect("a link");
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port().to_string();
+    let held = Port::loopback();
+    let port = held.at.port().to_string();
     let (device, gid) = loopback();
     let command = || {
         // They have no limit of their own.

@@ -3,7 +3,6 @@
 
 pub mod cells;
 pub mod memory;
-pub mod port;
 pub mod values;
 
 use std::time::Duration;

@@ -14,7 +14,7 @@ use tinynccl::config::{PortRange, TransportChoice};
 use tinynccl::transport::Endpoint;
 use tinynccl::{Comm, Config, Error, ReduceOp, Secret};
 
-use super::common::port::Port;
+use program_kit::port::Port;
 
 /// Set for a process that is one rank.
 const ROLE: &str = "TINYNCCL_TEST_ADMISSION";

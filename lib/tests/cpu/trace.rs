@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::port::Port;
 use crate::common::{Fabric, config, run, run_ok};
+use program_kit::port::Port;
 use serde_json::Value;
 use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
 use tinynccl::process_group::ProcessGroup;

@@ -1,7 +1,6 @@
 //! The ways into a group.
 
-use std::net::TcpListener;
-
+use program_kit::port::Port;
 use tinynccl::ReduceOp;
 use tinynccl::bootstrap::Server;
 use tinynccl::process_group::{BackendType, InitOptions, init_process_group};
@@ -26,8 +25,8 @@ fn together(options: impl Fn(usize) -> InitOptions + Sync) {
 
 #[test]
 fn by_address() {
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
-    together(|rank| InitOptions::address("127.0.0.1", port, rank, 3));
+    let port = Port::loopback();
+    together(|rank| InitOptions::address("127.0.0.1", port.at.port(), rank, 3));
 }
 
 #[test]

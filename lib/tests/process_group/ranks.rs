@@ -5,9 +5,9 @@ use std::process::{Child, Command, Stdio};
 use tinynccl::process_group::{BackendType, Device, InitOptions, init_process_group};
 
 use super::common::config;
-use super::common::port::Port;
 use super::place::Site;
 use super::{failures, random, suite};
+use program_kit::port::Port;
 
 /// What a rank is to do.
 const TASK: &str = "TINYNCCL_TEST_TASK";

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use program_kit::port::Port;
 use program_kit::testing::{self, output, refused};
 
 fn program() -> Command {
@@ -42,8 +43,8 @@ fn a_link_of_our_own_carries_the_same_program() {
 
 #[test]
 fn an_environment_like_torchruns_is_enough() {
-    // A free port: bound, then given back.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let held = Port::loopback();
+    let port = held.at.port();
     let ranks: Vec<_> = (0..2)
         .map(|rank| {
             std::thread::spawn(move || {

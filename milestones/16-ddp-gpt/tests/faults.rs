@@ -1,11 +1,11 @@
 //! A rank is killed or stopped in the middle of training: the others end with an error that names it.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use program_kit::port::Port;
 use tinynccl::Config;
 use tinynccl::bootstrap::{Server, UniqueId};
 
@@ -103,9 +103,9 @@ fn lose(victim: usize, signal: i32, transport: &str, rank0_hosts: bool) {
     let folder = tempfile::tempdir().unwrap();
     let server =
         (!rank0_hosts).then(|| Server::start("127.0.0.1:0".parse().unwrap(), RANKS, &Config::default()).unwrap());
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = Port::loopback();
     let id = server.as_ref().map(Server::unique_id);
-    let meeting = id.as_ref().map_or(Meeting::Address(port), Meeting::Store);
+    let meeting = id.as_ref().map_or(Meeting::Address(port.at.port()), Meeting::Store);
     let mut job = Job::start(folder.path(), &meeting, transport);
     let mut out = job.wait_for_training();
     // Nobody may block on a full pipe.

@@ -11,6 +11,7 @@
 //! testing    a program as its user starts it, in a test
 //! again      a test's own program, once more for each of its processes
 //! nodes      network namespaces as nodes of a test
+//! port       a port that a program of a test will have
 //! ```
 
 pub mod again;
@@ -18,6 +19,7 @@ pub mod end;
 pub mod machine;
 pub mod nodes;
 pub mod output;
+pub mod port;
 pub mod process;
 pub mod size;
 pub mod source;

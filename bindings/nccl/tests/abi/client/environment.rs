@@ -1,6 +1,7 @@
 //! NCCL's variables.
 
 use nccl::abi::UniqueId;
+use program_kit::port::Port;
 
 use super::apart::{rank as process, role, wait};
 use super::functions::*;
@@ -10,11 +11,6 @@ fn version() -> i32 {
     let mut version = 0;
     ok(ncclGetVersion(&mut version));
     version
-}
-
-/// A port that was free just now, in all processes' agreement.
-fn free_address() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 apart! {
@@ -60,7 +56,8 @@ apart! {
             return;
         }
         let name = concat!(module_path!(), "::ranks_meet_at_an_address");
-        let address = free_address();
+        let port = Port::loopback();
+        let address = port.at.to_string();
         let ranks: Vec<_> = (0..3).map(|rank| process(name, rank, 3, "", &[("NCCL_COMM_ID", &address)])).collect();
         for (rank, child) in ranks.into_iter().enumerate() {
             let output = wait(child);
