@@ -1,0 +1,146 @@
+//! One collective on all ranks, element by element.
+
+use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr, ValidAsZeroBits};
+use half::{bf16, f16};
+use tinynccl::comm::RawCall;
+use tinynccl::cuda::{Choice, Path, Protocol};
+use tinynccl::wire::Collective;
+use tinynccl::{Call, Element, F8E4M3, F8E5M2, ReduceOp};
+
+use super::Rank;
+
+/// Elements whose reductions are exact: small whole numbers.
+pub(super) trait Exact: Element + DeviceRepr + ValidAsZeroBits {
+    fn of(value: i64) -> Self;
+    /// `sum / n` as this type computes it.
+    fn quotient(sum: i64, n: i64) -> Self;
+}
+macro_rules! exact {
+    ($($t:ty: $of:expr, $quotient:expr;)*) => {$(
+        impl Exact for $t {
+            fn of(value: i64) -> Self { ($of)(value) }
+            fn quotient(sum: i64, n: i64) -> Self { ($quotient)(sum, n) }
+        }
+    )*};
+}
+exact! {
+    f32: |v| v as f32, |s, n| s as f32 / n as f32;
+    f64: |v| v as f64, |s, n| s as f64 / n as f64;
+    f16: |v| f16::from_f32(v as f32), |s, n| f16::from_f32(s as f32 / n as f32);
+    bf16: |v| bf16::from_f32(v as f32), |s, n| bf16::from_f32(s as f32 / n as f32);
+    i8: |v| v as i8, |s, n| s as i8 / n as i8;
+    u8: |v| v as u8, |s, n| s as u8 / n as u8;
+    i32: |v| v as i32, |s, n| (s / n) as i32;
+    u32: |v| v as u32, |s, n| (s / n) as u32;
+    i64: |v| v, |s, n| s / n;
+    u64: |v| v as u64, |s, n| (s / n) as u64;
+    i16: |v| v as i16, |s, n| (s / n) as i16;
+    u16: |v| v as u16, |s, n| (s / n) as u16;
+    F8E4M3: |v| F8E4M3::from_f32(v as f32), |s, n| F8E4M3::from_f32(s as f32 / n as f32);
+    F8E5M2: |v| F8E5M2::from_f32(v as f32), |s, n| F8E5M2::from_f32(s as f32 / n as f32);
+}
+
+/// Element `i` of rank `rank`'s input: 1 or 2, so that products of 8 ranks fit every type.
+pub(super) fn value(rank: usize, i: usize) -> i64 {
+    1 + ((i * 7 + rank * 3 + i / 5 + (i * rank) / 3) % 2) as i64
+}
+
+pub(super) fn reduced<T: Exact>(op: ReduceOp, n: usize, i: usize) -> T {
+    let values = (0..n).map(|rank| value(rank, i));
+    match op {
+        ReduceOp::Sum => T::of(values.sum()),
+        ReduceOp::Prod => T::of(values.product()),
+        ReduceOp::Min => T::of(values.min().unwrap()),
+        ReduceOp::Max => T::of(values.max().unwrap()),
+        ReduceOp::Avg => T::quotient(values.sum(), n as i64),
+        ReduceOp::BitAnd => T::of(values.fold(-1, |a, b| a & b)),
+        ReduceOp::BitOr => T::of(values.fold(0, |a, b| a | b)),
+        ReduceOp::BitXor => T::of(values.fold(0, |a, b| a ^ b)),
+    }
+}
+
+/// Guard elements around an output.
+pub(super) const GUARD: usize = 37;
+
+/// Runs one collective on all ranks from this thread and checks every element, and those around the output.
+pub(super) fn check<T: Exact>(
+    ranks: &[Rank],
+    collective: Collective,
+    op: ReduceOp,
+    count: usize,
+    shift: usize,
+    choice: Choice,
+    in_place: bool,
+) {
+    let n = ranks.len();
+    let root = count % n;
+    let (in_len, out_len) = match collective {
+        Collective::AllGather => (count, n * count),
+        Collective::ReduceScatter => (n * count, count),
+        Collective::AllToAll => (n * count, n * count),
+        _ => (count, count),
+    };
+    let mut memory: Vec<(CudaSlice<T>, CudaSlice<T>)> = Vec::new();
+    for (rank, r) in ranks.iter().enumerate() {
+        let mut input = vec![T::of(9); shift];
+        input.extend((0..in_len).map(|i| T::of(value(rank, i))));
+        let mut output = vec![T::of(5); out_len + 2 * GUARD + shift];
+        if in_place {
+            output[GUARD + shift..][..in_len].copy_from_slice(&input[shift..]);
+        }
+        memory.push((r.stream.clone_htod(&input).unwrap(), r.stream.clone_htod(&output).unwrap()));
+    }
+    for (r, (input, output)) in ranks.iter().zip(&memory) {
+        let size = size_of::<T>() as u64;
+        let to = output.device_ptr(&r.stream).0 + (GUARD + shift) as u64 * size;
+        let from = if in_place { to } else { input.device_ptr(&r.stream).0 + shift as u64 * size };
+        let call = RawCall::on_device(Call::new(collective, T::DTYPE, op, root, count), from, to);
+        // SAFETY: the buffers have the lengths of the collective and live until the streams are waited for.
+        unsafe { r.comm.enqueue_as(&r.stream, &call, choice) }.unwrap();
+    }
+    let what = |rank: usize| {
+        format!(
+            "{collective} of {count} {}, {op}, {choice:?}, shift {shift}, in place {in_place}, rank {rank}",
+            T::DTYPE
+        )
+    };
+    for (rank, (r, (_, output))) in ranks.iter().zip(&memory).enumerate() {
+        r.comm.synchronize().unwrap_or_else(|e| panic!("{}: {e}", what(rank)));
+        let got = r.stream.clone_dtoh(output).unwrap();
+        let (before, rest) = got.split_at(GUARD + shift);
+        let (got, behind) = rest.split_at(out_len);
+        assert!(before.iter().chain(behind).all(|&x| x == T::of(5)), "{}: wrote beside its output", what(rank));
+        for (i, &got) in got.iter().enumerate() {
+            let expected = match collective {
+                Collective::AllReduce => reduced::<T>(op, n, i),
+                Collective::ReduceScatter => reduced::<T>(op, n, rank * count + i),
+                Collective::Reduce if rank == root => reduced::<T>(op, n, i),
+                Collective::Reduce if in_place => T::of(value(rank, i)),
+                Collective::Reduce => T::of(5),
+                Collective::Broadcast => T::of(value(root, i)),
+                Collective::AllGather => T::of(value(i / count, i % count)),
+                _ => T::of(value(i / count, rank * count + i % count)),
+            };
+            assert_eq!(got, expected, "{}, element {i}", what(rank));
+        }
+    }
+}
+
+/// Every way that a collective of so many bytes can be carried out, with few and with many blocks.
+pub(super) fn choices(ranks: &[Rank], collective: Collective, bytes: usize, blocks: &[u32]) -> Vec<Choice> {
+    let chosen = ranks[0].comm.choice(collective, bytes);
+    let mut all = vec![chosen];
+    if ranks[0].comm.path() == Path::Hosted {
+        return all;
+    }
+    for protocol in [Protocol::OneShot, Protocol::TwoShot, Protocol::OneShot128, Protocol::TwoShot128, Protocol::Simple]
+    {
+        for &blocks in blocks {
+            let choice = Choice { protocol, blocks };
+            if ranks[0].comm.fits(collective, choice, bytes) {
+                all.push(choice);
+            }
+        }
+    }
+    all
+}
