@@ -208,6 +208,6 @@ impl Blocked<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 #[cfg(test)]
 mod zero_copy_tests;

@@ -16,7 +16,7 @@ use crate::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions, LinkPair, Rec
 use crate::wire::{Algorithm, Collective};
 
 /// A rank without a communicator.
-pub(super) struct Alone {
+pub(crate) struct Alone {
     bell: Arc<Doorbell>,
     /// The ranks whose messages were found without a wake-up.
     late: RefCell<Vec<usize>>,
@@ -25,7 +25,7 @@ pub(super) struct Alone {
 }
 
 impl Alone {
-    pub(super) fn new(bell: Arc<Doorbell>) -> Alone {
+    pub(crate) fn new(bell: Arc<Doorbell>) -> Alone {
         Alone { bell, late: RefCell::default(), asleep: RefCell::new(Box::new(|| {})) }
     }
 }

@@ -10,51 +10,17 @@ use super::run::run;
 use super::task::Plan;
 use super::turn::Outcome;
 use crate::algorithm::Shape;
+use crate::doorbell::Doorbell;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
-use crate::executor::{Buffers, Supervisor, WaitPolicy};
+use crate::executor::tests::Alone;
+use crate::executor::{Buffers, WaitPolicy};
 use crate::reduce;
 use crate::transport::mapping::Mapping;
 use crate::wire::{Algorithm, Collective, Header};
 
 const SLOT: usize = 1 << 10;
 const STAGE: usize = 4 << 10;
-
-/// Errors come as they are.
-struct Alone;
-
-impl Supervisor for Alone {
-    fn failure(&self) -> Option<Error> {
-        None
-    }
-    fn has_failed(&self) -> bool {
-        false
-    }
-    fn doorbell(&self) -> i32 {
-        -1
-    }
-    fn silence(&self) {}
-    fn woke_late(&self, _: usize, _: Duration) {}
-    fn waiting_on(&self, _: Option<usize>) {}
-    fn timed_out(&self, _: &Header, peers: &[usize], _: Duration) -> Error {
-        Error::invalid("test", format!("timed out waiting for {peers:?}"))
-    }
-    fn explain(&self, _: &Header, error: Error) -> Error {
-        error
-    }
-    fn has_left(&self, _: usize) -> bool {
-        false
-    }
-    fn left(&self, _: &Header, peer: usize) -> Error {
-        Error::invalid("test", format!("rank {peer} left"))
-    }
-    fn interrupted(&self, header: &Header) -> Error {
-        Error::invalid("test", format!("{header} was interrupted"))
-    }
-    fn mismatch(&self, _: usize, ours: Header, theirs: Header) -> Error {
-        Error::invalid("test", format!("{ours} and {theirs}"))
-    }
-}
 
 /// A broadcast of `count` words from rank 0.
 fn broadcast(board: &mut Board, algorithm: Algorithm, data: &mut [u64]) -> Result<Outcome> {
@@ -77,8 +43,9 @@ fn broadcast(board: &mut Board, algorithm: Algorithm, data: &mut [u64]) -> Resul
     let policy =
         WaitPolicy { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_millis(100) };
     let buffers = Buffers { input: data.as_ptr().cast(), output: data.as_mut_ptr().cast() };
+    let alone = Alone::new(Doorbell::new().unwrap());
     // SAFETY: the buffer holds `count` words and is ours.
-    unsafe { run(board, &Registry::default(), &plan, header, buffers, &Alone, &policy, None) }
+    unsafe { run(board, &Registry::default(), &plan, header, buffers, &alone, &policy, None) }
 }
 
 /// Rank 0 broadcasts, `bit` of what it wrote at `offset` flips, rank 1 receives.
