@@ -135,7 +135,7 @@ impl Incoming {
     }
 
     /// Where a piece goes. `None`: `stream` waits for its receive, as the rest of the piece is in the kernel; but not
-    /// where somebody waits for what may be behind it.
+    /// while a receive of another tag waits, whose message may be behind.
     pub(super) fn target(&self, frame: &Frame, stream: Option<usize>) -> Result<Option<Target>, String> {
         let len = frame.len as usize;
         let mut tags = lock(&self.tags);

@@ -13,8 +13,8 @@ use crate::transport::fence;
 pub const MAX_GROUP: usize = 8;
 /// Requests of a connection at once.
 pub const MAX_REQUESTS: usize = 256;
-/// A message for which whoever waits does the threads' work. While those move a longer one, NCCL's thread copies to and
-/// from GPUs.
+/// The longest message for which the thread that asks does the work of `worker`'s. During a longer one NCCL's thread
+/// copies to and from GPUs instead.
 const SHORT: usize = 8 << 10;
 
 /// Wakes an owner that sleeps until a request is done or the connection fails. Owners that poll have none.
@@ -95,7 +95,7 @@ impl Fate {
 pub(super) struct Activity {
     /// Open requests: the threads do not go to sleep while there are any, for some time.
     open: AtomicUsize,
-    /// Threads that sleep all the same, for want of cores: whoever asks for a short message does their work.
+    /// Threads that sleep all the same, for want of cores: a thread that asks for a short message does their work.
     sleepers: OnceLock<Vec<Weak<Worker>>>,
 }
 

@@ -1,6 +1,6 @@
 //! The threads that read and write the sockets, so that NCCL's own never waits for one. Where a connection's owner
-//! waits for it anyway, it does their work: a handover to a thread and back takes longer than a short message. So does
-//! whoever asks for a short message on a host with few cores, where these threads sleep.
+//! waits for it anyway, it does their work: a handover to a thread and back takes longer than a short message. On a
+//! host with few cores, where these threads sleep, so does a thread that asks for a short message.
 
 use std::collections::HashMap;
 use std::fmt;
