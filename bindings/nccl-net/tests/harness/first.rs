@@ -101,7 +101,9 @@ fn the_books_first_plugin_moves_every_byte() {
         let (mut tag, mut handle, mut request) = (0, ptr::null_mut(), ptr::null_mut());
         ok((table.irecv)(recv, 1, &mut at, &mut len, &mut tag, &mut handle, &mut request));
         ok((table.close_send)(send));
-        assert_eq!((table.test)(request, &mut 0, ptr::null_mut()), Status::SystemError);
+        // A process that another test starts has a copy of the socket until it executes its program.
+        let test = || Some((table.test)(request, &mut 0, ptr::null_mut())).filter(|status| *status != Status::Success);
+        assert_eq!(until("the end of the connection", test), Status::SystemError);
         ok((table.close_recv)(recv));
     }
 }
