@@ -101,9 +101,9 @@ fn check_device(dev: c_int) -> Result<(), Fault> {
 }
 
 pub(crate) fn init(to: Option<Logger>) -> Status {
-    logger::set(to);
     run("init", || {
         let mut state = state();
+        logger::set(to);
         if let Some(state) = &mut *state {
             state.users += 1;
             return Ok(());
@@ -129,9 +129,12 @@ pub(crate) unsafe extern "C" fn finalize(_ctx: *mut c_void) -> Status {
         }
         Ok(())
     });
-    // Its threads end, without the lock: what they log goes to NCCL for the last time.
+    // Its threads end, without the lock: what they log goes to NCCL, for the last time if no init came meanwhile.
     if last.take().is_some() {
-        logger::set(None);
+        let state = state();
+        if state.is_none() {
+            logger::set(None);
+        }
     }
     status
 }

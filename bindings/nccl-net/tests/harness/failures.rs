@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::ptr;
+use std::sync::Barrier;
 
 use nccl_net_tinynccl::abi::Status;
 
@@ -113,6 +115,27 @@ fn a_text_that_is_no_handle_is_refused() {
     assert_eq!(api.try_connect(&mut [7; 128]), Err(Status::InvalidUsage));
     assert!(LOG.lock().unwrap().contains("expected a handle of this plugin"));
     api.finalize();
+}
+
+/// The log of a communicator that is made while the last one ends goes to NCCL.
+#[test]
+fn a_communicator_that_comes_while_the_last_one_goes_is_logged() {
+    const TIMES: usize = 100;
+    for _ in 0..TIMES {
+        let (first, both) = (Api::init(12), Barrier::new(2));
+        let second = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                first.finalize();
+            });
+            both.wait();
+            Api::init(12)
+        });
+        assert_eq!(second.try_accept(ptr::null_mut()), Err(Status::InvalidArgument));
+        second.finalize();
+    }
+    let log = LOG.lock().unwrap().clone();
+    assert_eq!(log.matches("listenComm is NULL").count(), TIMES);
 }
 
 #[test]
