@@ -35,8 +35,9 @@ over_net() {
     shift 3
     log=$out/$way.$program.$case.log
     # For the ranks alone, not for mpirun.
-    timeout -k 5 90 mpirun -n 2 --bind-to none env "CORES=${cores-}" bash -c "$on_cores" rank env "LD_PRELOAD=$nccl" NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_DEBUG=INFO \
-        NCCL_DEBUG_SUBSYS=INIT,NET "${with[@]}" "$folder/${program}_perf" "$@" -c 1 >"$log" 2>&1 </dev/null || status=$?
+    timeout -k 5 90 mpirun -n 2 --bind-to none env "CORES=${cores-}" bash -c "$on_cores" rank env "LD_PRELOAD=$nccl" \
+        NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET "${with[@]}" \
+        "$folder/${program}_perf" "$@" -c 1 >"$log" 2>&1 </dev/null || status=$?
     python3 "$here/nccl/nccl_tests_rows.py" "$log" "$out" "$way" "$program" "$case" two "$status" \
         "$(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $begin }")"
 }

@@ -11,10 +11,10 @@
 //! stream of the connection is free. So a faster way carries more without being measured, and pieces need no order: the
 //! receiver reads each one from the kernel to its place in the posted buffer.
 //!
-//! A long piece whose receive is not posted yet stays in the kernel for up to a millisecond, unless a receive of another
-//! tag waits: then, like a short one, it is kept in memory of the receiver's. For each tag the sender counts the
-//! bytes that the receiver has not reported as placed, and stops at a window. Therefore that memory is bounded, and a
-//! tag without receives holds no other tag up. The receiver reports a quarter of the window at a time, so small
+//! A long piece whose receive is not posted yet stays in the kernel for up to a millisecond, unless a receive of
+//! another tag waits: then, like a short one, it is kept in memory of the receiver's. For each tag the sender counts
+//! the bytes that the receiver has not reported as placed, and stops at a window. Therefore that memory is bounded, and
+//! a tag without receives holds no other tag up. The receiver reports a quarter of the window at a time, so small
 //! messages cause no traffic in the other direction.
 //!
 //! # Several rails
