@@ -4,7 +4,7 @@
 # peer access and shared memory are forbidden, so that every byte crosses the network.
 #
 #   scripts/nccl-net.sh [-i INTERFACE] [-r ROUNDS] [-l PLUGIN] [-p PROGRAMS] [-b THREADS:SOCKETS] [-v NAME:SETTING,...]
-#                       [-s SIZES] [-c CORES] FOLDER NCCL OUT
+#                       [-s SIZES] [-c CORES] [-m] FOLDER NCCL OUT
 #   scripts/nccl-net.sh nccl-tests/build .../libnccl.so.2 out/nccl-net
 #
 # FOLDER holds nccl-tests' programs (make MPI=1), NCCL is NVIDIA's library. OUT gets a log per run, runs.csv and
@@ -18,6 +18,7 @@
 #   -s  smallest and largest message of all_reduce and the factor between, default 8:128M:2; the other programs have
 #       1K to 64M
 #   -c  cores that each process may use, default all
+#   -m  over NCCL's shared memory, too: what NCCL and the GPUs take where there is no network
 # Prints NCCL's lines that name the plugin, and medians with ratios. Exit code: 0; 1 if a run failed, had wrong values or
 # did not go the way it should; 77 where something that it needs is not here.
 set -u -o pipefail
@@ -26,10 +27,11 @@ interface='' cores='' rounds=3 plugin=$here/../target/release/libnccl_net_tinync
 programs=broadcast,all_gather,reduce_scatter,sendrecv,alltoall
 ways=(Socket SocketThreads tinynccl) more=()
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "$0" >&2; exit 2; }
-while getopts i:r:l:p:b:v:s:c: option; do
+while getopts i:r:l:p:b:v:s:c:m option; do
     case $option in
         i) interface=$OPTARG ;; r) rounds=$OPTARG ;; l) plugin=$OPTARG ;; p) programs=${OPTARG#-} ;; b) best=$OPTARG ;;
-        v) ways+=("${OPTARG%%:*}") more+=("$OPTARG") ;; s) sizes=$OPTARG ;; c) cores=$OPTARG ;; *) usage ;;
+        v) ways+=("${OPTARG%%:*}") more+=("$OPTARG") ;; s) sizes=$OPTARG ;; c) cores=$OPTARG ;; m) ways+=(SharedMemory) ;;
+        *) usage ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -54,6 +56,7 @@ one_run() {
             with+=(NCCL_NET=Socket NCCL_NET_PLUGIN=none "NCCL_SOCKET_NTHREADS=${best%:*}" "NCCL_NSOCKS_PERTHREAD=${best#*:}")
             line='via NET/Socket/'
             ;;
+        SharedMemory) with+=(NCCL_SHM_DISABLE=0 NCCL_NET_PLUGIN=none) line='via SHM/' ;;
         *)
             with+=(NCCL_NET_PLUGIN=tinynccl "LD_LIBRARY_PATH=$(realpath "$out")/lib:${LD_LIBRARY_PATH-}") line='via NET/tinynccl/'
             local named

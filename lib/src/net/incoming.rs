@@ -64,12 +64,17 @@ struct Tag {
     reported: u64,
 }
 
+#[derive(Debug, Default)]
+struct Tags {
+    all: HashMap<i32, Tag>,
+    /// Streams that wait for a receive.
+    held: Vec<usize>,
+}
+
 /// What is posted, and what came too early.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    tags: Mutex<HashMap<i32, Tag>>,
-    /// Streams that wait for a receive; added and taken under the lock of `tags`.
-    held: Mutex<Vec<usize>>,
+    tags: Mutex<Tags>,
     /// Receives that the sender was told of, by what it calls them.
     rooms: Mutex<HashMap<u16, Arc<Entry>>>,
     reports: Outbox,
@@ -79,13 +84,7 @@ pub(super) struct Incoming {
 impl Incoming {
     pub(super) fn new(config: &Config) -> Incoming {
         let window = config.net_window as u64;
-        Incoming {
-            tags: Mutex::default(),
-            held: Mutex::default(),
-            rooms: Mutex::default(),
-            reports: Outbox::default(),
-            window,
-        }
+        Incoming { tags: Mutex::default(), rooms: Mutex::default(), reports: Outbox::default(), window }
     }
 
     /// Posts the receives of a group.
@@ -93,8 +92,8 @@ impl Incoming {
         for (place, &(data, room, tag)) in group.iter().enumerate() {
             let (entry, early, expected, held) = {
                 let mut tags = lock(&self.tags);
-                let held = std::mem::take(&mut *lock(&self.held));
-                let known = tags.entry(tag).or_default();
+                let held = std::mem::take(&mut tags.held);
+                let known = tags.of(tag);
                 known.late = false;
                 let number = known.first + known.posted.len() as u64;
                 let (got, total) = (AtomicUsize::new(0), AtomicUsize::new(UNKNOWN));
@@ -139,7 +138,7 @@ impl Incoming {
     pub(super) fn target(&self, frame: &Frame, stream: Option<usize>) -> Result<Option<Target>, String> {
         let len = frame.len as usize;
         let mut tags = lock(&self.tags);
-        let known = known(&mut tags, frame.tag)?;
+        let known = tags.named(frame.tag)?;
         if let Some(entry) = known.find(frame.number)? {
             entry.check(frame.tag, frame.total)?;
             return Ok(Some(Target::Posted(entry)));
@@ -147,15 +146,14 @@ impl Incoming {
         let late = known.late;
         if let Some(stream) = stream
             && !late
-            && !tags.iter().any(|(tag, other)| *tag != frame.tag && !other.posted.is_empty())
+            && !tags.all.iter().any(|(tag, other)| *tag != frame.tag && !other.posted.is_empty())
         {
-            let mut held = lock(&self.held);
-            if !held.contains(&stream) {
-                held.push(stream);
+            if !tags.held.contains(&stream) {
+                tags.held.push(stream);
             }
             return Ok(None);
         }
-        let known = tags.entry(frame.tag).or_default();
+        let known = tags.of(frame.tag);
         known.held += charge(len);
         if known.held > self.window {
             let (tag, window) = (frame.tag, self.window);
@@ -168,7 +166,7 @@ impl Incoming {
 
     /// A piece has waited for its receive, and it has not come.
     pub(super) fn is_late(&self, tag: i32) {
-        lock(&self.tags).entry(tag).or_default().late = true;
+        lock(&self.tags).of(tag).late = true;
     }
 
     /// A piece is read.
@@ -182,7 +180,7 @@ impl Incoming {
         };
         let entry = {
             let mut tags = lock(&self.tags);
-            let known = tags.entry(frame.tag).or_default();
+            let known = tags.of(frame.tag);
             match known.find(frame.number)? {
                 Some(entry) => {
                     known.held -= charge(data.len());
@@ -204,7 +202,7 @@ impl Incoming {
         let mut report = false;
         {
             let mut tags = lock(&self.tags);
-            let known = tags.entry(frame.tag).or_default();
+            let known = tags.of(frame.tag);
             known.placed += charge(len);
             known.long &= entry.total.load(Ordering::Relaxed) > WHOLE;
             if known.placed - known.reported >= self.window / 4 {
@@ -247,14 +245,14 @@ impl Incoming {
     /// The same of all that is posted and did not begin to arrive: there is a queue pair more, or some words are lost.
     pub(super) fn tell_rooms(&self, link: &Arc<Link>) {
         let tags = lock(&self.tags);
-        let posted = tags.values().flat_map(|tag| tag.posted.iter().flatten());
+        let posted = tags.all.values().flat_map(|tag| tag.posted.iter().flatten());
         posted.filter(|entry| entry.got.load(Ordering::Relaxed) == 0).for_each(|entry| self.tell(link, entry));
     }
 
     /// The sender's message of this length waits until it is told where it goes.
     pub(super) fn waits(&self, link: &Arc<Link>, frame: &Frame) -> Result<(), String> {
         let mut tags = lock(&self.tags);
-        let known = known(&mut tags, frame.tag)?;
+        let known = tags.named(frame.tag)?;
         known.long = true;
         match known.find(frame.number) {
             Ok(Some(entry)) => {
@@ -278,7 +276,7 @@ impl Incoming {
         let entry = lock(&self.rooms).get(&id).cloned();
         let entry = entry.ok_or_else(|| format!("expected a piece for a posted receive, got one for {id}"))?;
         if entry.add(len, last.then_some(index * rdma::PIECE + len)) {
-            if let Some(known) = lock(&self.tags).get_mut(&entry.tag) {
+            if let Some(known) = lock(&self.tags).all.get_mut(&entry.tag) {
                 known.received(entry.number);
             }
             self.finish(link, &entry);
@@ -289,13 +287,13 @@ impl Incoming {
     /// Reports all again: a lost stream may have had some.
     pub(super) fn report_again(&self) {
         let tags = lock(&self.tags);
-        let placed = tags.iter().filter(|(_, tag)| tag.placed > 0);
+        let placed = tags.all.iter().filter(|(_, tag)| tag.placed > 0);
         self.reports.put(placed.map(|(tag, known)| Frame::say(Word::Placed, *tag, known.placed)));
     }
 
     /// A piece that began to come will not come any more.
     pub(super) fn forget(&self, frame: &Frame, target: &Target) {
-        if let (Target::Early(_), Some(tag)) = (target, lock(&self.tags).get_mut(&frame.tag)) {
+        if let (Target::Early(_), Some(tag)) = (target, lock(&self.tags).all.get_mut(&frame.tag)) {
             tag.held -= charge(frame.len as usize);
         }
     }
@@ -306,12 +304,18 @@ impl Incoming {
     }
 }
 
-/// A tag that the peer names.
-fn known(tags: &mut HashMap<i32, Tag>, tag: i32) -> Result<&mut Tag, String> {
-    if tags.len() >= MAX_TAGS && !tags.contains_key(&tag) {
-        return Err(format!("expected at most {MAX_TAGS} tags"));
+impl Tags {
+    fn of(&mut self, tag: i32) -> &mut Tag {
+        self.all.entry(tag).or_default()
     }
-    Ok(tags.entry(tag).or_default())
+
+    /// A tag that the peer names.
+    fn named(&mut self, tag: i32) -> Result<&mut Tag, String> {
+        if self.all.len() >= MAX_TAGS && !self.all.contains_key(&tag) {
+            return Err(format!("expected at most {MAX_TAGS} tags"));
+        }
+        Ok(self.of(tag))
+    }
 }
 
 impl Entry {

@@ -49,6 +49,12 @@ pub(super) enum Side {
     In(Incoming),
 }
 
+impl Side {
+    fn receives(&self) -> bool {
+        matches!(self, Side::In(_))
+    }
+}
+
 /// A connection, shared by its owner and the threads that serve its streams.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -58,7 +64,6 @@ pub(super) struct Link {
     pub(super) side: Side,
     pub(super) requests: Requests,
     ways: Ways,
-    fate: Arc<Fate>,
     closed: AtomicBool,
     /// The stream that is woken next.
     next: AtomicUsize,
@@ -77,20 +82,19 @@ impl Link {
         side: Side,
         (workers, devices): (&Workers, Option<Arc<Devices>>),
     ) -> Result<Arc<Link>> {
-        let fate = Arc::new(Fate::default());
         let count = sockets.len();
+        let receives = side.receives();
         let streams: Vec<OnceLock<Stream>> = sockets
             .into_iter()
-            .map(|socket| OnceLock::from(Stream::new(socket, State::Alive, workers.next())))
+            .map(|socket| OnceLock::from(Stream::new(socket, State::Alive, workers.next(receives))))
             .collect();
         let spare = std::iter::repeat_with(OnceLock::new).take(if ways.several { SPARE } else { 0 });
         let link = Arc::new(Link {
             name,
             streams: streams.into_iter().chain(spare).collect(),
             side,
-            requests: Requests::new(&fate, workers.activity()),
+            requests: Requests::new(workers.activity()),
             ways,
-            fate,
             closed: AtomicBool::new(false),
             next: AtomicUsize::new(0),
             words: Outbox::default(),
@@ -107,7 +111,7 @@ impl Link {
     pub(super) fn add(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> bool {
         let Some(place) = self.streams.get(index) else { return false };
         let state = if let Side::Out(_) = self.side { State::Alive } else { State::New };
-        let stream = Stream::new(socket, state, workers.next());
+        let stream = Stream::new(socket, state, workers.next(self.side.receives()));
         if let Side::Out(_) = self.side {
             // The peer knows nothing of the stream before it hears this.
             let card = self.rdma.offer(self, index, &stream);
@@ -155,7 +159,7 @@ impl Link {
 
     /// Whether it has failed, and what its owner is woken by.
     pub(super) fn fate(&self) -> &Fate {
-        &self.fate
+        self.requests.fate()
     }
 
     #[inline]
@@ -185,7 +189,7 @@ impl Link {
 
     /// Whether nothing comes of it any more.
     pub(super) fn is_over(&self) -> bool {
-        self.is_closed() || self.fate.check().is_err()
+        self.is_closed() || self.fate().check().is_err()
     }
 
     /// Has a stream's thread look for something to send.
@@ -240,7 +244,7 @@ impl Link {
         if self.is_closed() {
             return;
         }
-        if self.fate.seal(self.error(detail)) {
+        if self.fate().seal(self.error(detail)) {
             self.streams().for_each(|(_, stream)| stream.shut(Shutdown::Both));
         }
     }
@@ -264,7 +268,7 @@ impl Link {
         self.restate();
         if self.alive().next().is_none() && !self.is_closed() {
             let who = if self.relayed() { "the peer or a relay" } else { "the peer" };
-            self.fate.seal(self.error(format!("{who} closed it; {}", self.elsewhere())));
+            self.fate().seal(self.error(format!("{who} closed it; {}", self.elsewhere())));
         }
     }
 
@@ -340,7 +344,7 @@ impl Link {
 
     /// The sender waits for the acknowledgement of what the owner has: a message is here before it is written.
     fn acknowledge(self: &Arc<Link>) {
-        if !self.several() || matches!(self.side, Side::Out(_)) {
+        if !self.several() || !self.side.receives() {
             return;
         }
         for (index, stream) in self.alive() {
@@ -399,7 +403,7 @@ impl Sender {
     /// # Safety
     /// As there.
     pub(super) unsafe fn post(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<usize>> {
-        self.link.fate.check()?;
+        self.link.fate().check()?;
         let Side::Out(outgoing) = &self.link.side else { return Ok(None) };
         // An empty message is open, too: until its frame is sent.
         let Some(slot) = self.link.requests.take(len.max(1), 1, len) else { return Ok(None) };
@@ -439,7 +443,7 @@ impl Receiver {
         // SAFETY: by the caller.
         let request = unsafe { self.post(group) }.and_then(|slot| self.link.requests.get(slot));
         if request.is_some_and(|r| !r.is_done()) {
-            self.link.fate.check()?;
+            self.link.fate().check()?;
         }
         Ok(request)
     }

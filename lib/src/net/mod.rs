@@ -41,7 +41,9 @@
 //! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
 //! | `output`, `input` | pieces and words to a stream, and from it |
 //! | `frame`, `outbox`, `request`, `worker` | the bytes before a piece, words that any stream takes, what is posted, the threads |
+//! | `crowd` | whether a thread that spins shares its core |
 
+mod crowd;
 mod dial;
 mod door;
 mod frame;
@@ -130,7 +132,7 @@ impl Net {
         let rails = Rails::default();
         let devices = Devices::open(config)?;
         if let Some(devices) = &devices {
-            workers.next().push(Task::Hear(devices.clone()));
+            workers.next(true).push(Task::Hear(devices.clone()));
         }
         let config = config.clone();
         let inner = Arc::new(Inner { config, ports, others, host, sockets, workers, rails, relays, devices });

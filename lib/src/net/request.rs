@@ -180,7 +180,8 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    pub(super) fn new(fate: &Arc<Fate>, activity: &Arc<Activity>) -> Requests {
+    pub(super) fn new(activity: &Arc<Activity>) -> Requests {
+        let fate = Arc::new(Fate::default());
         let one = |_| Request {
             busy: AtomicBool::new(false),
             open: AtomicUsize::new(0),
@@ -190,7 +191,11 @@ impl Requests {
             activity: activity.clone(),
         };
         let all = (0..MAX_REQUESTS).map(one).collect();
-        Requests { all, next: AtomicUsize::new(0), fate: fate.clone(), activity: activity.clone() }
+        Requests { all, next: AtomicUsize::new(0), fate, activity: activity.clone() }
+    }
+
+    pub(super) fn fate(&self) -> &Fate {
+        &self.fate
     }
 
     /// A message of this length is sent, or begins to come.
@@ -212,16 +217,15 @@ impl Requests {
         let request = self.all.get(free)?;
         request.count.store(count, Ordering::Relaxed);
         request.sizes.iter().take(count).for_each(|s| s.store(size, Ordering::Relaxed));
-        request.activity.open.fetch_add(1, Ordering::Relaxed);
+        self.activity.open.fetch_add(1, Ordering::Relaxed);
         request.open.store(open, Ordering::Release);
         Some(free)
     }
 
     /// The connection is closed, and no thread serves it any more: what is open stays so.
     pub(super) fn abandon(&self) {
-        for request in self.all.iter().filter(|r| !r.is_done()) {
-            request.activity.open.fetch_sub(1, Ordering::Relaxed);
-        }
+        let open = self.all.iter().filter(|r| !r.is_done()).count();
+        self.activity.open.fetch_sub(open, Ordering::Relaxed);
     }
 
     /// Whether any is open.

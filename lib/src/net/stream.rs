@@ -375,7 +375,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let workers = super::super::worker::Workers::start(&crate::Config::default()).unwrap();
-        let stream = Stream::new(socket, State::New, workers.next());
+        let stream = Stream::new(socket, State::New, workers.next(true));
         assert_eq!(stream.way(), "127.0.0.1 -> 127.0.0.1");
         assert!(stream.becomes(State::Alive) && stream.is(State::Alive));
         assert!(stream.becomes(State::Lost) && !stream.becomes(State::Ended) && stream.is(State::Lost));

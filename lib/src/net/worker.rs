@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 
+use super::crowd::Crowd;
 use super::link::{Left, Link};
 use super::rdma::Devices;
 use super::request::Activity;
@@ -91,14 +92,15 @@ impl Worker {
 #[derive(Debug)]
 pub(super) struct Workers {
     all: Vec<(Arc<Worker>, Thread)>,
-    next: AtomicUsize,
+    /// The thread that gets the next stream, and the next one that only receives.
+    next: [AtomicUsize; 2],
     activity: Arc<Activity>,
 }
 
 impl Workers {
     pub(super) fn start(config: &Config) -> Result<Workers> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = if config.net_threads > 0 { config.net_threads } else { (cores / 4).clamp(1, 4) };
+        let count = if config.net_threads > 0 { config.net_threads } else { (cores / 4).clamp(1, 8) };
         // Beside them a rank has a thread that calls NCCL and one that calls us, and another rank of the host as many.
         let few = config.spin.min(SHORT_SPIN);
         let enough = cores >= 2 * (count + 2);
@@ -114,6 +116,7 @@ impl Workers {
             let run = Run {
                 epoll: epoll.clone(),
                 active: Instant::now(),
+                crowd: Crowd::default(),
                 activity: activity.clone(),
                 spin,
                 busy_spin,
@@ -144,16 +147,17 @@ impl Workers {
         if !enough {
             activity.attend_to(all.iter().map(|(worker, _)| Arc::downgrade(worker)));
         }
-        Ok(Workers { all, next: AtomicUsize::new(0), activity })
+        Ok(Workers { next: [0, count / 2].map(AtomicUsize::new), all, activity })
     }
 
     pub(super) fn activity(&self) -> &Arc<Activity> {
         &self.activity
     }
 
-    /// The thread for a new stream: each in turn.
-    pub(super) fn next(&self) -> Arc<Worker> {
-        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.all.len();
+    /// The thread for a new stream: each in turn, and those that receive apart, because a rank often does only one of
+    /// the two, or one after the other.
+    pub(super) fn next(&self, receives: bool) -> Arc<Worker> {
+        let next = self.next[usize::from(receives)].fetch_add(1, Ordering::Relaxed) % self.all.len();
         self.all[next].0.clone()
     }
 }
@@ -192,6 +196,7 @@ struct Run {
     busy_spin: Duration,
     /// When there was something to do last.
     active: Instant,
+    crowd: Crowd,
     streams: HashMap<u64, Served>,
     queues: HashMap<u64, (Arc<Link>, usize)>,
     devices: HashMap<u64, (Arc<Devices>, usize)>,
@@ -262,8 +267,12 @@ impl Run {
         busy |= self.turns();
         let patience = if self.activity.any() { self.busy_spin } else { self.spin };
         let spinning = busy || self.active.elapsed() < patience;
-        let time = if spinning { Duration::ZERO } else { self.sleep_for() };
-        if !spinning {
+        let time = match spinning {
+            true if busy => Duration::ZERO,
+            true => self.crowd.nap(),
+            false => self.sleep_for(),
+        };
+        if !time.is_zero() {
             worker.asleep.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             if worker.any.load(Ordering::Acquire) {
@@ -276,7 +285,7 @@ impl Run {
             self.active = Instant::now();
         } else if spinning {
             // The kernel's thread for what was sent over loopback may wait for this core.
-            std::thread::yield_now();
+            self.crowd.watch(Duration::ZERO, std::thread::yield_now);
         }
         self.sweep();
     }
@@ -284,8 +293,8 @@ impl Run {
     /// Waits so long for events, and sees to them; true when there were some.
     fn wait(&mut self, worker: &Worker, time: Duration) -> bool {
         let mut events = [const { MaybeUninit::uninit() }; EVENTS];
-        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-        let waited = epoll::wait(&self.epoll, &mut events, Some(&time));
+        let most = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        let waited = self.crowd.watch(time, || epoll::wait(&self.epoll, &mut events, Some(&most)));
         worker.asleep.store(false, Ordering::Relaxed);
         let events = match waited {
             Ok((events, _)) => events,
