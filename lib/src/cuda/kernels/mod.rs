@@ -99,8 +99,7 @@ macro_rules! families {
 }
 
 families! {
-    AllReduceOneShot "all_reduce_one_shot" Reduces:
-        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_lines.cuh" "reduce_scatter.cu",
+    AllReduceDirect "all_reduce_direct" Reduces:
         [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu";
     AllReduceTwoShot "all_reduce_two_shot" Reduces:
         [Simple] "reduce_slots.cuh" "all_reduce_two_shot.cu",
@@ -200,7 +199,7 @@ mod tests {
     fn every_kernel_is_in_its_source_once() {
         for kernel in Kernel::ALL {
             let text = kernel.source().unwrap().text;
-            // In a line of its own or behind its type: reduce_direct is another than all_reduce_two_shot_direct.
+            // In a line of its own or behind its type: reduce_direct is another than all_reduce_direct.
             let begins = ["\n", "void "]
                 .map(|before| text.matches(&format!("{before}{}(const __grid_constant__ ", kernel.name())).count());
             assert_eq!(begins.iter().sum::<usize>(), 1, "{kernel:?}");

@@ -1,6 +1,6 @@
 // Each rank sends segment p to rank p and reduces the segments that it receives. `bytes` is the length of a segment.
-// With a distance of 0 between the segments that is an all-reduce: between two ranks it sends no more than any other
-// and has one step less.
+// With a distance of 0 between the segments that is an all-reduce: all ranks send everything to all, (n-1) x the bytes,
+// and each reduces by itself. That crosses the link once, and between two ranks it sends no more than any other.
 
 __device__ __forceinline__ void scatter_slots(const Team& team, const Channel& channel,
                                               const u8* input, u8* output, u64 bytes, u64 stride) {
@@ -58,31 +58,7 @@ reduce_scatter_ll128(const __grid_constant__ Args args) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_scatter_simple(const __grid_constant__ Args args) {
     const Channel channel = enter(args.team);
-    scatter_slots(args.team, channel, args.input, args.output, args.bytes, args.bytes);
-    leave(args.team, channel);
-}
-#endif
-
-#ifdef KERNEL_all_reduce_one_shot_ll
-// All ranks send everything to all, and each rank reduces by itself: one crossing of the link, (n-1) x the bytes sent.
-extern "C" __global__ void __launch_bounds__(THREADS)
-all_reduce_one_shot_ll(const __grid_constant__ Args args) {
-    one_call<scatter_lines<Ll>>(args);
-}
-#endif
-
-#ifdef KERNEL_all_reduce_one_shot_ll128
-extern "C" __global__ void __launch_bounds__(THREADS)
-all_reduce_one_shot_ll128(const __grid_constant__ Args args) {
-    one_call<scatter_lines<Ll128>>(args);
-}
-#endif
-
-#ifdef KERNEL_all_reduce_one_shot_simple
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-all_reduce_one_shot_simple(const __grid_constant__ Args args) {
-    const Channel channel = enter(args.team);
-    scatter_slots(args.team, channel, args.input, args.output, args.bytes, 0);
+    scatter_slots(args.team, channel, args.input, args.output, args.bytes, args.stride);
     leave(args.team, channel);
 }
 #endif
@@ -111,11 +87,11 @@ reduce_scatter_direct(const __grid_constant__ Args args) {
 }
 #endif
 
-#ifdef KERNEL_all_reduce_one_shot_direct
+#ifdef KERNEL_all_reduce_direct
 // Each rank reads its half of both inputs and writes the result into both outputs: both steps in one pass. Only one
 // rank accesses a half's input and output, so they may be the same buffer.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-all_reduce_one_shot_direct(const __grid_constant__ Args args) {
+all_reduce_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;
     const u8* input = args.input;
     u8* output = args.output;

@@ -171,8 +171,9 @@ pub(crate) fn kernel(collective: Collective, protocol: Protocol, ranks: usize) -
     };
     let family = match collective {
         Collective::AllReduce if two_steps => Family::AllReduceTwoShot,
-        Collective::AllReduce => Family::AllReduceOneShot,
-        Collective::ReduceScatter => Family::ReduceScatter,
+        Collective::AllReduce if protocol == Protocol::Direct => Family::AllReduceDirect,
+        // In one step it scatters the same to all.
+        Collective::AllReduce | Collective::ReduceScatter => Family::ReduceScatter,
         // With slots one kernel has both forms.
         Collective::Reduce if matches!(protocol, Protocol::TwoShot | Protocol::TwoShot128) => Family::ReduceTwoShot,
         Collective::Reduce => Family::Reduce,
