@@ -9,12 +9,13 @@ use std::time::Instant;
 use super::Inner;
 use super::frame::{Frame, Word};
 use super::incoming::Incoming;
+use super::load;
 use super::outbox::Outbox;
 use super::outgoing::Outgoing;
 use super::output::Output;
 use super::rdma::{Devices, Queues};
 use super::request::{Fate, MAX_GROUP, Request, Requests};
-use super::stream::{self, State, Stream};
+use super::stream::{State, Stream};
 use super::worker::{Task, Worker, Workers};
 use crate::error::{Error, Result};
 use crate::threads::lock;
@@ -84,14 +85,14 @@ impl Link {
     ) -> Result<Arc<Link>> {
         let count = sockets.len();
         let receives = side.receives();
-        let streams: Vec<OnceLock<Stream>> = sockets
-            .into_iter()
-            .map(|socket| OnceLock::from(Stream::new(socket, State::Alive, workers.next(receives))))
-            .collect();
+        let mut streams: Vec<Stream> = Vec::new();
+        for socket in sockets {
+            streams.push(Stream::new(socket, State::Alive, workers.next(receives), streams.iter()));
+        }
         let spare = std::iter::repeat_with(OnceLock::new).take(if ways.several { SPARE } else { 0 });
         let link = Arc::new(Link {
             name,
-            streams: streams.into_iter().chain(spare).collect(),
+            streams: streams.into_iter().map(OnceLock::from).chain(spare).collect(),
             side,
             requests: Requests::new(workers.activity()),
             ways,
@@ -111,7 +112,8 @@ impl Link {
     pub(super) fn add(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> bool {
         let Some(place) = self.streams.get(index) else { return false };
         let state = if let Side::Out(_) = self.side { State::Alive } else { State::New };
-        let stream = Stream::new(socket, state, workers.next(self.side.receives()));
+        let others = self.streams().map(|(_, stream)| stream);
+        let stream = Stream::new(socket, state, workers.next(self.side.receives()), others);
         if let Side::Out(_) = self.side {
             // The peer knows nothing of the stream before it hears this.
             let card = self.rdma.offer(self, index, &stream);
@@ -201,6 +203,12 @@ impl Link {
         }
     }
 
+    /// The same for all streams on the cable of this one.
+    pub(super) fn wake_beside(self: &Arc<Link>, index: usize) {
+        let rail = self.stream(index).and_then(|stream| stream.rail);
+        self.alive().filter(|(_, stream)| stream.rail == rail).for_each(|(index, _)| self.wake(index));
+    }
+
     /// Has a stream's thread read from it again: there may be a place for what it holds.
     pub(super) fn resume(self: &Arc<Link>, index: usize) {
         if let Some(stream) = self.stream(index) {
@@ -235,7 +243,12 @@ impl Link {
 
     /// Whether a piece would arrive over this stream as early as over any other; else the one that should take it.
     pub(super) fn turn(&self, index: usize, bytes: usize) -> Result<(), usize> {
-        stream::turn(index, bytes, self.alive().map(|(index, stream)| (index, &stream.load)))
+        load::turn(index, bytes, self.alive().map(|(index, stream)| (index, &*stream.load)))
+    }
+
+    /// Whether its cables differ in speed.
+    pub(super) fn is_uneven(&self) -> bool {
+        self.several() && load::differ(self.alive().map(|(_, stream)| &*stream.load))
     }
 
     /// The end of everything on this link, for the reason `detail`.

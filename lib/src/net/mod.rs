@@ -41,6 +41,7 @@
 //! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
 //! | `output`, `input` | pieces and words to a stream, and from it |
 //! | `frame`, `outbox`, `request`, `worker` | the bytes before a piece, words that any stream takes, what is posted, the threads |
+//! | `load` | how much is under way on a cable, and how fast it was |
 //! | `crowd` | whether a thread that spins shares its core |
 
 mod crowd;
@@ -52,6 +53,7 @@ mod incoming;
 mod input;
 mod link;
 mod links;
+mod load;
 mod outbox;
 mod outgoing;
 mod output;

@@ -15,6 +15,9 @@ use crate::threads::{lock, try_lock};
 /// A message is not cut below this.
 pub(super) const WHOLE: usize = 32 << 10;
 
+/// Pieces per stream of a long message where cables differ in speed: the last one keeps the others waiting.
+const FINER: usize = 2;
+
 /// The memory of a posted send.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Source(pub(super) *const u8);
@@ -141,7 +144,8 @@ impl Outgoing {
         let piece = if len <= WHOLE {
             len
         } else {
-            len.div_ceil(link.alive().count().max(1)).next_multiple_of(4 << 10).clamp(WHOLE, self.chunk)
+            let parts = link.alive().count().max(1) * if link.is_uneven() { FINER } else { 1 };
+            len.div_ceil(parts).next_multiple_of(4 << 10).clamp(WHOLE, self.chunk)
         };
         link.requests.begins(len);
         let mut rdma = len > WHOLE && link.rdma.takes(data, len);
@@ -354,7 +358,7 @@ impl Outgoing {
             }
             output.read(link, stream, pieces)?;
             stream.becomes(State::Gone);
-            output.leave(link)
+            output.leave(link, stream)
         };
         let waits: Vec<Frame> = {
             let mut queue = lock(&self.queue);

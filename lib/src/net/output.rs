@@ -12,7 +12,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 use super::frame::{Frame, Word};
 use super::link::{Left, Link, Side};
 use super::outgoing::{Bytes, Piece, Source, WHOLE};
-use super::stream::{Meter, State, Stream};
+use super::stream::{State, Stream};
 
 /// A piece that is copied behind its frame, as one place costs the kernel less than two; and acknowledged with others.
 pub(super) const COPIED: usize = 2 << 10;
@@ -37,7 +37,6 @@ pub(super) struct Output {
     /// Pieces that were begun, oldest first, where the link has several rails; and how many went before these.
     sent: VecDeque<Piece>,
     read: u64,
-    meter: Meter,
 }
 
 impl Default for Output {
@@ -53,7 +52,6 @@ impl Default for Output {
             blocked: false,
             sent: VecDeque::new(),
             read: 0,
-            meter: Meter::default(),
         }
     }
 }
@@ -150,7 +148,7 @@ impl Output {
                     && outgoing.waiting.load(Ordering::Acquire) > 0
                     && let Err(other) = link.turn(index, WHOLE)
                 {
-                    link.wake(other);
+                    link.wake_beside(other);
                     return false;
                 }
                 let Some(piece) = outgoing.take(most) else { return false };
@@ -181,7 +179,7 @@ impl Output {
             }
         };
         let Some(stream) = acknowledged else { return };
-        self.meter.leave(&stream.load, len, self.sent.is_empty());
+        stream.load.leave(len);
         self.sent.push_back(if copied {
             // A short message is done when it is written: a message more for each would cost more than the copy.
             let bytes = self.head.get(Frame::BYTES..).unwrap_or_default().to_vec();
@@ -198,23 +196,25 @@ impl Output {
         if pieces > written {
             return Err(format!("expected at most {written} pieces to be read, got {pieces}"));
         }
+        let mut bytes = 0;
         while self.read < pieces
             && let Some(piece) = self.sent.pop_front()
         {
             self.read += 1;
-            self.meter.arrive(&stream.load, piece.len());
+            bytes += piece.len();
             if let Some((slot, amount)) = piece.share()
                 && let Some(request) = link.requests.get(slot)
             {
                 request.finish(amount);
             }
         }
-        self.meter.tell(&stream.load);
+        stream.load.arrive(bytes);
         Ok(())
     }
 
     /// The pieces of a lost stream, which others take.
-    pub(super) fn leave(&mut self, link: &Link) -> VecDeque<Piece> {
+    pub(super) fn leave(&mut self, link: &Link, stream: &Stream) -> VecDeque<Piece> {
+        stream.load.forget(self.sent.iter().map(Piece::len).sum());
         if let Some((slot, amount)) = self.done.take()
             && let Some(request) = link.requests.get(slot)
         {

@@ -1,15 +1,15 @@
-//! One TCP connection of a link: its socket, whether it still carries anything, and how much is under way on it.
+//! One TCP connection of a link: its socket, and whether it still carries anything.
 
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
 
 use super::frame::Word;
 use super::input::Input;
+use super::load::Load;
 use super::output::Output;
 use super::worker::Worker;
 use crate::bootstrap::interface;
@@ -95,18 +95,26 @@ pub(super) struct Stream {
     pub(super) queued: AtomicBool,
     pub(super) output: Mutex<Output>,
     pub(super) input: Mutex<Input>,
-    pub(super) load: Load,
+    /// Of all streams of the link on its cable.
+    pub(super) load: Arc<Load>,
     /// Pieces that were read from it, if the peer should hear of them.
     pub(super) acknowledge: AtomicU64,
     pub(super) echo: Echo,
 }
 
 impl Stream {
-    pub(super) fn new(socket: TcpStream, state: State, worker: Arc<Worker>) -> Stream {
+    /// `others`: streams of the link that are there already.
+    pub(super) fn new<'a>(
+        socket: TcpStream,
+        state: State,
+        worker: Arc<Worker>,
+        mut others: impl Iterator<Item = &'a Stream>,
+    ) -> Stream {
         let rail = match (socket.local_addr(), socket.peer_addr()) {
             (Ok(ours), Ok(theirs)) => Some(Rail { ours: ours.ip(), theirs: theirs.ip() }),
             _ => None,
         };
+        let load = others.find(|other| other.rail == rail).map_or_else(Arc::default, |other| other.load.clone());
         Stream {
             socket: Kept::new(socket),
             rail,
@@ -116,7 +124,7 @@ impl Stream {
             queued: AtomicBool::new(false),
             output: Mutex::default(),
             input: Mutex::default(),
-            load: Load::default(),
+            load,
             acknowledge: AtomicU64::new(0),
             echo: Echo::default(),
         }
@@ -219,136 +227,9 @@ impl Echo {
     }
 }
 
-/// What is under way on a stream, and how fast it was so far.
-#[derive(Debug, Default)]
-pub(super) struct Load {
-    bytes: AtomicU64,
-    /// KiB per second; 0: not known.
-    rate: AtomicU64,
-    /// When it was last known to carry something, by [`clock`].
-    used: AtomicU64,
-}
-
-/// A rate counts as not known any more when a stream has had nothing for so many times what a long piece would take at
-/// this rate. One that was measured in a bad moment is tried again by that, and a slow one costs two hundredths of the
-/// time.
-const STALE: u64 = 50;
-const LONG: u64 = 512 << 10;
-
-/// Microseconds since this was first asked.
-pub(super) fn clock() -> u64 {
-    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
-    BEGIN.elapsed().as_micros() as u64
-}
-
-impl Load {
-    fn add(&self, bytes: usize) {
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    fn remove(&self, bytes: usize) {
-        self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
-        self.used.store(clock(), Ordering::Relaxed);
-    }
-
-    fn rate(&self) -> u64 {
-        self.rate.load(Ordering::Relaxed)
-    }
-
-    /// So many bytes arrived within so many seconds.
-    fn measured(&self, bytes: usize, seconds: f64) {
-        let now = (bytes as f64 / 1024.0 / seconds.max(1e-6)).max(1.0) as u64;
-        let before = self.rate();
-        self.rate.store(if before == 0 { now } else { (3 * before + now) / 4 }, Ordering::Relaxed);
-        self.used.store(clock(), Ordering::Relaxed);
-    }
-
-    /// When `more` bytes would have arrived, in no unit, at `rate` where nothing is known.
-    fn arrival(&self, more: u64, rate: u64, now: u64) -> f64 {
-        let (bytes, own) = (self.bytes.load(Ordering::Relaxed), self.rate());
-        let idle = now.saturating_sub(self.used.load(Ordering::Relaxed));
-        let stale = || bytes == 0 && idle > STALE * LONG * 1000 / own;
-        let rate = if own == 0 || stale() { rate } else { own };
-        (bytes + more) as f64 / rate.max(1) as f64
-    }
-}
-
-/// Whether more bytes would arrive as early at `index` as anywhere else; else where they should go.
-pub(super) fn turn<'a>(
-    index: usize,
-    bytes: usize,
-    all: impl Iterator<Item = (usize, &'a Load)> + Clone,
-) -> Result<(), usize> {
-    let fastest = all.clone().map(|(_, load)| load.rate()).max().unwrap_or(0);
-    let now = clock();
-    let arrivals = all.map(|(i, load)| (i, load.arrival(bytes as u64, fastest, now)));
-    let own = arrivals.clone().find(|(i, _)| *i == index).map_or(f64::INFINITY, |(_, time)| time);
-    match arrivals.min_by(|a, b| a.1.total_cmp(&b.1)) {
-        Some((other, time)) if other != index && time < own => Err(other),
-        _ => Ok(()),
-    }
-}
-
-/// Bytes from which a rate is taken.
-const MEASURED: usize = 128 << 10;
-
-/// Takes a rate from what arrives while something is under way.
-#[derive(Debug, Default)]
-pub(super) struct Meter {
-    bytes: usize,
-    since: Option<Instant>,
-}
-
-impl Meter {
-    /// So many bytes leave; `first`: nothing else is under way.
-    pub(super) fn leave(&mut self, load: &Load, bytes: usize, first: bool) {
-        if first {
-            *self = Meter { bytes: 0, since: Some(Instant::now()) };
-        }
-        load.add(bytes);
-    }
-
-    /// So many have arrived.
-    pub(super) fn arrive(&mut self, load: &Load, bytes: usize) {
-        load.remove(bytes);
-        self.bytes += bytes;
-    }
-
-    /// Says the rate, when enough has arrived.
-    pub(super) fn tell(&mut self, load: &Load) {
-        if self.bytes >= MEASURED
-            && let Some(since) = self.since.replace(Instant::now())
-        {
-            load.measured(std::mem::take(&mut self.bytes), since.elapsed().as_secs_f64());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_faster_stream_is_due_until_it_has_more_under_way() {
-        let (fast, slow) = (Load::default(), Load::default());
-        let now = clock();
-        assert_eq!(fast.arrival(1000, 0, now), slow.arrival(1000, 0, now), "nothing is known");
-        fast.measured(2 << 20, 1.0);
-        slow.measured(1 << 20, 1.0);
-        assert!(fast.arrival(1000, 0, now) < slow.arrival(1000, 0, now));
-        fast.add(2000);
-        assert!(fast.arrival(1000, 0, now) > slow.arrival(1000, 0, now));
-        slow.add(500);
-        assert_eq!(fast.arrival(1000, 0, now), slow.arrival(1000, 0, now));
-        fast.remove(2000);
-        // One that is new is taken for as fast as the fastest.
-        assert_eq!(Load::default().arrival(1000, fast.rate(), now), fast.arrival(1000, 0, now));
-        // And so is one that has had nothing for long: 25 seconds, as half a MiB would take half a second.
-        slow.remove(500);
-        let used = slow.used.load(Ordering::Relaxed);
-        let taken = |after: u64| slow.arrival(1000, fast.rate(), used + after) == fast.arrival(1000, 0, now);
-        assert!(!taken(20_000_000) && taken(30_000_000));
-    }
 
     #[test]
     fn an_echo_is_awaited_until_anything_comes() {
@@ -375,7 +256,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let workers = super::super::worker::Workers::start(&crate::Config::default()).unwrap();
-        let stream = Stream::new(socket, State::New, workers.next(true));
+        let stream = Stream::new(socket, State::New, workers.next(true), std::iter::empty());
         assert_eq!(stream.way(), "127.0.0.1 -> 127.0.0.1");
         assert!(stream.becomes(State::Alive) && stream.is(State::Alive));
         assert!(stream.becomes(State::Lost) && !stream.becomes(State::Ended) && stream.is(State::Lost));

@@ -29,7 +29,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::frame::{self, Frame, Room, Word};
 use super::link::{Link, Side};
-use super::stream::{self, Rail, State, Stream};
+use super::load;
+use super::stream::{Rail, State, Stream};
 use super::worker::Task;
 use crate::error::Result;
 use crate::threads::lock;
@@ -328,7 +329,7 @@ impl Queues {
     /// The queue pair over which a piece would arrive first: this one, or another.
     fn turn(&self, number: usize) -> usize {
         let loads = self.alive().map(|(number, queue)| (number, &queue.load));
-        stream::turn(number, PIECE, loads).err().unwrap_or(number)
+        load::turn(number, PIECE, loads).err().unwrap_or(number)
     }
 
     /// Posts the next piece; false where there is none for this queue pair.

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::super::frame::{Card, Frame};
 use super::super::link::{Link, Side};
+use super::super::load::Load;
 use super::super::outgoing::{Outgoing, Piece};
-use super::super::stream::{Life, Load, Meter, Rail as Cable, State};
+use super::super::stream::{Life, Rail as Cable, State};
 use super::super::worker::Worker;
 use super::DEPTH;
 use crate::error::Result;
@@ -64,7 +65,6 @@ struct Work {
     done: u64,
     /// Receives that are posted.
     receives: usize,
-    meter: Meter,
 }
 
 impl Queue {
@@ -90,13 +90,7 @@ impl Queue {
             timing: Timing { rnr_retries: FOR_EVER, ..site.timing },
             cq,
             load: Load::default(),
-            work: Mutex::new(Work {
-                qp: Some(qp),
-                sent: VecDeque::new(),
-                done: 0,
-                receives: 0,
-                meter: Meter::default(),
-            }),
+            work: Mutex::new(Work { qp: Some(qp), sent: VecDeque::new(), done: 0, receives: 0 }),
         })
     }
 
@@ -153,13 +147,13 @@ impl Queue {
     /// Posts the next piece, if there is one for it; an error is the end of the queue pair.
     pub(super) fn post(&self, link: &Link, outgoing: &Outgoing, number: usize) -> Result<bool, String> {
         let mut work = lock(&self.work);
-        let Work { qp: Some(qp), sent, meter, .. } = &mut *work else { return Ok(false) };
+        let Work { qp: Some(qp), sent, .. } = &mut *work else { return Ok(false) };
         if sent.len() >= DEPTH || !self.life.is(State::Alive) || link.is_closed() {
             return Ok(false);
         }
         let Some((piece, to)) = outgoing.take_for(number as u8) else { return Ok(false) };
         let (data, len) = piece.memory();
-        meter.leave(&self.load, len, sent.is_empty());
+        self.load.leave(len);
         // It goes again in any case.
         sent.push_back(piece);
         let keys = self.keys(data, len).zip(NonNull::new(data.cast_mut()));
@@ -195,7 +189,6 @@ impl Queue {
                 break;
             }
         }
-        work.meter.tell(&self.load);
         // One that is being stopped fails because of that.
         if let Some(why) = failed.filter(|_| self.life.is(State::Alive)) {
             return Err(why);
@@ -276,7 +269,7 @@ impl Work {
     fn arrived(&mut self, link: &Link, of: &Queue) {
         self.done += 1;
         let Some(piece) = self.sent.pop_front() else { return };
-        self.meter.arrive(&of.load, piece.memory().1);
+        of.load.arrive(piece.memory().1);
         if let Some((slot, amount)) = piece.share()
             && let Some(request) = link.requests.get(slot)
         {
