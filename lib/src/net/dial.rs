@@ -171,23 +171,26 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     }
     let working: Vec<Way> = opened.iter().map(|(_, way)| way.clone()).collect();
     let all: Vec<Way> = working.iter().cloned().chain(down).collect();
-    let mut sockets: Vec<TcpStream> = opened.into_iter().map(|(socket, _)| socket).collect();
     let reason = |f: Failure| match f {
         Failure::Wrong(text) | Failure::Slow(text) => failed(inner, handle, text),
         Failure::Final(e) => failed(inner, handle, e.to_string()),
     };
-    for way in working.iter().cycle().take(inner.config.net_streams.saturating_sub(sockets.len())) {
-        sockets.push(attempt(inner, handle, way, &wait).map_err(reason)?);
-    }
-    sockets.truncate(crate::config::MAX_STREAMS);
     let link = u32::from_le_bytes(secret::random()?);
     let relayed = working.iter().any(|way| !way.relays.is_empty());
-    let streams = sockets.len();
     let begun = working.len();
+    let streams = begun.max(inner.config.net_streams).min(crate::config::MAX_STREAMS);
     let several = all.len() > 1;
     let redial = Redial { handle: handle.clone(), link, ways: all, begun, streams, later: Mutex::default() };
-    for (stream, socket) in sockets.iter_mut().enumerate() {
-        redial.greet(inner, socket, stream, &wait).map_err(reason)?;
+    let mut opened = opened.into_iter().map(|(socket, _)| socket);
+    let mut sockets: Vec<TcpStream> = Vec::with_capacity(streams);
+    for (stream, way) in working.iter().cycle().take(streams).enumerate() {
+        let mut socket = match opened.next() {
+            Some(socket) => socket,
+            None => attempt(inner, handle, way, &wait).map_err(reason)?,
+        };
+        // Before the next one is opened: the acceptor waits only so long for a proof.
+        redial.greet(inner, &mut socket, stream, &wait).map_err(reason)?;
+        sockets.push(socket);
     }
     let mut way: Vec<SocketAddr> = Vec::new();
     for one in working.iter().filter(|_| relayed) {
