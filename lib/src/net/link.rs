@@ -112,7 +112,7 @@ impl Link {
     pub(super) fn add(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> bool {
         let Some(place) = self.streams.get(index) else { return false };
         let state = if let Side::Out(_) = self.side { State::Alive } else { State::New };
-        let others = self.streams().map(|(_, stream)| stream);
+        let others = self.alive().map(|(_, stream)| stream);
         let stream = Stream::new(socket, state, workers.next(self.side.receives()), others);
         if let Side::Out(_) = self.side {
             // The peer knows nothing of the stream before it hears this.
@@ -299,6 +299,7 @@ impl Link {
             }
             stream.becomes(State::Lost);
         }
+        stream.load.unlearn();
         log::warn!("net: {}: stream {index} over {}: {detail}; others carry on", self.name, stream.way());
         stream.shut(Shutdown::Both);
         self.restate();

@@ -67,6 +67,12 @@ impl Load {
         self.used.store(clock(), Ordering::Relaxed);
     }
 
+    /// A stream of it is lost, so what was measured in the meantime says nothing of a cable that works.
+    pub(super) fn unlearn(&self) {
+        *lock(&self.meter) = Meter { last: Some(Instant::now()), ..Meter::default() };
+        self.rate.store(0, Ordering::Relaxed);
+    }
+
     fn rate(&self) -> u64 {
         self.rate.load(Ordering::Relaxed)
     }
@@ -161,5 +167,7 @@ mod tests {
         (0..40).for_each(|_| load.measured(&mut meter, 250 << 10, SECOND));
         let rate = load.rate();
         assert!((250..=275).contains(&rate), "{rate} KiB/s, of 250");
+        load.unlearn();
+        assert_eq!(load.rate(), 0);
     }
 }

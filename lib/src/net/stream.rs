@@ -103,7 +103,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// `others`: streams of the link that are there already.
+    /// `others`: streams of the link that carry something already.
     pub(super) fn new<'a>(
         socket: TcpStream,
         state: State,
