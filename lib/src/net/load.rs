@@ -34,8 +34,8 @@ pub(super) struct Load {
     meter: Mutex<Meter>,
 }
 
-/// What has arrived while something was under way, and how long that took; the older half counts half. Arrivals are told
-/// in bursts, so a rate of the last few bytes would be far off.
+/// What has arrived while something was under way, and how long that took; the older half counts half. Arrivals are
+/// told in bursts, so a rate of the last few bytes would be far off.
 #[derive(Debug, Default)]
 struct Meter {
     bytes: f64,
