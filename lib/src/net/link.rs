@@ -16,7 +16,8 @@ use super::output::Output;
 use super::rdma::{Devices, Queues};
 use super::request::{Fate, MAX_GROUP, Request, Requests};
 use super::stream::{State, Stream};
-use super::worker::{Task, Worker, Workers};
+use super::worker::{Task, Worker};
+use super::workers::Workers;
 use crate::error::{Error, Result};
 use crate::threads::lock;
 

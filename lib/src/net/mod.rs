@@ -66,6 +66,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod worker;
+mod workers;
 
 use std::sync::Arc;
 
@@ -86,7 +87,8 @@ use door::Door;
 use rails::Rails;
 use rdma::Devices;
 use relay::Relays;
-use worker::{Task, Workers};
+use worker::Task;
+use workers::Workers;
 
 /// A process's place in the network: its addresses, its threads, and where it listens.
 #[derive(Debug)]

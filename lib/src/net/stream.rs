@@ -255,7 +255,7 @@ mod tests {
     fn a_state_only_moves_down() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let workers = super::super::worker::Workers::start(&crate::Config::default()).unwrap();
+        let workers = super::super::workers::Workers::start(&crate::Config::default()).unwrap();
         let stream = Stream::new(socket, State::New, workers.next(true), std::iter::empty());
         assert_eq!(stream.way(), "127.0.0.1 -> 127.0.0.1");
         assert!(stream.becomes(State::Alive) && stream.is(State::Alive));

@@ -1,6 +1,6 @@
-//! The threads that read and write the sockets, so that NCCL's own never waits for one. Where a connection's owner
-//! waits for it anyway, it does their work: a handover to a thread and back takes longer than a short message. On a
-//! host with few cores, where these threads sleep, so does a thread that asks for a short message.
+//! A thread that reads and writes sockets, so that NCCL's own never waits for one. Where a connection's owner waits for
+//! it anyway, it does this thread's work: a handover to a thread and back takes longer than a short message. On a host
+//! with few cores, where these threads sleep, so does a thread that asks for a short message.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,7 +18,6 @@ use super::link::{Left, Link};
 use super::rdma::Devices;
 use super::request::Activity;
 use crate::bootstrap::unacknowledged;
-use crate::config::Config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::threads::{Thread, lock, poll, try_lock};
@@ -27,14 +26,9 @@ use crate::threads::{Thread, lock, poll, try_lock};
 const LINGER: Duration = Duration::from_secs(5);
 /// Between two looks at those.
 const SLICE: Duration = Duration::from_millis(200);
-/// Spinning while requests are open: a thread that sleeps is woken late, by 50 to 100 us in a virtual machine.
-const BUSY_SPIN: Duration = Duration::from_millis(10);
-/// Spinning where threads share cores.
-const SHORT_SPIN: Duration = Duration::from_micros(2);
 /// How long a thread leaves its work to an owner that did it a moment ago.
 const ATTENDED: Duration = Duration::from_millis(2);
-/// Events at once.
-const EVENTS: usize = 64;
+/// The bell's key among events.
 const BELL: u64 = 0;
 
 /// Something to do for a thread.
@@ -72,7 +66,59 @@ pub(super) struct Worker {
     run: Mutex<Run>,
 }
 
+/// How long a thread looks for something to do before it sleeps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spins {
+    pub(super) idle: Duration,
+    /// While requests are open.
+    pub(super) busy: Duration,
+}
+
 impl Worker {
+    /// The thread of this number.
+    pub(super) fn start(index: usize, spins: Spins, activity: &Arc<Activity>) -> Result<(Arc<Worker>, Thread)> {
+        let bell = Doorbell::new()?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::errno("net", "making an epoll", e))?;
+        let added = epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN);
+        added.map_err(|e| Error::errno("net", "waiting for an eventfd", e))?;
+        let epoll = Arc::new(epoll);
+        let run = Run {
+            epoll: epoll.clone(),
+            activity: activity.clone(),
+            spins,
+            active: Instant::now(),
+            crowd: Crowd::default(),
+            streams: HashMap::new(),
+            queues: HashMap::new(),
+            devices: HashMap::new(),
+            next_key: BELL,
+            again: Vec::new(),
+            held: Vec::new(),
+            lingering: 0,
+        };
+        let worker = Arc::new(Worker {
+            bell,
+            inbox: Mutex::default(),
+            any: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            turns: AtomicUsize::new(0),
+            epoll,
+            run: Mutex::new(run),
+        });
+        let (name, what) = (format!("tinynccl-net{index}"), "a thread of the network".to_owned());
+        let ours = worker.clone();
+        let thread = Thread::start("net", name, what, move || ours.run())?;
+        Ok((worker, thread))
+    }
+
+    /// The thread ends when it has finished.
+    pub(super) fn end(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+
     pub(super) fn push(&self, task: Task) {
         lock(&self.inbox).push(task);
         self.any.store(true, Ordering::Release);
@@ -84,89 +130,6 @@ impl Worker {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
             self.bell.ring();
-        }
-    }
-}
-
-/// All threads of a process.
-#[derive(Debug)]
-pub(super) struct Workers {
-    all: Vec<(Arc<Worker>, Thread)>,
-    /// The thread that gets the next stream, and the next one that only receives.
-    next: [AtomicUsize; 2],
-    activity: Arc<Activity>,
-}
-
-impl Workers {
-    pub(super) fn start(config: &Config) -> Result<Workers> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = if config.net_threads > 0 { config.net_threads } else { (cores / 4).clamp(1, 8) };
-        // Beside them a rank has a thread that calls NCCL and one that calls us, and another rank of the host as many.
-        let few = config.spin.min(SHORT_SPIN);
-        let enough = cores >= 2 * (count + 2);
-        let (spin, busy_spin) = if enough { (config.spin, BUSY_SPIN) } else { (few, few) };
-        let activity = Arc::new(Activity::default());
-        let start = |index: usize| {
-            let bell = Doorbell::new()?;
-            let epoll =
-                epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::errno("net", "making an epoll", e))?;
-            let added = epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN);
-            added.map_err(|e| Error::errno("net", "waiting for an eventfd", e))?;
-            let epoll = Arc::new(epoll);
-            let run = Run {
-                epoll: epoll.clone(),
-                active: Instant::now(),
-                crowd: Crowd::default(),
-                activity: activity.clone(),
-                spin,
-                busy_spin,
-                streams: HashMap::new(),
-                queues: HashMap::new(),
-                devices: HashMap::new(),
-                next_key: BELL,
-                again: Vec::new(),
-                held: Vec::new(),
-                lingering: 0,
-            };
-            let worker = Arc::new(Worker {
-                bell,
-                inbox: Mutex::default(),
-                any: AtomicBool::new(false),
-                asleep: AtomicBool::new(false),
-                stop: AtomicBool::new(false),
-                turns: AtomicUsize::new(0),
-                epoll,
-                run: Mutex::new(run),
-            });
-            let (name, what) = (format!("tinynccl-net{index}"), "a thread of the network".to_owned());
-            let ours = worker.clone();
-            let thread = Thread::start("net", name, what, move || ours.run())?;
-            Ok((worker, thread))
-        };
-        let all: Vec<(Arc<Worker>, Thread)> = (0..count).map(start).collect::<Result<_>>()?;
-        if !enough {
-            activity.attend_to(all.iter().map(|(worker, _)| Arc::downgrade(worker)));
-        }
-        Ok(Workers { next: [0, count / 2].map(AtomicUsize::new), all, activity })
-    }
-
-    pub(super) fn activity(&self) -> &Arc<Activity> {
-        &self.activity
-    }
-
-    /// The thread for a new stream: each in turn, and those that receive apart, because a rank often does only one of
-    /// the two, or one after the other.
-    pub(super) fn next(&self, receives: bool) -> Arc<Worker> {
-        let next = self.next[usize::from(receives)].fetch_add(1, Ordering::Relaxed) % self.all.len();
-        self.all[next].0.clone()
-    }
-}
-
-impl Drop for Workers {
-    fn drop(&mut self) {
-        for (worker, _) in &self.all {
-            worker.stop.store(true, Ordering::Release);
-            worker.bell.ring();
         }
     }
 }
@@ -192,8 +155,7 @@ impl Served {
 struct Run {
     epoll: Arc<OwnedFd>,
     activity: Arc<Activity>,
-    spin: Duration,
-    busy_spin: Duration,
+    spins: Spins,
     /// When there was something to do last.
     active: Instant,
     crowd: Crowd,
@@ -207,6 +169,28 @@ struct Run {
     held: Vec<(u64, Instant)>,
     /// Streams whose owner is gone.
     lingering: usize,
+}
+
+/// Events at once.
+struct Events([MaybeUninit<epoll::Event>; 64]);
+
+impl Events {
+    fn new() -> Events {
+        Events([const { MaybeUninit::uninit() }; 64])
+    }
+
+    /// Waits so long for some.
+    fn wait(&mut self, epoll: &OwnedFd, time: Duration) -> &[epoll::Event] {
+        let most = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        match epoll::wait(epoll, &mut self.0, Some(&most)) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => &[],
+            Err(e) => {
+                log::error!("net: epoll: {}", std::io::Error::from(e));
+                &[]
+            }
+        }
+    }
 }
 
 /// Without its connections, which name their workers.
@@ -244,7 +228,7 @@ impl Worker {
         if let Some(mut run) = try_lock(&self.run) {
             run.tasks(self);
             run.turns();
-            run.wait(self, Duration::ZERO);
+            run.events(self, Events::new().wait(&self.epoll, Duration::ZERO));
             run.sweep();
         }
     }
@@ -265,7 +249,7 @@ impl Run {
     fn round(&mut self, worker: &Worker) {
         let mut busy = self.tasks(worker);
         busy |= self.turns();
-        let patience = if self.activity.any() { self.busy_spin } else { self.spin };
+        let patience = if self.activity.any() { self.spins.busy } else { self.spins.idle };
         let spinning = busy || self.active.elapsed() < patience;
         let time = match spinning {
             true if busy => Duration::ZERO,
@@ -280,8 +264,10 @@ impl Run {
                 return;
             }
         }
-        let events = self.wait(worker, time);
-        if busy || events {
+        let mut events = Events::new();
+        let events = self.crowd.watch(time, || events.wait(&self.epoll, time));
+        worker.asleep.store(false, Ordering::Relaxed);
+        if self.events(worker, events) || busy {
             self.active = Instant::now();
         } else if spinning {
             // The kernel's thread for what was sent over loopback may wait for this core.
@@ -290,21 +276,9 @@ impl Run {
         self.sweep();
     }
 
-    /// Waits so long for events, and sees to them; true when there were some.
-    fn wait(&mut self, worker: &Worker, time: Duration) -> bool {
-        let mut events = [const { MaybeUninit::uninit() }; EVENTS];
-        let most = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-        let waited = self.crowd.watch(time, || epoll::wait(&self.epoll, &mut events, Some(&most)));
-        worker.asleep.store(false, Ordering::Relaxed);
-        let events = match waited {
-            Ok((events, _)) => events,
-            Err(Errno::INTR) => &mut [],
-            Err(e) => {
-                log::error!("net: epoll: {}", std::io::Error::from(e));
-                &mut []
-            }
-        };
-        for event in &*events {
+    /// Sees to events; true when there are some.
+    fn events(&mut self, worker: &Worker, events: &[epoll::Event]) -> bool {
+        for event in events {
             let (key, flags) = (event.data.u64(), event.flags);
             if key == BELL { worker.bell.drain() } else { self.event(key, flags) }
         }
@@ -316,17 +290,9 @@ impl Run {
     fn finish(&mut self, worker: &Worker) {
         self.tasks(worker);
         let until = Instant::now() + LINGER;
-        let mut events = Vec::with_capacity(64);
-        let slice = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        let slice = Duration::from_millis(10);
         while self.streams.values().any(Served::has_unsent) && Instant::now() < until {
-            events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&slice)) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => return,
-            }
-            for event in events.iter().filter(|e| e.data.u64() != BELL) {
-                self.event(event.data.u64(), event.flags);
-            }
+            self.events(worker, Events::new().wait(&self.epoll, slice));
         }
     }
 
