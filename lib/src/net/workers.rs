@@ -15,6 +15,14 @@ const BUSY_SPIN: Duration = Duration::from_millis(10);
 /// Spinning where threads share cores.
 const SHORT_SPIN: Duration = Duration::from_micros(2);
 
+/// A rank's other threads that spin: one that calls NCCL, and one that calls us. Another rank of the host has as many.
+const OTHERS: usize = 2;
+
+/// How many a process has: as many as can spin, or two that sleep, as one is slower with long messages.
+fn threads(cores: usize) -> usize {
+    (cores / 2).saturating_sub(OTHERS).clamp(2, 8).min(cores / 2).max(1)
+}
+
 /// All threads of a process.
 #[derive(Debug)]
 pub(super) struct Workers {
@@ -27,10 +35,9 @@ pub(super) struct Workers {
 impl Workers {
     pub(super) fn start(config: &Config) -> Result<Workers> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = if config.net_threads > 0 { config.net_threads } else { (cores / 4).clamp(1, 8) };
-        // Beside them a rank has a thread that calls NCCL and one that calls us, and another rank of the host as many.
+        let count = if config.net_threads > 0 { config.net_threads } else { threads(cores) };
         let few = config.spin.min(SHORT_SPIN);
-        let enough = cores >= 2 * (count + 2);
+        let enough = cores >= 2 * (count + OTHERS);
         let (idle, busy) = if enough { (config.spin, BUSY_SPIN) } else { (few, few) };
         let spins = Spins { idle, busy };
         let (next, activity) = ([0, count / 2].map(AtomicUsize::new), Arc::new(Activity::default()));
@@ -60,5 +67,15 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.all.iter().for_each(|(worker, _)| worker.end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_cores_have_two_threads_and_many_have_eight() {
+        assert_eq!([1, 2, 3, 4, 6, 8, 10, 16, 20, 192].map(threads), [1, 1, 1, 2, 2, 2, 3, 6, 8, 8]);
     }
 }
