@@ -4,14 +4,18 @@
 //! ```text
 //! cargo run --release -p tinynccl --example net_speed                         # prints a handle
 //! cargo run --release -p tinynccl --example net_speed HANDLE [SECONDS [BYTES]]   # sends to it
-//! cargo run --release -p tinynccl --example net_speed ping                    # prints a handle, reads the other one
+//! cargo run --release -p tinynccl --example net_speed ping [BYTES]            # prints a handle, reads the other one
+//! cargo run --release -p tinynccl --example net_speed socket [BYTES]          # what TCP itself takes over loopback
 //! cargo run --release -p tinynccl --example net_speed relay                   # relays until its input ends
 //! ```
 //! The receiver prints, at the end, megabytes per second from the first message to the last, and the longest time
 //! between two messages. Several handles, with commas between, are sent to at once. Of two that ping, one sends 8 bytes
-//! and the other one sends them back; both print the median of half such a turn.
+//! (or so many) and the other one sends them back; both print the median of half such a turn. `socket` prints the same of
+//! one TCP connection between two threads that spin.
 
 use std::error::Error;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use tinynccl::Config;
@@ -25,10 +29,14 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let bytes = |place: usize, default| arguments.get(place).map_or(Ok(default), |s| s.parse::<usize>());
+    if arguments.first().is_some_and(|first| first == "socket") {
+        return socket(bytes(1, 8)?);
+    }
     let net = Net::new(&Config::from_env()?)?;
     match arguments.first() {
         None => receive(&net),
-        Some(ping) if ping == "ping" => ping_pong(&net),
+        Some(ping) if ping == "ping" => ping_pong(&net, bytes(1, 8)?),
         Some(relay) if relay == "relay" => {
             println!("relays");
             std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
@@ -36,7 +44,7 @@ fn main() -> Result<()> {
         }
         Some(handles) => {
             let seconds = arguments.get(1).map_or(Ok(3.0), |s| s.parse())?;
-            let bytes = arguments.get(2).map_or(Ok(1 << 20), |s| s.parse())?;
+            let bytes = bytes(2, 1 << 20)?;
             if bytes > LARGEST {
                 return Err(format!("expected at most {LARGEST} bytes, got {bytes}").into());
             }
@@ -63,7 +71,7 @@ fn connect(net: &Net, text: &str) -> Result<Sender> {
 /// Turns of a ping, a few of them before it counts.
 const TURNS: usize = 10_000;
 
-fn ping_pong(net: &Net) -> Result<()> {
+fn ping_pong(net: &Net, bytes: usize) -> Result<()> {
     let (handle, listener) = net.listen()?;
     let ours: String = handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     println!("{ours}");
@@ -84,14 +92,12 @@ fn ping_pong(net: &Net) -> Result<()> {
         }
         Ok(())
     };
-    let (data, mut got) = ([7u8; 8], [0u8; 8]);
+    let (data, mut got) = (vec![7u8; bytes], vec![0u8; bytes]);
     // SAFETY: both outlive the requests, of which one at a time is open.
     let send = || unsafe { sender.send(data.as_ptr(), data.len(), 0) };
     // SAFETY: as above.
     let mut receive = || unsafe { receiver.receive(&[(got.as_mut_ptr(), got.len(), 0)]) };
-    let mut times = Vec::with_capacity(TURNS);
-    for _ in 0..TURNS {
-        let start = Instant::now();
+    print_half(|| {
         if first {
             done(send()?)?;
         }
@@ -99,10 +105,60 @@ fn ping_pong(net: &Net) -> Result<()> {
         if !first {
             done(send()?)?;
         }
+        Ok(())
+    })
+}
+
+/// Prints the median of half a turn.
+fn print_half(mut turn: impl FnMut() -> Result<()>) -> Result<()> {
+    let mut times = Vec::with_capacity(TURNS);
+    for _ in 0..TURNS {
+        let start = Instant::now();
+        turn()?;
         times.push(start.elapsed() / 2);
     }
     times.sort();
     println!("{:.1} us", times.get(TURNS / 2).map_or(0.0, |time| time.as_secs_f64() * 1e6));
+    Ok(())
+}
+
+fn socket(bytes: usize) -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut ours = TcpStream::connect(listener.local_addr()?)?;
+    let (mut theirs, _) = listener.accept()?;
+    for end in [&ours, &theirs] {
+        end.set_nodelay(true)?;
+        end.set_nonblocking(true)?;
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut data = vec![0; bytes];
+            // The end of this one ends with the other.
+            while pass(&mut data, |data| theirs.read(data)).is_ok()
+                && pass(&mut data, |data| theirs.write(data)).is_ok()
+            {}
+        });
+        let mut data = vec![7; bytes];
+        let done = print_half(|| {
+            pass(&mut data, |data| ours.write(data))?;
+            pass(&mut data, |data| ours.read(data))
+        });
+        drop(ours);
+        done
+    })
+}
+
+/// Has `call` read or write all of `data`.
+fn pass(data: &mut [u8], mut call: impl FnMut(&mut [u8]) -> std::io::Result<usize>) -> Result<()> {
+    let mut at = 0;
+    while at < data.len() {
+        match call(data.get_mut(at..).unwrap_or_default()) {
+            Ok(0) => return Err("the other end has closed it".into()),
+            Ok(n) => at += n,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(e) => return Err(e.into()),
+        }
+    }
     Ok(())
 }
 
