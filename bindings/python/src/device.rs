@@ -23,8 +23,8 @@ impl Gpu {
     /// Joins the ranks of `comm`; every rank must call it.
     pub(crate) fn new(comm: &Comm, ordinal: usize) -> Result<Gpu> {
         cuda::available()?;
-        let context = CudaContext::new(ordinal).map_err(|e| failed("cuda", format!("opening GPU {ordinal}"), e))?;
         let _current = Current::keep();
+        let context = CudaContext::new(ordinal).map_err(|e| failed("cuda", format!("opening GPU {ordinal}"), e))?;
         let comm = DeviceComm::new(comm, &context)?;
         let events = Events::new(&context);
         Ok(Gpu { comm, context, ordinal, events })

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use pyo3::prelude::*;
 use tinynccl::{Error, Result};
 
-use crate::device::Gpu;
+use crate::device::{Current, Gpu};
 
 /// The parts of a communicator, in the order in which they are dropped.
 pub(crate) struct Live {
@@ -53,6 +53,15 @@ impl Live {
             && let Some(gpu) = &*gpu
         {
             gpu.abort();
+        }
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        if let Some(gpu) = self.gpu().take() {
+            let _current = Current::keep();
+            drop(gpu);
         }
     }
 }

@@ -63,22 +63,24 @@ impl Events {
 #[pyclass(frozen, module = "tinynccl._core")]
 pub(crate) struct End {
     /// Until dropped.
-    event: Option<CudaEvent>,
-    events: Arc<Events>,
+    event: Option<(CudaEvent, Arc<Events>)>,
     gpu: Weak<Gpu>,
     rank: usize,
 }
 
 impl End {
     pub(crate) fn new(event: CudaEvent, gpu: &Arc<Gpu>, rank: usize) -> End {
-        End { event: Some(event), events: gpu.events().clone(), gpu: Arc::downgrade(gpu), rank }
+        End { event: Some((event, gpu.events().clone())), gpu: Arc::downgrade(gpu), rank }
     }
 }
 
 impl Drop for End {
     fn drop(&mut self) {
-        if let Some(event) = self.event.take() {
-            self.events.put(event);
+        if let Some((event, events)) = self.event.take() {
+            // The last one frees them all.
+            let _current = (Arc::strong_count(&events) == 1).then(Current::keep);
+            events.put(event);
+            drop(events);
         }
     }
 }
@@ -87,17 +89,23 @@ impl Drop for End {
 impl End {
     /// Orders all later work of `stream` after this; the host does not wait. Raises an error of the GPU.
     fn before(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        let Some((gpu, event)) = self.gpu.upgrade().zip(self.event.as_ref()) else {
+        let Some((gpu, (event, _))) = self.gpu.upgrade().zip(self.event.as_ref()) else {
             return Err(invalid(py, "wait", format!("rank {}: the communicator is closed", self.rank)));
         };
         // SAFETY: the Python caller guarantees that the handle is a stream, as with `stream=` of every call.
         gpu.check().and_then(|()| unsafe { gpu.wait_for(stream, event) }).map_err(|e| raise(py, &e))
     }
 
-    /// Whether the stream has passed it; raises CUDA's error, if earlier work failed.
+    /// Whether the stream has passed it; raises an error of the GPU, also one that ended earlier work early.
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         let _current = Current::keep();
-        let Some(event) = &self.event else { return Ok(true) };
-        event.try_is_complete().map_err(|e| raise(py, &failed("cuda", "asking how far a stream is".to_owned(), e)))
+        let Some((event, _)) = &self.event else { return Ok(true) };
+        let complete = event.try_is_complete();
+        let complete = complete.map_err(|e| failed("cuda", "asking how far a stream is".to_owned(), e));
+        let checked = complete.and_then(|complete| match self.gpu.upgrade() {
+            Some(gpu) if complete => gpu.check().map(|()| true),
+            _ => Ok(complete),
+        });
+        checked.map_err(|e| raise(py, &e))
     }
 }

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from checks import check, equal, full
+from checks import check, device, equal, full
 
 
 @check("test_send_recv", "test_send_recv_with_tag (in order)", "test_send_recv_all_to_all")
@@ -37,6 +37,37 @@ def isend_irecv(rank, n):
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     equal(theirs, float(left))
+
+
+@check("streams of messages")
+def message_behind_its_stream(rank, n):
+    """A message waits for the stream that was current when it was posted, not for that of its wait."""
+    if device().type == "cpu":
+        return
+    right, left = (rank + 1) % n, (rank - 1) % n
+    other, data, got = torch.cuda.Stream(), full(1 << 20, -1.0), full(1 << 20, -2.0)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(100_000_000)
+        data.fill_(float(rank))
+        sent = dist.isend(data, right)
+    received = dist.irecv(got, left)
+    received.wait()
+    sent.wait()
+    equal(got, float(left))
+
+
+@check("test_reduce_scatter, uneven lengths beside other work")
+def uneven_reduce_scatter_keeps_its_copies(rank, n):
+    lengths = [100_000 + r for r in range(n)]
+    parts, output = [full(length, 1.0) for length in lengths], full(lengths[rank], 0.0)
+    work = dist.reduce_scatter(output, parts, async_op=True)
+    # The allocator must not give these the memory of the copies.
+    later = [full(length, 7.0) for length in lengths * 4]
+    work.wait()
+    equal(output, float(n))
+    for tensor in later:
+        equal(tensor, 7.0)
 
 
 @check("test_irecv, posted before anything is sent")

@@ -36,6 +36,9 @@ def refused(rank, n):
         ):
             cases.append((call, ["contiguous", ""]))
         cases.append((lambda: dist.all_reduce(torch.zeros(2, device="meta")), ["meta", ""]))
+        # Real and imaginary parts apart make sums, and no products.
+        complex_ones = full(2, 1.0, torch.complex64)
+        cases.append((lambda: dist.reduce(complex_ones, 0, dist.ReduceOp.PRODUCT), ["prod of torch.complex64", ""]))
     ours = dist.get_backend() == "tinynccl"
     for call, words in cases:
         try:

@@ -31,8 +31,10 @@ class Collectives:
         if one.is_sparse:
             return self._sparse_all_reduce(tensors, op)
         self._number += 1
+        if self._deferred:
+            self._flush()
         if one.is_complex():
-            one = real(one)
+            one = real(one, op, "all_reduce")
         if _SAYS and opts is not None and not opts.asyncOp:
             self._comm.all_reduce(one, None, op)
             return None
@@ -44,7 +46,7 @@ class Collectives:
         if self._deferred:
             self._flush()
         side = self._sides[one.device]
-        end = self._comm.all_reduce(real(one), None, op, stream=side.behind_current())
+        end = self._comm.all_reduce(real(one, op, "all_reduce"), None, op, stream=side.behind_current())
         one.record_stream(side.stream)
         return Work.of(None, tensors, self._kept, end, side)
 
@@ -84,7 +86,7 @@ class Collectives:
 
         def calls():
             for tensor in tensors:
-                self._comm.all_reduce(real(tensor), op=op)
+                self._comm.all_reduce(real(tensor, op, "all_reduce"), op=op)
 
         return self._run("all_reduce", tensors, tensors, lambda **how: self._group(calls, **how))
 
@@ -109,7 +111,8 @@ class Collectives:
             # Only the root's tensor is to change.
             one = one if self._rank == root else one.clone()
             op = premultiply(opts, [one], self._rank, "reduce")
-        return self._run("reduce", [one], tensors, lambda **how: self._comm.reduce(real(one), op=op, root=root, **how))
+        numbers = real(one, op, "reduce")
+        return self._run("reduce", [one], tensors, lambda **how: self._comm.reduce(numbers, op=op, root=root, **how))
 
     def _allgather_base(self, output, input, opts=None):
         return self._run("all_gather", [input, output], output, lambda **how: self._comm.all_gather(input, output, **how))
@@ -187,7 +190,7 @@ class Collectives:
             "reduce_scatter",
             [input, output],
             output,
-            lambda **how: self._comm.reduce_scatter(real(input), real(output), op, **how),
+            lambda **how: self._comm.reduce_scatter(real(input, op, "reduce_scatter"), real(output, op, "reduce_scatter"), op, **how),
         )
 
     def reduce_scatter_tensor(self, output, input, opts=None):
@@ -204,7 +207,7 @@ class Collectives:
             "reduce_scatter",
             inputs,
             outputs,
-            lambda input, output: self._comm.reduce_scatter(real(input), real(output), op),
+            lambda input, output: self._comm.reduce_scatter(real(input, op, "reduce_scatter"), real(output, op, "reduce_scatter"), op),
             outputs,
         )
 
@@ -232,26 +235,27 @@ class Collectives:
                     f"{parts[self._rank].numel()}: expected equal lengths"
                 )
 
-            def calls():
-                for root, part in enumerate(parts):
-                    copy = part.clone().reshape(-1)
-                    held.append(copy)
-                    self._comm.reduce(real(copy), op=op, root=root)
+            # Of each rank's part only its own rank's copy becomes the sum.
+            held = [part.clone().reshape(-1) for part in parts]
 
-            held = []
+            def calls():
+                for root, copy in enumerate(held):
+                    self._comm.reduce(real(copy, op, "reduce_scatter"), op=op, root=root)
+
             return self._run(
                 "reduce_scatter",
                 [output, *parts],
                 outputs,
                 lambda **how: self._group(calls, **how),
                 lambda: output.copy_(held[self._rank].view_as(output)),
+                held,
             )
         flat = torch.cat([part.reshape(-1) for part in parts])
         return self._run(
             "reduce_scatter",
             [output, *parts],
             outputs,
-            lambda **how: self._comm.reduce_scatter(real(flat), real(output), op, **how),
+            lambda **how: self._comm.reduce_scatter(real(flat, op, "reduce_scatter"), real(output, op, "reduce_scatter"), op, **how),
             scratch=[flat],
         )
 

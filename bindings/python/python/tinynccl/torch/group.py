@@ -105,8 +105,9 @@ class Group(Collectives):
         """Makes calls over ``tensors`` and memory of ours: ``make`` gets keyword arguments for the communicator and returns a work."""
         self._number += 1
         device = self._check(call, tensors)
-        if device.type == "cuda":
+        if self._deferred:
             self._flush()
+        if device.type == "cuda":
             return self._coalescing(self._on_stream(device, [*tensors, *scratch], result, make, finish))
         work = Work.of(make(async_op=True), result, self._kept)
         return self._coalescing(work if finish is None else work._then(finish))
@@ -219,6 +220,8 @@ class Group(Collectives):
                 (self._comm.send if message.sends else self._comm.recv)(message.tensor, message.peer)
 
         tensors = [message.tensor for message in messages]
+        for message in messages:
+            self._sides[device].stream.wait_event(message.ready)
         work = self._on_stream(device, tensors, tensors, lambda **how: self._group(calls, **how))
         for message in messages:
             message._gpu_end, message._side = work._gpu_end, work._side

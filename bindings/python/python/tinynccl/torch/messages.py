@@ -292,6 +292,8 @@ class Deferred(Work):
         (self.tensor,) = self._result
         self._source = group._rank if sends else peer
         self._group, self.sends, self.peer = group, sends, peer
+        # The stream that is current when it starts may be another one.
+        self.ready = torch.cuda.current_stream(self.tensor.device).record_event()
         return self
 
     def wait(self, timeout=None):

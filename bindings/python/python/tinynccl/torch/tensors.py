@@ -52,9 +52,13 @@ def as_list(tensors):
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def real(tensor):
+def real(tensor, op, call):
     """Complex numbers as pairs of real ones: sums of them are sums of both."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if not tensor.is_complex():
+        return tensor
+    if op not in ("sum", "avg"):
+        raise InvalidArgument(f"{call}: {op} of {tensor.dtype}, expected SUM or AVG")
+    return torch.view_as_real(tensor)
 
 
 def spread(flat, parts):

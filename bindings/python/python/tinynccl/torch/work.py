@@ -82,9 +82,10 @@ class Work(c10d.Work):
     def is_completed(self):
         if self._call is not None and not self._call.is_completed():
             return False
-        if self._gpu_end is not None and not self._gpu_end.query():
-            return False
-        if self.exception() is None:
+        error = self.exception()
+        if error is None:
+            if self._gpu_end is not None and not self._gpu_end.query():
+                return False
             self._end()
         return True
 
@@ -92,7 +93,14 @@ class Work(c10d.Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self):
-        return None if self._call is None else self._call.exception()
+        if self._call is not None:
+            return self._call.exception()
+        if self._gpu_end is not None:
+            try:
+                self._gpu_end.query()
+            except Exception as error:
+                return error
+        return None
 
     def result(self):
         self.wait()
