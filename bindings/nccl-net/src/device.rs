@@ -24,6 +24,8 @@ pub(crate) fn speed(config: &Config, net: &Net) -> c_int {
         return c_int::try_from(config.net_speed).unwrap_or(c_int::MAX);
     }
     let mut interfaces: Vec<&str> = net.ports().iter().filter(|p| !p.loopback).map(|p| p.interface.as_str()).collect();
+    // One with addresses of both kinds is there twice.
+    interfaces.sort_unstable();
     interfaces.dedup();
     let told = |interface: &str| {
         let text = fs::read_to_string(format!("/sys/class/net/{interface}/speed")).ok()?;

@@ -24,11 +24,11 @@ pub(crate) const NAME: &CStr = c"tinynccl";
 static DONE: u8 = 0;
 
 struct State {
+    /// Connections that are being made, by the number that is kept in their handles. Dropped before their threads.
+    connecting: HashMap<u64, Connecting>,
     net: Net,
     speed: c_int,
     users: usize,
-    /// Connections that are being made, by the number that is kept in their handles.
-    connecting: HashMap<u64, Connecting>,
     next: u64,
 }
 

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -101,7 +101,7 @@ impl Door {
         let waiting = Waiting { secret: handle.key(), ready: VecDeque::new() };
         lock(&self.shared.listeners).insert(id, waiting);
         let (ports, limit) = (ports::list(&inner.ports), inner.config.connect_timeout);
-        Ok((handle, Listener { shared: self.shared.clone(), id, ports, limit, asked: OnceLock::new() }))
+        Ok((handle, Listener { shared: self.shared.clone(), id, ports, limit, asked: Mutex::default() }))
     }
 }
 
@@ -120,8 +120,8 @@ pub struct Listener {
     id: u32,
     ports: String,
     limit: Duration,
-    /// When a connection was first asked for.
-    asked: OnceLock<Instant>,
+    /// When a connection was first asked for, after the one before.
+    asked: Mutex<Option<Instant>>,
 }
 
 impl Listener {
@@ -129,15 +129,16 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::Connection`] when the peer says that it has no way here, or none has come for
-    /// [`Config::connect_timeout`](crate::Config::connect_timeout) since this was first asked.
+    /// [`Config::connect_timeout`](crate::Config::connect_timeout) since this was first asked for it.
     pub fn accept(&self) -> Result<Option<Receiver>> {
-        let asked = *self.asked.get_or_init(Instant::now);
+        let mut asked = lock(&self.asked);
         let mut listeners = lock(&self.shared.listeners);
         let ready = listeners.get_mut(&self.id).and_then(|w| w.ready.pop_front());
         if let Some(ready) = ready {
+            *asked = None;
             return ready.map(Some);
         }
-        if asked.elapsed() < self.limit {
+        if asked.get_or_insert_with(Instant::now).elapsed() < self.limit {
             return Ok(None);
         }
         Err(Error::Connection {

@@ -260,7 +260,7 @@ impl Incoming {
                 self.tell(link, &entry);
                 Ok(())
             }
-            Ok(None) if known.waiting.len() < MAX_REQUESTS => {
+            Ok(None) if known.waiting.len() < MAX_REQUESTS || known.waiting.contains_key(&frame.number) => {
                 known.waiting.insert(frame.number, frame.total);
                 Ok(())
             }

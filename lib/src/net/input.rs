@@ -200,6 +200,7 @@ impl Input {
                             std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
                         }
                     }
+                    Target::Early(_) if bytes.is_empty() => {}
                     Target::Early(data) => {
                         data.truncate(*at);
                         data.extend_from_slice(bytes);

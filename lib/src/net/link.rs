@@ -295,6 +295,11 @@ impl Link {
             if self.is_closed() || stream.is(State::Lost) || stream.is(State::Gone) {
                 return;
             }
+            if stream.is(State::New) {
+                // The sender may not have it, and says so if it does.
+                stream.becomes(State::Gone);
+                return stream.shut(Shutdown::Both);
+            }
             if !self.several() || self.alive().all(|(other, _)| other == index) {
                 return self.fail(format!("stream {index}: {detail}; {}", self.elsewhere()));
             }
@@ -338,6 +343,11 @@ impl Link {
     #[cold]
     pub(super) fn heard(self: &Arc<Link>, over: usize, word: Word, frame: &Frame) -> Result<(), String> {
         let about = frame.stream();
+        if word == Word::Left && self.side.receives() && self.is_free(about) {
+            // The sender's end alone was made.
+            self.say(vec![Frame::say(Word::Agreed, about as i32, 0)]);
+            return Ok(());
+        }
         let stream = self.stream(about).filter(|_| self.several() && about != over);
         let stream = stream.ok_or_else(|| format!("expected a word on another stream, got {frame:x?}"))?;
         match (word, &self.side) {

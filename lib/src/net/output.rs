@@ -19,6 +19,11 @@ pub(super) const COPIED: usize = 2 << 10;
 /// What a stream writes before others of its thread have their turn.
 const TURN: usize = 2 << 20;
 
+/// What counts as under way of a piece: short ones are acknowledged late, with others.
+fn counted(len: usize) -> usize {
+    if len > COPIED { len } else { 0 }
+}
+
 /// What a stream is writing, and what the peer has not acknowledged yet.
 #[derive(Debug)]
 pub(super) struct Output {
@@ -179,7 +184,7 @@ impl Output {
             }
         };
         let Some(stream) = acknowledged else { return };
-        stream.load.leave(len);
+        stream.load.leave(counted(len));
         self.sent.push_back(if copied {
             // A short message is done when it is written: a message more for each would cost more than the copy.
             let bytes = self.head.get(Frame::BYTES..).unwrap_or_default().to_vec();
@@ -201,7 +206,7 @@ impl Output {
             && let Some(piece) = self.sent.pop_front()
         {
             self.read += 1;
-            bytes += piece.len();
+            bytes += counted(piece.len());
             if let Some((slot, amount)) = piece.share()
                 && let Some(request) = link.requests.get(slot)
             {
@@ -214,7 +219,7 @@ impl Output {
 
     /// The pieces of a lost stream, which others take.
     pub(super) fn leave(&mut self, link: &Link, stream: &Stream) -> VecDeque<Piece> {
-        stream.load.forget(self.sent.iter().map(Piece::len).sum());
+        stream.load.forget(self.sent.iter().map(|piece| counted(piece.len())).sum());
         if let Some((slot, amount)) = self.done.take()
             && let Some(request) = link.requests.get(slot)
         {

@@ -56,7 +56,8 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) struct Worker {
     bell: Arc<Doorbell>,
-    inbox: Mutex<Vec<Task>>,
+    /// Until the thread ends.
+    inbox: Mutex<Option<Vec<Task>>>,
     any: AtomicBool,
     asleep: AtomicBool,
     stop: AtomicBool,
@@ -99,7 +100,7 @@ impl Worker {
         };
         let worker = Arc::new(Worker {
             bell,
-            inbox: Mutex::default(),
+            inbox: Mutex::new(Some(Vec::new())),
             any: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -120,7 +121,8 @@ impl Worker {
     }
 
     pub(super) fn push(&self, task: Task) {
-        lock(&self.inbox).push(task);
+        let Some(inbox) = &mut *lock(&self.inbox) else { return };
+        inbox.push(task);
         self.any.store(true, Ordering::Release);
         self.rouse();
     }
@@ -216,6 +218,8 @@ impl Worker {
         let mut run = lock(&self.run);
         run.finish(self);
         // What is left names this worker.
+        let left = lock(&self.inbox).take();
+        drop(left);
         run.streams.clear();
         run.queues.clear();
         run.devices.clear();
@@ -307,7 +311,7 @@ impl Run {
         if !worker.any.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let tasks = std::mem::take(&mut *lock(&worker.inbox));
+        let tasks = lock(&worker.inbox).as_mut().map(std::mem::take).unwrap_or_default();
         for task in tasks {
             match task {
                 Task::Add(link, stream) => self.add(link, stream),

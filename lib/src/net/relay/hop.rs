@@ -174,6 +174,8 @@ pub(super) fn attend(near: &mut TcpStream, far: &mut TcpStream, wait: &Wait<'_>)
     near.write_all(&Reply::Welcome.to_bytes()).map_err(slow)?;
     let mut hello = [0; Hello::BYTES];
     read_exact(near, &mut hello, wait, "the dialer has not said hello")?;
+    let stranger = |why: Option<String>| Failure::Wrong(why.unwrap_or_else(|| "it says no hello".to_owned()));
+    Hello::parse(&hello, ACCEPTOR).map_err(stranger)?;
     far.write_all(&hello).map_err(slow)?;
     let reply = recv_reply(far, wait)?;
     near.write_all(&reply.to_bytes()).map_err(slow)?;

@@ -100,15 +100,19 @@ fn a_relay_that_leaves_waits_for_its_streams_and_not_for_ever() {
 fn a_stranger_gets_no_further_than_a_hello() {
     let never = || None;
     let wait = Wait::new(ACCEPTOR, DIALER, DEADLINE, &never);
-    let ((mut near, mut stranger), (mut far, mut server)) = (sockets(), sockets());
-    stranger.write_all(&[b'x'; 10_000]).unwrap();
-    server.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
-    assert!(attend(&mut near, &mut far, &wait).is_err());
-    drop((near, far));
-    let mut got = Vec::new();
-    // Reset, since the relay had not read all.
-    let _ = server.read_to_end(&mut got);
-    assert_eq!(got.len(), Hello::BYTES);
+    let hello = Hello::new((DIALER, ACCEPTOR), (7, 7), &LinkOptions { max_message: 0, depth: 0 }, false, 1);
+    for (hello, passed) in [(&[b'x'; Hello::BYTES][..], 0), (bytemuck::bytes_of(&hello), Hello::BYTES)] {
+        let ((mut near, mut stranger), (mut far, mut server)) = (sockets(), sockets());
+        stranger.write_all(hello).unwrap();
+        stranger.write_all(&[b'x'; 10_000]).unwrap();
+        server.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+        assert!(attend(&mut near, &mut far, &wait).is_err());
+        drop((near, far));
+        let mut got = Vec::new();
+        // Reset, since the relay had not read all.
+        let _ = server.read_to_end(&mut got);
+        assert_eq!(got.len(), passed);
+    }
 }
 
 #[test]
