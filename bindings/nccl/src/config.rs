@@ -20,7 +20,7 @@ pub(crate) struct Options {
 impl Options {
     /// Without a configuration.
     pub(crate) fn standard() -> Options {
-        Options { blocking: settings::is_blocking(), name: None, blocks: None }
+        Options { blocking: settings::blocking().unwrap_or(true), name: None, blocks: None }
     }
 
     /// Those of a configuration; what it leaves undefined is as in `otherwise`.
@@ -40,7 +40,9 @@ impl Options {
         tell(&config);
         let defined = |value: c_int| (value != UNDEFINED).then_some(value);
         Ok(Options {
-            blocking: defined(config.blocking).map_or(otherwise.blocking, |blocking| blocking == 1),
+            blocking: settings::blocking()
+                .or_else(|| defined(config.blocking).map(|blocking| blocking == 1))
+                .unwrap_or(otherwise.blocking),
             // SAFETY: NULL or a text, as NCCL has it.
             name: unsafe { text(config.comm_name) }.or_else(|| otherwise.name.clone()),
             blocks: defined(config.max_ctas).and_then(settings::blocks).or(otherwise.blocks),

@@ -18,12 +18,13 @@ fn ranks(member: &Member) -> Result<&Ranks> {
     member.any_ranks().ok_or_else(|| Fault::argument(format!("communicator {} has not started", member.name())))
 }
 
-/// The options of a communicator that is made from `parent`.
+/// The options of a communicator that is made from `parent`: its, unless there is a configuration.
 ///
 /// # Safety
 /// As [`Options::of`].
 unsafe fn options(parent: &Member, config: *const abi::Config) -> Result<Options> {
-    let otherwise = Options { name: None, ..parent.options().clone() };
+    let inherited = Options { name: None, ..parent.options().clone() };
+    let otherwise = if config.is_null() { inherited } else { Options::standard() };
     // SAFETY: forwarded from the caller.
     unsafe { Options::of(config, &otherwise) }
 }

@@ -95,7 +95,14 @@ pub(crate) fn meet(
 ) -> Result<Status> {
     let own = member.clone();
     let (member, blocking) = (member.clone(), member.is_blocking());
-    job(Job { member, blocking, run: Box::new(move || run(&own)) })
+    let kept = move || {
+        run(&own).inspect_err(|fault| {
+            if !blocking {
+                own.fail(fault.clone())
+            }
+        })
+    };
+    job(Job { member, blocking, run: Box::new(kept) })
 }
 
 /// Does a job: at once, or at the end of the group. `ncclInProgress` for one that the caller does not wait for.

@@ -21,7 +21,8 @@ pub(crate) fn keep(comm: Handle, text: String) {
         member.keep_error(&text);
     }
     anywhere(&text);
-    HERE.set(Some(text));
+    // It is gone when the thread ends.
+    let _ = HERE.try_with(|here| here.replace(Some(text)));
 }
 
 /// Keeps the text of a failure in the background, which no thread of the program has seen.
@@ -34,11 +35,12 @@ pub(crate) fn anywhere(text: &str) {
 pub(crate) fn last(comm: Handle) -> *const c_char {
     let of_comm = handle::find(comm).and_then(|member| member.error());
     let text = of_comm
-        .or_else(|| HERE.with_borrow(Clone::clone))
+        .or_else(|| HERE.try_with(|here| here.borrow().clone()).ok().flatten())
         .or_else(|| ANYWHERE.lock().unwrap_or_else(PoisonError::into_inner).clone());
     let text = CString::new(text.unwrap_or_default().replace('\0', " ")).unwrap_or_default();
-    GIVEN.with_borrow_mut(|given| {
-        *given = text;
-        given.as_ptr()
-    })
+    let given = GIVEN.try_with(|given| {
+        given.replace(text);
+        given.borrow().as_ptr()
+    });
+    given.unwrap_or(c"".as_ptr())
 }

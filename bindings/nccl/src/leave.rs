@@ -62,11 +62,7 @@ pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
         ranks.present == 0
     };
     let name = member.name().to_owned();
-    let work = move || {
-        // Another thread may capture a graph meanwhile.
-        let uncaptured = Uncaptured::begin();
-        drop(member);
-        drop(uncaptured);
+    let left = move || {
         let mut here = here();
         if let Some(ranks) = here.get_or_insert_default().get_mut(&token) {
             ranks.leaving -= 1;
@@ -76,9 +72,17 @@ pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
         }
         CHANGED.notify_all();
     };
+    let work = move || {
+        // Another thread may capture a graph meanwhile.
+        let uncaptured = Uncaptured::begin();
+        drop(member);
+        drop(uncaptured);
+        left();
+    };
     if let Err(e) = std::thread::Builder::new().name("tinynccl-leave".to_owned()).spawn(work) {
         // The closure, and the communicator with it, was dropped here: it has left.
         log::debug!("communicator {name}: leaving without a thread: {e}");
+        left();
     }
     if alone && !patience.is_zero() {
         let left = |here: &mut Option<HashMap<[u8; 32], Here>>| {
@@ -131,6 +135,10 @@ export! {
     /// no error of this function, so a program that ends after a failure ends in good order. Another rank that fails or
     /// leaves after these calls is no failure of theirs.
     fn ncclCommFinalize / pncclCommFinalize [comm] (comm: Handle) {
+        // As NCCL: ending nothing is no error.
+        if comm.is_null() {
+            return Ok(Status::Success);
+        }
         group::noted(handle(comm).and_then(|member| {
             member.ranks()?;
             group::meet(&member, |member| {
@@ -146,7 +154,6 @@ export! {
 
     /// Waits for the calls made, and leaves the communicator; its handle names none from now on.
     fn ncclCommDestroy / pncclCommDestroy [] (comm: Handle) {
-        // As NCCL: destroying nothing is no error.
         if comm.is_null() { Ok(()) } else { destroy(comm) }
     }
 
@@ -158,13 +165,18 @@ export! {
 
     /// Ends the calls that wait. The communicator takes no more, but can be split, shrunk and destroyed.
     fn ncclCommRevoke / pncclCommRevoke [comm] (comm: Handle, flags: c_int) {
-        if flags != abi::REVOKE_DEFAULT {
-            return Err(Fault::argument(format!("revokeFlags is {flags}, expected 0 (NCCL_REVOKE_DEFAULT)")));
+        if comm.is_null() {
+            return Ok(Status::Success);
         }
-        let member = handle(comm)?;
-        let ranks = member.parent()?;
-        member.enter(Phase::Revoked);
-        ranks.device.abort();
-        Ok(Status::Success)
+        group::noted((|| {
+            if flags != abi::REVOKE_DEFAULT {
+                return Err(Fault::argument(format!("revokeFlags is {flags}, expected 0 (NCCL_REVOKE_DEFAULT)")));
+            }
+            let member = handle(comm)?;
+            let ranks = member.parent()?;
+            member.enter(Phase::Revoked);
+            ranks.device.abort();
+            Ok(Status::Success)
+        })())
     }
 }

@@ -19,7 +19,8 @@ use crate::{digest, door, place, settings};
 /// The settings of a communicator with these options.
 pub(crate) fn config(options: &Options) -> Result<Config> {
     let mut config = settings::config()?;
-    if settings::variable("TINYNCCL_CUDA_BLOCKS").is_none()
+    // NCCL's own variable is in `config` already, and counts before a communicator's configuration.
+    if ["TINYNCCL_CUDA_BLOCKS", "NCCL_MAX_CTAS"].iter().all(|name| settings::variable(name).is_none())
         && let Some(blocks) = options.blocks
     {
         config.cuda_blocks = blocks;

@@ -289,7 +289,8 @@ impl Member {
             _ if self.under_way.load(Ordering::Acquire) > 0 => Ok(Status::InProgress),
             (Phase::Ready, Some(ranks)) => {
                 ranks.device.check_calls()?;
-                Ok(Status::Success)
+                // Of what was done in the background.
+                self.fault().map_or(Ok(Status::Success), Err)
             }
             // Its last calls may have failed.
             (Phase::Finalized, _) => self.fault().map_or(Ok(Status::Success), Err),

@@ -70,33 +70,37 @@ export! {
         source: *const c_void, count: usize, datatype: c_int, to: c_int, win: *mut Opaque, offset: usize,
         sig_idx: c_int, ctx: c_int, flags: c_uint, comm: Handle, stream: CUstream
     ) {
-        let member = handle(comm)?;
-        check(&member)?;
-        let to = peer(&member, to, sig_idx, ctx, flags)?;
-        let dtype = abi::dtype(datatype)?;
-        let bytes = count.checked_mul(dtype.size());
-        let bytes = bytes.ok_or_else(|| Fault::argument(format!("{count} elements of {dtype} are more than memory holds")))?;
-        if source.is_null() && bytes > 0 {
-            return Err(Fault::argument(format!("localbuff is NULL, expected {bytes} bytes of the GPU")));
-        }
-        let window = windows::find_of(win, &member)?;
-        let source = source as u64;
-        group::enqueue(&member, stream, None, move |member, stream| {
-            // SAFETY: the caller's memory and stream, by the contract of ncclPutSignal; peers keep a window until they
-            // have seen the signals that they expect.
-            unsafe { member.device()?.put(stream, source, bytes, window.registration(), to, offset) }?;
-            signal(member, stream, to)
-        })
+        group::noted((|| {
+            let member = handle(comm)?;
+            check(&member)?;
+            let to = peer(&member, to, sig_idx, ctx, flags)?;
+            let dtype = abi::dtype(datatype)?;
+            let bytes = count.checked_mul(dtype.size());
+            let bytes = bytes.ok_or_else(|| Fault::argument(format!("{count} elements of {dtype} are more than memory holds")))?;
+            if source.is_null() && bytes > 0 {
+                return Err(Fault::argument(format!("localbuff is NULL, expected {bytes} bytes of the GPU")));
+            }
+            let window = windows::find_of(win, &member)?;
+            let source = source as u64;
+            group::enqueue(&member, stream, None, move |member, stream| {
+                // SAFETY: the caller's memory and stream, by the contract of ncclPutSignal; peers keep a window until they
+                // have seen the signals that they expect.
+                unsafe { member.device()?.put(stream, source, bytes, window.registration(), to, offset) }?;
+                signal(member, stream, to)
+            })
+        })())
     }
 
     /// Signals `peer`.
     fn ncclSignal / pncclSignal [comm] (
         to: c_int, sig_idx: c_int, ctx: c_int, flags: c_uint, comm: Handle, stream: CUstream
     ) {
-        let member = handle(comm)?;
-        check(&member)?;
-        let to = peer(&member, to, sig_idx, ctx, flags)?;
-        group::enqueue(&member, stream, None, move |member, stream| signal(member, stream, to))
+        group::noted((|| {
+            let member = handle(comm)?;
+            check(&member)?;
+            let to = peer(&member, to, sig_idx, ctx, flags)?;
+            group::enqueue(&member, stream, None, move |member, stream| signal(member, stream, to))
+        })())
     }
 
     /// Makes the stream wait for signals: of each rank that is named, so many more than were waited for before. The
@@ -104,16 +108,18 @@ export! {
     fn ncclWaitSignal / pncclWaitSignal [comm] (
         count: c_int, descriptions: *mut WaitSignalDesc, comm: Handle, stream: CUstream
     ) {
-        let member = handle(comm)?;
-        check(&member)?;
-        let count = usize::try_from(count).ok().filter(|&count| count > 0 && !descriptions.is_null());
-        let count = count.ok_or_else(|| Fault::argument("nDesc is not positive or signalDescs is NULL, expected an array"))?;
-        // SAFETY: the caller's array of so many.
-        let awaited = awaited(&member, unsafe { std::slice::from_raw_parts(descriptions, count) })?;
-        group::wait(&member, stream, move |member, stream| {
-            // SAFETY: the caller's stream of this GPU; the memory of signals lives as long as the communicator.
-            Ok(unsafe { member.device()?.wait_signals(stream, member.windows().signals()?, &awaited) }?)
-        })
+        group::noted((|| {
+            let member = handle(comm)?;
+            check(&member)?;
+            let count = usize::try_from(count).ok().filter(|&count| count > 0 && !descriptions.is_null());
+            let count = count.ok_or_else(|| Fault::argument("nDesc is not positive or signalDescs is NULL, expected an array"))?;
+            // SAFETY: the caller's array of so many.
+            let awaited = awaited(&member, unsafe { std::slice::from_raw_parts(descriptions, count) })?;
+            group::wait(&member, stream, move |member, stream| {
+                // SAFETY: the caller's stream of this GPU; the memory of signals lives as long as the communicator.
+                Ok(unsafe { member.device()?.wait_signals(stream, member.windows().signals()?, &awaited) }?)
+            })
+        })())
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) const HONOURED: &[Setting] = settings! {
     "NCCL_MIN_CTAS": "checked, and no more: the number of blocks depends on the size of the call";
     "NCCL_P2P_DISABLE": "1: calls go through the hosts' memory; TINYNCCL_CUDA_PATH";
     "NCCL_SHM_DISABLE": "1: between processes of a host, TCP instead of shared memory; TINYNCCL_TRANSPORT";
-    "NCCL_COMM_BLOCKING": "0: communicators without a configuration are non-blocking";
+    "NCCL_COMM_BLOCKING": "0: communicators are non-blocking, 1: blocking, whatever their configurations say";
 };
 
 /// A variable of the environment.
@@ -99,9 +99,13 @@ pub(crate) fn blocks(most: i32) -> Option<usize> {
     usize::try_from(most).ok().filter(|&most| most > 0).map(|most| most.clamp(2, 128))
 }
 
-/// Whether communicators without a configuration are blocking.
-pub(crate) fn is_blocking() -> bool {
-    variable("NCCL_COMM_BLOCKING").is_none_or(|value| value.trim() != "0")
+/// Whether communicators are blocking, whatever their configurations say.
+pub(crate) fn blocking() -> Option<bool> {
+    match variable("NCCL_COMM_BLOCKING")?.trim() {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
 }
 
 /// The variables of NCCL that are set and have no meaning here, or a value that has none.

@@ -25,7 +25,8 @@ pub(crate) fn begin(
     let member = Arc::new(member);
     let comm = handle::new(member.clone());
     *new = comm;
-    let (own, blocking) = (member.clone(), member.is_blocking());
+    // As NCCL: the caller waits as the communicator says that it works in.
+    let (own, blocking) = (member.clone(), parent.unwrap_or(&member).is_blocking());
     let stops: Vec<Arc<Member>> = parent.into_iter().chain([&member]).cloned().collect();
     let run = move || {
         let outcome = meet::stoppable(stops, || ranks(&own));

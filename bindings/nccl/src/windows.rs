@@ -166,42 +166,46 @@ export! {
     fn ncclCommWindowRegister / pncclCommWindowRegister [comm] (
         comm: Handle, buff: *mut c_void, size: usize, win: *mut *mut Opaque, flags: c_int
     ) {
-        // SAFETY: NULL or the caller's variable.
-        let place = unsafe { out("win", win) }?;
-        *place = std::ptr::null_mut();
-        let member = handle(comm)?;
-        if buff.is_null() || size == 0 {
-            return Err(Fault::argument(format!("buff is {buff:p} of {size} bytes, expected memory of the GPU")));
-        }
-        if !(buff as usize).is_multiple_of(WIN_ALIGNMENT) {
-            return Err(Fault::argument(format!(
-                "buff is {buff:p}, expected a multiple of {WIN_ALIGNMENT}: ncclMemAlloc gives such memory"
-            )));
-        }
-        // All windows are symmetric and ordered here.
-        log::debug!("ncclCommWindowRegister: flags {flags:#x}");
-        member.device()?;
-        let (address, place) = (buff as u64, win as usize);
-        group::meet(&member, move |member| {
-            let window = register(member, address, size)?;
-            // SAFETY: the caller's variable, which must live until ncclGroupEnd.
-            unsafe { (place as *mut *mut Opaque).write(window) };
-            Ok(())
-        })
+        group::noted((|| {
+            // SAFETY: NULL or the caller's variable.
+            let place = unsafe { out("win", win) }?;
+            *place = std::ptr::null_mut();
+            let member = handle(comm)?;
+            if buff.is_null() || size == 0 {
+                return Err(Fault::argument(format!("buff is {buff:p} of {size} bytes, expected memory of the GPU")));
+            }
+            if !(buff as usize).is_multiple_of(WIN_ALIGNMENT) {
+                return Err(Fault::argument(format!(
+                    "buff is {buff:p}, expected a multiple of {WIN_ALIGNMENT}: ncclMemAlloc gives such memory"
+                )));
+            }
+            // All windows are symmetric and ordered here.
+            log::debug!("ncclCommWindowRegister: flags {flags:#x}");
+            member.device()?;
+            let (address, place) = (buff as u64, win as usize);
+            group::meet(&member, move |member| {
+                let window = register(member, address, size)?;
+                // SAFETY: the caller's variable, which must live until ncclGroupEnd.
+                unsafe { (place as *mut *mut Opaque).write(window) };
+                Ok(())
+            })
+        })())
     }
 
     /// Ends a window, on this rank alone; NULL does nothing. The ranks must not use it any more.
     fn ncclCommWindowDeregister / pncclCommWindowDeregister [comm] (comm: Handle, win: *mut Opaque) {
-        let member = handle(comm)?;
-        if win.is_null() {
-            return Ok(());
-        }
-        find_of(win, &member)?;
-        member.windows().numbers().retain(|number| *number != win as usize);
-        let window = all().remove(&(win as usize));
-        // Outside of the lock.
-        drop(window);
-        Ok(())
+        group::noted((|| {
+            let member = handle(comm)?;
+            if win.is_null() {
+                return Ok(());
+            }
+            find_of(win, &member)?;
+            member.windows().numbers().retain(|number| *number != win as usize);
+            let window = all().remove(&(win as usize));
+            // Outside of the lock.
+            drop(window);
+            Ok(())
+        })())
     }
 
     /// Writes the address that `ncclCommWindowRegister` got; NULL for the NULL window of a communicator without
