@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, DriverError};
 
 use super::call::Stream;
-use super::driver::{cuda, is_capturing};
+use super::driver::{capture_of, cuda};
 use super::path::DataPath;
 use super::peer::{Chooser, Reason, Registry};
 use super::report::aborted;
@@ -76,6 +77,8 @@ impl fmt::Display for Explanation {
 pub(super) struct Order {
     pub(super) number: u32,
     pub(super) last: Option<Stream>,
+    /// Whose, if that is the stream of a thread.
+    pub(super) thread: Option<ThreadId>,
     pub(super) event: CudaEvent,
 }
 
@@ -228,31 +231,36 @@ impl DeviceComm {
     pub(super) fn order(&self, stream: Stream) -> Result<MutexGuard<'_, Order>> {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = stream.handle();
+        // `CU_STREAM_PER_THREAD`: another stream for each thread.
+        let thread = (handle.addr() == 2).then(|| std::thread::current().id());
         match &order.last {
-            Some(last) if last.handle() == handle => return Ok(order),
+            Some(last) if last.handle() == handle && order.thread == thread => return Ok(order),
             Some(last) => {
                 self.follow(&order, last.handle(), handle).map_err(|e| cuda("device", "ordering two streams", e))?
             }
             None => {}
         }
-        order.last = Some(stream);
+        (order.last, order.thread) = (Some(stream), thread);
         Ok(order)
     }
 
-    /// Makes `stream` wait for `last`, unless one of them is being captured: a graph runs when it is launched.
+    /// Makes `stream` wait for `last`, unless only one of them is being captured, or each for a graph of its own: a graph
+    /// runs when it is launched.
     fn follow(&self, order: &Order, last: sys::CUstream, stream: sys::CUstream) -> Result<(), DriverError> {
         use cudarc::driver::result::{event, stream as streams};
         // SAFETY: a stream, by the contract of `enqueue`.
-        if unsafe { is_capturing(stream) }? {
-            return Ok(());
+        let capture = unsafe { capture_of(stream) }?;
+        if order.thread.is_some_and(|thread| thread != std::thread::current().id()) {
+            // Its handle is another stream here.
+            return if capture.is_none() { self.context.synchronize() } else { Ok(()) };
         }
         // SAFETY: as above. A program that has destroyed its stream against the contract gets an error here.
-        match unsafe { is_capturing(last) } {
-            Ok(false) => {}
-            Ok(true) => return Ok(()),
+        match unsafe { capture_of(last) } {
+            Ok(other) if other == capture => {}
+            Ok(_) => return Ok(()),
             // Its work may still run.
             Err(DriverError(CUresult::CUDA_ERROR_INVALID_HANDLE | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)) => {
-                return self.context.synchronize();
+                return if capture.is_none() { self.context.synchronize() } else { Ok(()) };
             }
             Err(error) => return Err(error),
         }

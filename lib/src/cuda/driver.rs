@@ -1,6 +1,7 @@
 //! The CUDA driver: found, opened, and its errors in words.
 
 use std::ffi::CStr;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use cudarc::driver::result::device;
@@ -201,8 +202,18 @@ fn exchange_mode(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode
 /// # Safety
 /// `stream` must be one, or the default one.
 pub(super) unsafe fn is_capturing(stream: sys::CUstream) -> Result<bool, DriverError> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: a stream, by the caller's word.
-    unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result()?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    // SAFETY: by the caller's word.
+    unsafe { capture_of(stream) }.map(|capture| capture.is_some())
+}
+
+/// The number of the capture that a stream is part of, if there is one.
+///
+/// # Safety
+/// As [`is_capturing`].
+pub(super) unsafe fn capture_of(stream: sys::CUstream) -> Result<Option<u64>, DriverError> {
+    let (mut status, mut number) = (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+    // SAFETY: a stream, by the caller's word; what is not asked for is NULL.
+    unsafe { sys::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut number, null_mut(), null_mut(), null_mut()) }
+        .result()?;
+    Ok((status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(number))
 }

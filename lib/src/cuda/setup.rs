@@ -238,7 +238,7 @@ impl DeviceComm {
             why,
             chooser,
             checks_memory: config.cuda_check,
-            order: Mutex::new(Order { number: 0, last: None, event }),
+            order: Mutex::new(Order { number: 0, last: None, thread: None, event }),
             refused: AtomicBool::new(false),
             context: context.clone(),
             origin: Origin::here(),

@@ -8,7 +8,7 @@ mod errors;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use half::{bf16, f16};
 use tinynccl::comm::RawCall;
 use tinynccl::config::CudaPath;
@@ -16,7 +16,7 @@ use tinynccl::cuda::{self, Choice, DeviceComm, Path, Protocol};
 use tinynccl::wire::Collective;
 use tinynccl::{Call, Comm, Config, DType, F8E4M3, F8E5M2, ReduceOp};
 
-use crate::ranks::COLLECTIVES;
+use crate::ranks::{COLLECTIVES, capture};
 use check::{Exact, check, choices};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -365,6 +365,55 @@ fn calls_through_two_streams() {
     for (r, buffer) in ranks.iter().zip(&buffers) {
         r.comm.synchronize().unwrap();
         assert!(r.stream.clone_dtoh(buffer).unwrap().iter().all(|&x| x == n.wrapping_pow(6)));
+    }
+}
+
+/// The same within one graph, whose branches would run side by side.
+#[test]
+fn calls_through_two_streams_of_a_graph() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    if ranks[0].comm.path() != Path::Peer {
+        return skipped("graphs need peer access");
+    }
+    let n = ranks.len() as i32;
+    let make = || ranks.iter().map(|r| r.stream.clone_htod(&vec![1i32; 3_000_000]).unwrap()).collect::<Vec<_>>();
+    let (first, second) = (make(), make());
+    let (mut graphs, mut streams) = (Vec::new(), Vec::new());
+    let enqueue = |r: &Rank, stream: &Arc<CudaStream>, at| {
+        let call = Call::new(Collective::AllReduce, DType::I32, ReduceOp::Sum, 0, 3_000_000);
+        // SAFETY: the memory outlives the call and its graph.
+        unsafe { r.comm.enqueue(stream, &RawCall::on_device(call, at, at)) }.unwrap();
+    };
+    for (r, second) in ranks.iter().zip(&second) {
+        // Compiled and loaded before the capture.
+        enqueue(r, &r.stream, second.device_ptr(&r.stream).0);
+    }
+    for r in &ranks {
+        r.comm.synchronize().unwrap();
+    }
+    for (r, (first, second)) in ranks.iter().zip(first.iter().zip(&second)) {
+        let (first, second) = (first.device_ptr(&r.stream).0, second.device_ptr(&r.stream).0);
+        let other = r.comm.context().new_stream().unwrap();
+        graphs.push(capture(&r.stream, || {
+            other.join(&r.stream).unwrap();
+            enqueue(r, &r.stream, first);
+            enqueue(r, &other, second);
+            r.stream.join(&other).unwrap();
+        }));
+        streams.push(other);
+    }
+    for _ in 0..5 {
+        for (r, graph) in ranks.iter().zip(&graphs) {
+            r.comm.context().bind_to_thread().unwrap();
+            // SAFETY: the graph and its memory are alive.
+            unsafe { sys::cuGraphLaunch(*graph, r.stream.cu_stream()) }.result().unwrap();
+        }
+    }
+    for (r, buffers) in ranks.iter().zip(first.iter().zip(&second)) {
+        r.comm.synchronize().unwrap();
+        for (buffer, calls) in [(buffers.0, 5), (buffers.1, 6)] {
+            assert!(r.stream.clone_dtoh(buffer).unwrap().iter().all(|&x| x == n.pow(calls)));
+        }
     }
 }
 
