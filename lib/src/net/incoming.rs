@@ -242,11 +242,10 @@ impl Incoming {
         link.say(link.rdma.rooms((entry.tag, entry.number), entry.data, entry.room, entry.id()));
     }
 
-    /// The same of all that is posted and did not begin to arrive: there is a queue pair more, or some words are lost.
+    /// The same of all that is posted: there is a queue pair more, or some words are lost.
     pub(super) fn tell_rooms(&self, link: &Arc<Link>) {
         let tags = lock(&self.tags);
-        let posted = tags.all.values().flat_map(|tag| tag.posted.iter().flatten());
-        posted.filter(|entry| entry.got.load(Ordering::Relaxed) == 0).for_each(|entry| self.tell(link, entry));
+        tags.all.values().flat_map(|tag| tag.posted.iter().flatten()).for_each(|entry| self.tell(link, entry));
     }
 
     /// The sender's message of this length waits until it is told where it goes.

@@ -37,7 +37,7 @@ use crate::threads::lock;
 use crate::transport::verbs::rails::Registered;
 use crate::transport::verbs::sys::Access;
 pub(super) use devices::Devices;
-use queue::{Queue, Site};
+use queue::{Posted, Queue, Site};
 
 /// A message is cut into pieces of this length, alike at both ends.
 pub(super) const PIECE: usize = 512 << 10;
@@ -322,7 +322,7 @@ impl Queues {
     /// Has queue pairs take what is posted and has its room.
     pub(super) fn pump(&self, link: &Arc<Link>) {
         while let Some((first, _)) = self.alive().next()
-            && self.post(link, self.turn(first))
+            && self.next(link, first)
         {}
     }
 
@@ -332,16 +332,25 @@ impl Queues {
         load::turn(number, PIECE, loads).err().unwrap_or(number)
     }
 
-    /// Posts the next piece; false where there is none for this queue pair.
-    fn post(&self, link: &Arc<Link>, number: usize) -> bool {
-        let (Side::Out(outgoing), Some(queue)) = (&link.side, self.get(number)) else { return false };
-        match queue.post(link, outgoing, number) {
-            Ok(posted) => posted,
-            Err(why) => {
-                self.lose(link, number, &why);
-                false
+    /// Posts the next piece over the queue pair where it would arrive first, or over another if all rooms lack the key of
+    /// that one; false when there is nothing to do before the next event.
+    fn next(&self, link: &Arc<Link>, number: usize) -> bool {
+        let first = self.turn(number);
+        match self.post(link, first) {
+            Posted::Piece => true,
+            Posted::Full => false,
+            Posted::Nothing => {
+                self.alive().any(|(other, _)| other != first && self.post(link, other) == Posted::Piece)
             }
         }
+    }
+
+    fn post(&self, link: &Arc<Link>, number: usize) -> Posted {
+        let (Side::Out(outgoing), Some(queue)) = (&link.side, self.get(number)) else { return Posted::Nothing };
+        queue.post(link, outgoing, number).unwrap_or_else(|why| {
+            self.lose(link, number, &why);
+            Posted::Full
+        })
     }
 
     /// Takes in what a queue pair has done, and gives it more.
@@ -350,7 +359,7 @@ impl Queues {
         if let Err(why) = queue.arm().and_then(|()| queue.poll(link)) {
             self.lose(link, number, &why);
         }
-        while self.post(link, self.turn(number)) {}
+        while self.next(link, number) {}
     }
 
     /// Takes in what came before the end of a stream.

@@ -67,6 +67,16 @@ struct Work {
     receives: usize,
 }
 
+/// What [`Queue::post`] has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Posted {
+    Piece,
+    /// There is no piece whose room this queue pair knows.
+    Nothing,
+    /// It takes none now.
+    Full,
+}
+
 impl Queue {
     /// One that is initialised, at a port of ours.
     pub(super) fn new(site: &Site<'_>) -> Result<Queue> {
@@ -145,13 +155,13 @@ impl Queue {
     }
 
     /// Posts the next piece, if there is one for it; an error is the end of the queue pair.
-    pub(super) fn post(&self, link: &Link, outgoing: &Outgoing, number: usize) -> Result<bool, String> {
+    pub(super) fn post(&self, link: &Link, outgoing: &Outgoing, number: usize) -> Result<Posted, String> {
         let mut work = lock(&self.work);
-        let Work { qp: Some(qp), sent, .. } = &mut *work else { return Ok(false) };
+        let Work { qp: Some(qp), sent, .. } = &mut *work else { return Ok(Posted::Full) };
         if sent.len() >= DEPTH || !self.life.is(State::Alive) || link.is_closed() {
-            return Ok(false);
+            return Ok(Posted::Full);
         }
-        let Some((piece, to)) = outgoing.take_for(number as u8) else { return Ok(false) };
+        let Some((piece, to)) = outgoing.take_for(number as u8) else { return Ok(Posted::Nothing) };
         let (data, len) = piece.memory();
         self.load.leave(len);
         // It goes again in any case.
@@ -171,7 +181,7 @@ impl Queue {
         // SAFETY: part of a posted send, valid until its request is done, which is after its completion; `close` ends
         // the queue pair before.
         unsafe { qp.post_write(0, to.key, &write) }.map_err(|e| e.to_string())?;
-        Ok(true)
+        Ok(Posted::Piece)
     }
 
     /// Takes in completions. An error is the end of the queue pair.
