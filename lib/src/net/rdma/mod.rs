@@ -339,9 +339,7 @@ impl Queues {
         match self.post(link, first) {
             Posted::Piece => true,
             Posted::Full => false,
-            Posted::Nothing => {
-                self.alive().any(|(other, _)| other != first && self.post(link, other) == Posted::Piece)
-            }
+            Posted::Nothing => self.alive().any(|(other, _)| other != first && self.post(link, other) == Posted::Piece),
         }
     }
 

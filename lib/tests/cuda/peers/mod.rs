@@ -94,7 +94,7 @@ fn every_collective_with_shared_gpus() {
     let gpus = cuda::device_count().unwrap();
     for size in [3_usize, 4, 8] {
         if hosted && size.div_ceil(gpus) > 4 {
-            // Refused: cuda_hosted.rs.
+            // Refused: hosted.rs.
             continue;
         }
         let Some(ranks) = ranks_that_share(size) else { return };
