@@ -186,5 +186,7 @@ impl Net {
 impl Drop for Net {
     fn drop(&mut self) {
         self.inner.relays.leave();
+        // Its threads have the rest of this, too, while they dial.
+        self.inner.rails.stop();
     }
 }

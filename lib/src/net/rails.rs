@@ -122,15 +122,17 @@ impl Rails {
         self.shared.changed.notify_all();
         Ok(())
     }
-}
 
-impl Drop for Rails {
-    fn drop(&mut self) {
-        // With the lock: a thread that has just looked sees it, or waits already.
-        let watched = lock(&self.shared.watched);
-        self.shared.stop.store(true, Ordering::Release);
-        drop(watched);
+    /// Ends its threads; one that dials gives up.
+    pub(super) fn stop(&self) {
+        {
+            // With the lock: a thread that has just looked sees it, or waits already.
+            let _watched = lock(&self.shared.watched);
+            self.shared.stop.store(true, Ordering::Release);
+        }
         self.shared.changed.notify_all();
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        drop(threads);
     }
 }
 
