@@ -147,7 +147,7 @@ config! {
     cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
         "Largest chunk that a block of a collective's kernel sends to another GPU at once.";
     cuda_memory: usize = 0, "TINYNCCL_CUDA_MEMORY", "bytes, 4M or more; 0: no limit",
-        "Memory of the GPU that a communicator takes at most for calls between GPUs that reach each other's memory, without registered buffers: slots become shorter until it suffices, then kernels take fewer blocks. Communicators that only make small calls take 2 to 5 MiB anyway, without LL128 up to 30; schedules that keep partial sums take 16 MiB more. All ranks must set the same.";
+        "Memory of the GPU that a communicator takes at most for calls between GPUs that reach each other's memory, without registered buffers: slots become shorter until it suffices, then kernels take fewer blocks. Communicators that only make small calls take 2 to 5 MiB anyway (without LL128 up to 30); schedules that keep partial sums take 16 MiB more. All ranks must set the same.";
     cuda_ll128: Ll128 = Ll128::Auto, "TINYNCCL_CUDA_LL128", "auto, on, off",
         "Whether kernels send middle sizes in lines of 128 bytes with one flag each (NCCL's protocol LL128), which the link between GPUs must keep whole; auto: where all of them are NVLink.";
     cuda_proto: CudaProto = CudaProto::Auto, "TINYNCCL_CUDA_PROTO", "auto, ll, ll128, simple, schedule",
@@ -168,7 +168,7 @@ config! {
         "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
     net_streams: usize = 4, "TINYNCCL_NET_STREAMS", "1 to 16",
         "Over rails (TINYNCCL_TCP_RAILS) and under NVIDIA's NCCL (docs/nccl-net.md): TCP streams of a connection, on all its pairs of ports in turn. Messages over 32 KiB are cut into pieces, and each stream takes the next piece when it has sent one.";
-    net_threads: usize = 0, "TINYNCCL_NET_THREADS", "0 to 16; 0: cores / 2 - 2, but 2 to 8, 1 with fewer than 4 cores, and 1 over rails",
+    net_threads: usize = 0, "TINYNCCL_NET_THREADS", "0 to 16; 0: cores / 2 - 2, at least 2 and at most 8; 1 with fewer than 4 cores, and over rails",
         "Over rails and under NVIDIA's NCCL: threads of a process that read and write its connections.";
     net_chunk: usize = 256 << 10, "TINYNCCL_NET_CHUNK", "bytes, 32K to 4M",
         "Over rails and under NVIDIA's NCCL: largest piece of a message.";
