@@ -32,8 +32,10 @@ pub(super) const DIALER: usize = 1;
 const NEWS: usize = 16 << 10;
 /// How long a connection may take to prove who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Connections that have not proven who they are, at once; the oldest goes when there are more.
+/// Connections that have not named a listener, at once; the oldest goes when there are more.
 const HALF_OPEN: usize = 256;
+/// Connections that have named a listener, and prove themselves: hundreds of ranks may dial at once.
+const PROVING: usize = 1024;
 /// Pause after `accept` failed, for want of descriptors for example.
 const BREATHER: Duration = Duration::from_millis(100);
 
@@ -218,6 +220,13 @@ enum Next {
     Stranger(String, Option<StreamConn<TcpStream>>),
 }
 
+/// Whether there was one left.
+fn take_one(left: &mut usize) -> bool {
+    let any = *left > 0;
+    *left = left.saturating_sub(1);
+    any
+}
+
 struct Acceptor {
     inner: Arc<Inner>,
     shared: Arc<Shared>,
@@ -281,11 +290,14 @@ impl Acceptor {
 
     fn read_all(&mut self) {
         let now = Instant::now();
-        let excess = self.half_open.len().saturating_sub(HALF_OPEN);
-        for (i, HalfOpen { stage, deadline }) in std::mem::take(&mut self.half_open).into_iter().enumerate() {
+        let silent = |half: &&HalfOpen| matches!(half.stage, Stage::Hello(_));
+        let silents = self.half_open.iter().filter(silent).count();
+        // The oldest go.
+        let mut excess = [silents.saturating_sub(HALF_OPEN), (self.half_open.len() - silents).saturating_sub(PROVING)];
+        for HalfOpen { stage, deadline } in std::mem::take(&mut self.half_open) {
             let address = stage.address();
             let next = match self.advance(stage) {
-                Next::Stay(_) if i < excess => {
+                Next::Stay(ref stage) if take_one(&mut excess[usize::from(!matches!(stage, Stage::Hello(_)))]) => {
                     Next::Stranger("too many connections at once that prove nothing".to_owned(), None)
                 }
                 Next::Stay(_) if now >= deadline => {
