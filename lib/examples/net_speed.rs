@@ -10,8 +10,8 @@
 //! ```
 //! The receiver prints, at the end, megabytes per second from the first message to the last, and the longest time
 //! between two messages. Several handles, with commas between, are sent to at once. Of two that ping, one sends 8 bytes
-//! (or so many) and the other one sends them back; both print the median of half such a turn. `socket` prints the same of
-//! one TCP connection between two threads that spin.
+//! (or so many) and the other one sends them back; both print the median of half such a turn. `socket` prints the same
+//! of one TCP connection between two threads that spin.
 
 use std::error::Error;
 use std::io::{ErrorKind, Read, Write};

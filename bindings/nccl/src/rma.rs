@@ -83,8 +83,8 @@ export! {
             let window = windows::find_of(win, &member)?;
             let source = source as u64;
             group::enqueue(&member, stream, None, move |member, stream| {
-                // SAFETY: the caller's memory and stream, by the contract of ncclPutSignal; peers keep a window until they
-                // have seen the signals that they expect.
+                // SAFETY: the caller's memory and stream, by the contract of ncclPutSignal; peers keep a window until
+                // they have seen the signals that they expect.
                 unsafe { member.device()?.put(stream, source, bytes, window.registration(), to, offset) }?;
                 signal(member, stream, to)
             })

@@ -244,8 +244,8 @@ impl DeviceComm {
         Ok(order)
     }
 
-    /// Makes `stream` wait for `last`, unless only one of them is being captured, or each for a graph of its own: a graph
-    /// runs when it is launched.
+    /// Makes `stream` wait for `last`, unless only one of them is being captured, or each for a graph of its own: a
+    /// graph runs when it is launched.
     fn follow(&self, order: &Order, last: sys::CUstream, stream: sys::CUstream) -> Result<(), DriverError> {
         use cudarc::driver::result::{event, stream as streams};
         // SAFETY: a stream, by the contract of `enqueue`.

@@ -332,8 +332,8 @@ impl Queues {
         load::turn(number, PIECE, loads).err().unwrap_or(number)
     }
 
-    /// Posts the next piece over the queue pair where it would arrive first, or over another if all rooms lack the key of
-    /// that one; false when there is nothing to do before the next event.
+    /// Posts the next piece over the queue pair where it would arrive first, or over another if all rooms lack the key
+    /// of that one; false when there is nothing to do before the next event.
     fn next(&self, link: &Arc<Link>, number: usize) -> bool {
         let first = self.turn(number);
         match self.post(link, first) {
