@@ -373,7 +373,8 @@ fn calls_through_two_streams() {
 fn calls_through_two_streams_of_a_graph() {
     let Some(ranks) = ranks(PATIENCE) else { return };
     if ranks[0].comm.path() != Path::Peer {
-        return skipped("graphs need peer access");
+        // Refused there: `hosted::capture_is_refused`.
+        return;
     }
     let n = ranks.len() as i32;
     let make = || ranks.iter().map(|r| r.stream.clone_htod(&vec![1i32; 3_000_000]).unwrap()).collect::<Vec<_>>();
