@@ -162,7 +162,8 @@ impl TwoShot {
                     let targets: Vec<_> = (0..ranks).filter_map(output).collect();
                     combine(plan, &sources(0), &targets, share(plan.count, plan.elem, rank, ranks), streams);
                 }
-                Collective::AllReduce if inputs.is_some() => {
+                // Where no rank's result takes the place of an input that others read meanwhile.
+                Collective::AllReduce if inputs.is_some_and(|id| self.places.iter().all(|p| p.output_id != id)) => {
                     combine(plan, &sources(0), &[ours], 0..plan.count, streams);
                 }
                 Collective::ReduceScatter if inputs.is_some() => {

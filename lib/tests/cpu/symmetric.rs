@@ -128,6 +128,30 @@ fn any_mix_of_buffers_gives_the_result() {
     });
 }
 
+/// A rank whose result takes the place of its input must not write while another one reads that.
+#[test]
+fn in_place_beside_ordinary_memory() {
+    const COUNT: usize = 300_000;
+    let n = 3;
+    ranks(n, &config(), |comm| {
+        let mut one = comm.alloc::<f32>(COUNT).expect("alloc");
+        let mut plain = vec![0.0f32; COUNT];
+        for round in 0..12 {
+            fill(&mut one, comm.rank());
+            let in_place = round % n == comm.rank();
+            match in_place {
+                true => comm.all_reduce_in_place(&mut one, ReduceOp::Sum),
+                false => comm.all_reduce(&one, &mut plain, ReduceOp::Sum),
+            }
+            .expect("all_reduce");
+            let result = if in_place { &one[..] } else { &plain[..] };
+            for (i, &x) in result.iter().enumerate() {
+                assert_eq!(x, sum(n, i), "round {round}, rank {}, element {i}", comm.rank());
+            }
+        }
+    });
+}
+
 #[test]
 fn sizes_around_the_slot_and_the_line() {
     let mut config = config();
