@@ -250,17 +250,18 @@ impl DeviceComm {
         use cudarc::driver::result::{event, stream as streams};
         // SAFETY: a stream, by the contract of `enqueue`.
         let capture = unsafe { capture_of(stream) }?;
+        // Where `last` names nothing any more, and its work may still run.
+        let all = || if capture.is_none() { self.context.synchronize() } else { Ok(()) };
         if order.thread.is_some_and(|thread| thread != std::thread::current().id()) {
             // Its handle is another stream here.
-            return if capture.is_none() { self.context.synchronize() } else { Ok(()) };
+            return all();
         }
         // SAFETY: as above. A program that has destroyed its stream against the contract gets an error here.
         match unsafe { capture_of(last) } {
             Ok(other) if other == capture => {}
             Ok(_) => return Ok(()),
-            // Its work may still run.
             Err(DriverError(CUresult::CUDA_ERROR_INVALID_HANDLE | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)) => {
-                return if capture.is_none() { self.context.synchronize() } else { Ok(()) };
+                return all();
             }
             Err(error) => return Err(error),
         }

@@ -21,8 +21,8 @@ class Collectives:
             tensors = as_list(tensors)
         if len(tensors) != 1:
             return self.allreduce_coalesced(tensors, opts)
-        op = operator(opts, self._rank, "all_reduce")
         one = tensors[0]
+        op = operator(opts, self._rank, "all_reduce", one)
         if op == PREMUL:
             op = premultiply(opts, tensors, self._rank, "all_reduce")
         # What `_run` does, shorter, as gradients come this way: the layout is checked where the memory is taken.
@@ -34,7 +34,7 @@ class Collectives:
         if self._deferred:
             self._flush()
         if one.is_complex():
-            one = real(one, op, "all_reduce")
+            one = real(one)
         if _SAYS and opts is not None and not opts.asyncOp:
             self._comm.all_reduce(one, None, op)
             return None
@@ -46,7 +46,7 @@ class Collectives:
         if self._deferred:
             self._flush()
         side = self._sides[one.device]
-        end = self._comm.all_reduce(real(one, op, "all_reduce"), None, op, stream=side.behind_current())
+        end = self._comm.all_reduce(real(one), None, op, stream=side.behind_current())
         one.record_stream(side.stream)
         return Work.of(None, tensors, self._kept, end, side)
 
@@ -80,13 +80,13 @@ class Collectives:
 
     def allreduce_coalesced(self, tensors, opts=None):
         tensors = as_list(tensors)
-        op = operator(opts, self._rank, "all_reduce")
+        op = operator(opts, self._rank, "all_reduce", *tensors)
         if op == PREMUL:
             op = premultiply(opts, tensors, self._rank, "all_reduce")
 
         def calls():
             for tensor in tensors:
-                self._comm.all_reduce(real(tensor, op, "all_reduce"), op=op)
+                self._comm.all_reduce(real(tensor), op=op)
 
         return self._run("all_reduce", tensors, tensors, lambda **how: self._group(calls, **how))
 
@@ -104,15 +104,14 @@ class Collectives:
 
     def reduce(self, tensors, opts=None):
         tensors = as_list(tensors)
-        op = operator(opts, self._rank, "reduce")
-        root = getattr(opts, "rootRank", 0)
         one = tensors[0]
+        op = operator(opts, self._rank, "reduce", one)
+        root = getattr(opts, "rootRank", 0)
         if op == PREMUL:
             # Only the root's tensor is to change.
             one = one if self._rank == root else one.clone()
             op = premultiply(opts, [one], self._rank, "reduce")
-        numbers = real(one, op, "reduce")
-        return self._run("reduce", [one], tensors, lambda **how: self._comm.reduce(numbers, op=op, root=root, **how))
+        return self._run("reduce", [one], tensors, lambda **how: self._comm.reduce(real(one), op=op, root=root, **how))
 
     def _allgather_base(self, output, input, opts=None):
         return self._run("all_gather", [input, output], output, lambda **how: self._comm.all_gather(input, output, **how))
@@ -182,7 +181,7 @@ class Collectives:
         return self._run("all_gather", list(inputs), outputs, lambda **how: self._group(calls, **how), finish, flats)
 
     def _reduce_scatter_base(self, output, input, opts=None):
-        op = operator(opts, self._rank, "reduce_scatter")
+        op = operator(opts, self._rank, "reduce_scatter", input)
         if op == PREMUL:
             input = input.clone()
             op = premultiply(opts, [input], self._rank, "reduce_scatter")
@@ -190,7 +189,7 @@ class Collectives:
             "reduce_scatter",
             [input, output],
             output,
-            lambda **how: self._comm.reduce_scatter(real(input, op, "reduce_scatter"), real(output, op, "reduce_scatter"), op, **how),
+            lambda **how: self._comm.reduce_scatter(real(input), real(output), op, **how),
         )
 
     def reduce_scatter_tensor(self, output, input, opts=None):
@@ -199,15 +198,16 @@ class Collectives:
     reduce_scatter_single = reduce_scatter_tensor
 
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
-        op = operator(opts, self._rank, "reduce_scatter")
+        inputs = as_list(inputs)
+        op = operator(opts, self._rank, "reduce_scatter", *inputs)
         if op == PREMUL:
-            inputs = [input.clone() for input in as_list(inputs)]
+            inputs = [input.clone() for input in inputs]
             op = premultiply(opts, inputs, self._rank, "reduce_scatter")
         return self._many(
             "reduce_scatter",
             inputs,
             outputs,
-            lambda input, output: self._comm.reduce_scatter(real(input, op, "reduce_scatter"), real(output, op, "reduce_scatter"), op),
+            lambda input, output: self._comm.reduce_scatter(real(input), real(output), op),
             outputs,
         )
 
@@ -218,8 +218,8 @@ class Collectives:
         outputs = as_list(outputs)
         if inputs and isinstance(inputs[0], torch.Tensor):
             inputs = [inputs]
-        op = operator(opts, self._rank, "reduce_scatter")
         output, parts = outputs[0], inputs[0]
+        op = operator(opts, self._rank, "reduce_scatter", output)
         if op == PREMUL:
             parts = [part.clone() for part in parts]
             op = premultiply(opts, parts, self._rank, "reduce_scatter")
@@ -240,7 +240,7 @@ class Collectives:
 
             def calls():
                 for root, copy in enumerate(held):
-                    self._comm.reduce(real(copy, op, "reduce_scatter"), op=op, root=root)
+                    self._comm.reduce(real(copy), op=op, root=root)
 
             return self._run(
                 "reduce_scatter",
@@ -255,7 +255,7 @@ class Collectives:
             "reduce_scatter",
             [output, *parts],
             outputs,
-            lambda **how: self._comm.reduce_scatter(real(flat, op, "reduce_scatter"), real(output, op, "reduce_scatter"), op, **how),
+            lambda **how: self._comm.reduce_scatter(real(flat), real(output), op, **how),
             scratch=[flat],
         )
 

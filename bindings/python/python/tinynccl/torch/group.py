@@ -105,8 +105,7 @@ class Group(Collectives):
         """Makes calls over ``tensors`` and memory of ours: ``make`` gets keyword arguments for the communicator and returns a work."""
         self._number += 1
         device = self._check(call, tensors)
-        if self._deferred:
-            self._flush()
+        self._flush()
         if device.type == "cuda":
             return self._coalescing(self._on_stream(device, [*tensors, *scratch], result, make, finish))
         work = Work.of(make(async_op=True), result, self._kept)

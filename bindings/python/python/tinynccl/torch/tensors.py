@@ -24,13 +24,21 @@ if torch.__version__ >= "2":
 _OPERATORS = {hash(getattr(dist.ReduceOp, name)): ours for name, ours in _NAMES.items() if hasattr(dist.ReduceOp, name)}
 
 
-def operator(opts, rank, call):
-    """The operator of an opts object, or given by itself."""
+# PREMUL has a refusal of its own, in `premultiply`.
+_OF_COMPLEX = ("sum", "avg", PREMUL)
+
+
+def operator(opts, rank, call, *tensors):
+    """The operator of an opts object, or given by itself, for these tensors."""
     # Each reading makes an object anew, which takes longer than all else here.
     op = getattr(opts, "reduceOp", opts)
     name = "sum" if op is None else _OPERATORS.get(hash(op))
     if name is None:
         raise InvalidArgument(f"{call}: rank {rank}: operator {op}, expected one of {', '.join(_NAMES)}")
+    if name not in _OF_COMPLEX:
+        for tensor in tensors:
+            if tensor.is_complex():
+                raise InvalidArgument(f"{call}: rank {rank}: {name} of {tensor.dtype}, expected SUM or AVG")
     return name
 
 
@@ -52,13 +60,9 @@ def as_list(tensors):
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def real(tensor, op, call):
+def real(tensor):
     """Complex numbers as pairs of real ones: sums of them are sums of both."""
-    if not tensor.is_complex():
-        return tensor
-    if op not in ("sum", "avg"):
-        raise InvalidArgument(f"{call}: {op} of {tensor.dtype}, expected SUM or AVG")
-    return torch.view_as_real(tensor)
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def spread(flat, parts):

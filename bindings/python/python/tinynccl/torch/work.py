@@ -82,10 +82,12 @@ class Work(c10d.Work):
     def is_completed(self):
         if self._call is not None and not self._call.is_completed():
             return False
-        error = self.exception()
+        done, error = self._on_gpu()
+        if not done:
+            return False
+        if self._call is not None:
+            error = self._call.exception()
         if error is None:
-            if self._gpu_end is not None and not self._gpu_end.query():
-                return False
             self._end()
         return True
 
@@ -93,14 +95,16 @@ class Work(c10d.Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self):
-        if self._call is not None:
-            return self._call.exception()
-        if self._gpu_end is not None:
-            try:
-                self._gpu_end.query()
-            except Exception as error:
-                return error
-        return None
+        return self._on_gpu()[1] if self._call is None else self._call.exception()
+
+    def _on_gpu(self):
+        """Whether the GPU has done its part, and the error with which it ended."""
+        if self._gpu_end is None:
+            return True, None
+        try:
+            return self._gpu_end.query(), None
+        except Exception as error:
+            return True, error
 
     def result(self):
         self.wait()
