@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use super::Inner;
 use super::door::{ACCEPTOR, DIALER};
+use super::ends::{self, Sender};
 use super::handle::Handle;
-use super::link::{self, Sender, Ways};
+use super::link::Ways;
 use super::ports::{self, Way};
 use super::relay::{self, Stops};
 use crate::bootstrap::interface;
@@ -201,7 +202,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let words: Vec<String> = working.iter().map(ToString::to_string).collect();
     log::info!("made {name}, over {}", words.join(" and "));
     let ways = Ways { several, relayed };
-    let sender = link::sender(name, (sockets, ways), inner)?;
+    let sender = ends::sender(name, (sockets, ways), inner)?;
     if ways.several {
         inner.rails.watch(inner, &sender.link, Some(redial))?;
     }

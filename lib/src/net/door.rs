@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::ends::{self, Receiver};
 use super::handle::Handle;
-use super::link::{self, Link, Receiver, Ways};
+use super::link::{Link, Ways};
 use super::relay::{self, Stops};
 use super::{Inner, ports};
 use crate::doorbell::Doorbell;
@@ -220,13 +221,6 @@ enum Next {
     Stranger(String, Option<StreamConn<TcpStream>>),
 }
 
-/// Whether there was one left.
-fn take_one(left: &mut usize) -> bool {
-    let any = *left > 0;
-    *left = left.saturating_sub(1);
-    any
-}
-
 struct Acceptor {
     inner: Arc<Inner>,
     shared: Arc<Shared>,
@@ -290,14 +284,15 @@ impl Acceptor {
 
     fn read_all(&mut self) {
         let now = Instant::now();
-        let silent = |half: &&HalfOpen| matches!(half.stage, Stage::Hello(_));
-        let silents = self.half_open.iter().filter(silent).count();
-        // The oldest go.
-        let mut excess = [silents.saturating_sub(HALF_OPEN), (self.half_open.len() - silents).saturating_sub(PROVING)];
+        let kind = |stage: &Stage| usize::from(!matches!(stage, Stage::Hello(_)));
+        // Of either kind; the oldest go while there are more than may stay.
+        let mut there = [0, 0];
+        self.half_open.iter().for_each(|half| there[kind(&half.stage)] += 1);
         for HalfOpen { stage, deadline } in std::mem::take(&mut self.half_open) {
             let address = stage.address();
             let next = match self.advance(stage) {
-                Next::Stay(ref stage) if take_one(&mut excess[usize::from(!matches!(stage, Stage::Hello(_)))]) => {
+                Next::Stay(ref stage) if there[kind(stage)] > [HALF_OPEN, PROVING][kind(stage)] => {
+                    there[kind(stage)] -= 1;
                     Next::Stranger("too many connections at once that prove nothing".to_owned(), None)
                 }
                 Next::Stay(_) if now >= deadline => {
@@ -460,7 +455,7 @@ impl Acceptor {
     fn receiver(&self, sockets: Vec<TcpStream>, ways: Ways, way: &[SocketAddr]) -> Result<Receiver> {
         let name = super::dial::name(&sockets, way);
         log::info!("accepted {name}");
-        link::receiver(name, (sockets, ways), &self.inner)
+        ends::receiver(name, (sockets, ways), &self.inner)
     }
 
     /// Why a peer has no way here.

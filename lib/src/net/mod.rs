@@ -47,6 +47,7 @@
 mod crowd;
 mod dial;
 mod door;
+mod ends;
 mod frame;
 mod handle;
 mod incoming;
@@ -72,8 +73,8 @@ use std::sync::Arc;
 
 pub use dial::Connecting;
 pub use door::Listener;
+pub use ends::{Receiver, Sender};
 pub use handle::Handle;
-pub use link::{Receiver, Sender};
 pub use links::endpoint;
 pub use rdma::Memory;
 pub use request::{MAX_GROUP, MAX_REQUESTS, Request};

@@ -183,8 +183,8 @@ impl Ends {
 
     fn over(net: Net) -> Ends {
         let (outs, intos) = (0..4).map(sockets).unzip();
-        let out = link::sender("out".to_owned(), (outs, SEVERAL), &net.inner).unwrap();
-        let into = link::receiver("in".to_owned(), (intos, SEVERAL), &net.inner).unwrap();
+        let out = ends::sender("out".to_owned(), (outs, SEVERAL), &net.inner).unwrap();
+        let into = ends::receiver("in".to_owned(), (intos, SEVERAL), &net.inner).unwrap();
         Ends { net, out, into }
     }
 
@@ -325,10 +325,10 @@ fn words_that_make_no_sense_end_the_connection() {
         let all = (vec![ours, sockets(1).0], SEVERAL);
         let (sender, receiver, link);
         if to_sender {
-            sender = link::sender("x".to_owned(), all, &net.inner).unwrap();
+            sender = ends::sender("x".to_owned(), all, &net.inner).unwrap();
             link = sender.link.clone();
         } else {
-            receiver = link::receiver("x".to_owned(), all, &net.inner).unwrap();
+            receiver = ends::receiver("x".to_owned(), all, &net.inner).unwrap();
             link = receiver.link.clone();
         }
         (&theirs).write_all(bytemuck::bytes_of(&frame::Frame::say(word, about, number))).unwrap();

@@ -121,8 +121,10 @@ impl Worker {
     }
 
     pub(super) fn push(&self, task: Task) {
-        let Some(inbox) = &mut *lock(&self.inbox) else { return };
-        inbox.push(task);
+        match &mut *lock(&self.inbox) {
+            Some(inbox) => inbox.push(task),
+            None => return,
+        }
         self.any.store(true, Ordering::Release);
         self.rouse();
     }
