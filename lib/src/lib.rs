@@ -55,6 +55,7 @@ mod threads;
 pub mod topology;
 pub mod trace;
 pub mod transport;
+mod unix;
 
 pub use comm::Comm;
 pub use config::Config;

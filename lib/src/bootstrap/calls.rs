@@ -54,8 +54,6 @@ pub(crate) fn first_difference(ours: &[Made], theirs: &[Made]) -> Option<[Made; 
 pub struct Disagreement {
     /// The communicator.
     pub comm: u32,
-    /// Its first member: communicators without a common rank may have the same number.
-    pub first: usize,
     /// The ranks.
     pub ranks: [usize; 2],
     /// The call of each that is the first to differ, as far as is known.

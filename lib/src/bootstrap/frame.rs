@@ -175,7 +175,7 @@ mod tests {
         magic[0] = b'G';
         let mut version = HELLO.encode();
         version[8] = 9;
-        for (bytes, why) in [(magic, "not a tinynccl hello"), (version, "version 9, the store version 3")] {
+        for (bytes, why) in [(magic, "not a tinynccl hello"), (version, "version 9, the store version 4")] {
             let e = Hello::decode(&bytes).unwrap_err();
             assert!(e.contains(why), "{e}");
         }

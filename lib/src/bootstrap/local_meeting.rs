@@ -5,23 +5,31 @@
 //! socket leaves no file behind and disappears with its owner. Both sides check that the other belongs to the same
 //! user.
 
+use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
 use std::io::{Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{SocketAddrUnix, SocketType};
 
 use super::UniqueId;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Kept;
+use crate::interrupt::asked_to_stop;
 use crate::threads::{Thread, deadline_after, left, poll};
+use crate::unix;
 
 const OP: &str = "meeting on this host";
 const LONGEST_ID: u64 = 8 << 10;
+/// How long rank 0 may take to answer.
+const READ_LIMIT: Duration = Duration::from_secs(1);
+/// Pause after `accept` failed, for instance for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The name under which the ranks with this launcher meet. `use_number`: how often this process has met before.
 pub(crate) fn name(rank_variable: &str, use_number: u32) -> String {
@@ -56,12 +64,15 @@ fn parent_and_start(pid: u32) -> Option<(u32, u64)> {
     Some((parent, started))
 }
 
-fn address(name: &str) -> Result<SocketAddr> {
-    SocketAddr::from_abstract_name(name.as_bytes()).map_err(|e| Error::io(OP, format!("name {name}"), &e))
+fn address(name: &str) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|e| Error::errno(OP, format!("name {name}"), e))
 }
 
-fn same_user(stream: &UnixStream) -> bool {
-    rustix::net::sockopt::socket_peercred(stream).is_ok_and(|c| c.uid == rustix::process::getuid())
+fn listen(address: &SocketAddrUnix) -> Result<UnixListener, Errno> {
+    let socket = unix::socket(SocketType::STREAM)?;
+    rustix::net::bind(&socket, address)?;
+    rustix::net::listen(&socket, 4096)?;
+    Ok(UnixListener::from(socket))
 }
 
 /// Rank 0's side: a thread that gives the id to everybody of the same user who connects. Ends when dropped.
@@ -74,9 +85,7 @@ pub(crate) struct HandOut {
 impl HandOut {
     pub(crate) fn start(name: &str, id: &UniqueId) -> Result<HandOut> {
         let failed = |e| format!("rank 0 cannot listen: {e}; is there another process with rank 0?");
-        let listener =
-            UnixListener::bind_addr(&address(name)?).map_err(|e| Error::bootstrap(format!("@{name}"), failed(e)))?;
-        listener.set_nonblocking(true).map_err(|e| Error::io(OP, "listener", &e))?;
+        let listener = listen(&address(name)?).map_err(|e| Error::bootstrap(format!("@{name}"), failed(e)))?;
         let listener = Kept::new(listener);
         let stop = Arc::new((AtomicBool::new(false), Doorbell::new()?));
         let (for_thread, text) = (Arc::clone(&stop), id.to_string());
@@ -100,10 +109,18 @@ fn hand_out(listener: &UnixListener, text: &str, stop: &(AtomicBool, Arc<Doorbel
         if poll(&mut fds, Duration::from_secs(60)).is_err() {
             return;
         }
-        while let Ok((mut stream, _)) = listener.accept() {
-            if same_user(&stream) {
+        match listener.accept() {
+            Ok((mut stream, _)) if unix::same_user(&stream).is_ok() => {
                 // The id fits any socket buffer, so this does not block.
                 let _ = stream.set_nonblocking(true).and_then(|()| stream.write_all(text.as_bytes()));
+            }
+            Ok(_) => {}
+            Err(e) if matches!(e.kind(), WouldBlock | Interrupted | ConnectionAborted) => {}
+            Err(e) => {
+                log::warn!("{OP}: accept: {e}");
+                if poll(&mut fds[..1], ACCEPT_PAUSE).is_err() {
+                    return;
+                }
             }
         }
     }
@@ -126,19 +143,24 @@ pub(crate) fn fetch(name: &str, rank: usize, limit: Duration) -> Result<UniqueId
             );
             return Err(Error::bootstrap(format!("@{name}"), detail));
         }
+        if asked_to_stop() {
+            return Err(Error::Aborted { op: OP.to_owned(), rank, reason: format!("rank {rank}: interrupted") });
+        }
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(200));
     }
 }
 
-fn ask(address: &SocketAddr) -> Result<UniqueId, String> {
-    let stream = UnixStream::connect_addr(address).map_err(|e| e.to_string())?;
-    if !same_user(&stream) {
-        return Err("a process of another user listens there".to_owned());
-    }
-    stream.set_read_timeout(Some(Duration::from_secs(1))).map_err(|e| e.to_string())?;
+fn ask(address: &SocketAddrUnix) -> Result<UniqueId, String> {
+    let failed = |e: std::io::Error| e.to_string();
+    // A blocking one would wait without an end where rank 0 is stopped and its backlog full.
+    let socket = unix::socket(SocketType::STREAM).map_err(|e| failed(e.into()))?;
+    rustix::net::connect(&socket, address).map_err(|e| failed(e.into()))?;
+    unix::same_user(&socket)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(READ_LIMIT))).map_err(failed)?;
     let mut text = String::new();
-    (&stream).take(LONGEST_ID).read_to_string(&mut text).map_err(|e| e.to_string())?;
+    (&stream).take(LONGEST_ID).read_to_string(&mut text).map_err(failed)?;
     text.parse().map_err(|e: Error| e.to_string())
 }
 

@@ -20,9 +20,9 @@ pub(crate) enum ToStore {
     Took { bytes: u64 },
     /// First message of a rank that is welcome: what it says of itself, opaque to the store.
     Register { info: Value },
-    /// Heartbeat: the progress of every communicator that the rank tracks, and its calls since the last one, by number
-    /// and first member of the communicator.
-    Beat { progress: Vec<(u32, Snapshot)>, calls: Vec<(u32, usize, Vec<Made>)> },
+    /// Heartbeat: the progress of every communicator that the rank tracks, and its calls since the last one, by the
+    /// communicator's number.
+    Beat { progress: Vec<(u32, Snapshot)>, calls: Vec<(u32, Vec<Made>)> },
     /// This rank's part of an exchange among `members`.
     Put { key: String, members: Vec<usize>, value: Bytes },
     /// The rank no longer waits for this exchange.

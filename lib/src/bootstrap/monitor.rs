@@ -165,8 +165,8 @@ impl Monitor {
         let mut tracked = lock(&self.mailbox.tracked);
         // First the number of the last call, then the calls: the store knows those that it hears of.
         let progress = tracked.iter().map(|(comm, p)| (*comm, p.snapshot())).collect();
-        let calls = tracked.iter().map(|(comm, p)| (*comm, p.first(), p.untold()));
-        let calls = calls.filter(|(_, _, calls)| !calls.is_empty()).collect();
+        let calls = tracked.iter().map(|(comm, p)| (*comm, p.untold()));
+        let calls = calls.filter(|(_, calls)| !calls.is_empty()).collect();
         // Also the last time of one that is not used any more.
         tracked.retain(|(_, progress)| Arc::strong_count(progress) > 1);
         drop(tracked);

@@ -24,8 +24,6 @@ pub struct Progress {
     pub waiting_on: AtomicU32,
     /// No more calls will come.
     pub closed: AtomicBool,
-    /// First member of the communicator.
-    first: usize,
     calls: Calls,
     /// Number of the last call that the store was told.
     told: AtomicU32,
@@ -35,14 +33,14 @@ impl Progress {
     /// `waiting_on` when nothing is awaited.
     pub const NOBODY: u32 = u32::MAX;
 
-    /// The state of a new communicator whose first member is world rank `first`.
-    pub fn new(first: usize) -> Self {
+    /// The state of a new communicator.
+    #[expect(clippy::new_without_default, reason = "a communicator makes it")]
+    pub fn new() -> Self {
         Progress {
             seq_started: AtomicU64::new(0),
             seq_done: AtomicU64::new(0),
             waiting_on: AtomicU32::new(Self::NOBODY),
             closed: AtomicBool::new(false),
-            first,
             calls: Calls::new(),
             told: AtomicU32::new(0),
         }
@@ -59,10 +57,6 @@ impl Progress {
     /// The last calls, in order.
     pub(crate) fn calls(&self) -> Vec<Made> {
         self.calls.all()
-    }
-
-    pub(super) fn first(&self) -> usize {
-        self.first
     }
 
     /// The calls that the store was not told yet, which now counts as done.
@@ -145,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_shows_what_was_written() {
-        let p = Progress::new(0);
+        let p = Progress::new();
         assert_eq!(p.snapshot(), Snapshot::default());
         let call = Header { seq: 4, count: 9, algorithm: Header::NO_ALGORITHM, ..Header::default() };
         p.start(&call);

@@ -28,7 +28,7 @@ use crate::threads::{Thread, deadline_after, left, lock, poll};
 
 /// A client that has not registered within this time is dropped.
 const REGISTER_LIMIT: Duration = Duration::from_secs(10);
-/// Clients above the world size that may be connected without having registered; the oldest goes first.
+/// Clients above the world size that may be connected without having proven themselves; the oldest goes first.
 const STRANGERS: usize = 128;
 /// Ranks that are expected at once where their number is not known.
 const UNKNOWN_SIZE: usize = 4096;
@@ -36,6 +36,8 @@ const UNKNOWN_SIZE: usize = 4096;
 pub(super) const LINGER: Duration = Duration::from_secs(3);
 /// After that the last words may take this long.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+/// Clients accepted in one turn: between two, the oldest strangers go.
+const ACCEPTS: usize = 256;
 /// Pause after `accept` failed, for instance for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -364,7 +366,7 @@ impl Loop {
 
     fn accept(&mut self) {
         self.accept_again = None;
-        loop {
+        for _ in 0..ACCEPTS {
             match self.listener.accept() {
                 Ok((stream, address)) => match Connection::new(stream) {
                     Ok(connection) => {
@@ -384,9 +386,10 @@ impl Loop {
                 }
             }
         }
-        let unknown = |c: &Client| !matches!(c.phase, Phase::Member { .. } | Phase::Gone);
-        let excess = self.clients.iter().filter(|c| unknown(c)).count().saturating_sub(self.strangers);
-        for client in self.clients.iter_mut().filter(|c| unknown(c)).take(excess) {
+        // A client that has proven itself stays.
+        let unproven = |c: &Client| matches!(c.phase, Phase::Hello | Phase::Prove { .. } | Phase::Ending { .. });
+        let excess = self.clients.iter().filter(|c| unproven(c)).count().saturating_sub(self.strangers);
+        for client in self.clients.iter_mut().filter(|c| unproven(c)).take(excess) {
             client.phase = Phase::Gone;
         }
     }

@@ -63,7 +63,7 @@ impl Session {
             infos: joined.infos,
             address,
             secret,
-            health_limit: (config.heartbeat * 4).clamp(Duration::from_secs(1), Duration::from_secs(2)),
+            health_limit: config.heartbeat.saturating_mul(4).clamp(Duration::from_secs(1), Duration::from_secs(2)),
             mailbox,
             thread,
             origin: Origin::here(),
@@ -196,14 +196,12 @@ impl Session {
     }
 
     /// Makes the heartbeats carry the progress of communicator `comm`, until the last user of the value is gone.
-    ///
-    /// `first` is the first of the communicator's members.
-    pub fn track(&self, comm: u32, first: usize) -> Arc<Progress> {
+    pub fn track(&self, comm: u32) -> Arc<Progress> {
         let mut tracked = lock(&self.mailbox.tracked);
         if let Some((_, progress)) = tracked.iter().find(|(c, _)| *c == comm) {
             return Arc::clone(progress);
         }
-        let progress = Arc::new(Progress::new(first));
+        let progress = Arc::new(Progress::new());
         tracked.push((comm, Arc::clone(&progress)));
         progress
     }

@@ -36,8 +36,8 @@ pub(crate) struct Store {
     /// The communicator of all ranks has failed, and each of them was told.
     failed: bool,
     exchanges: HashMap<String, Exchange>,
-    /// Calls by number and first member of a communicator.
-    calls: HashMap<(u32, usize), Comparison>,
+    /// Calls by number of a communicator.
+    calls: HashMap<u32, Comparison>,
     notes: Vec<String>,
     announced: Option<(usize, usize)>,
     /// What is to be sent: see [`Store::take_out`].
@@ -243,17 +243,17 @@ impl Store {
     }
 
     /// Compares what `rank` tells of its calls with what others told.
-    fn compare(&mut self, rank: usize, calls: Vec<(u32, usize, Vec<Made>)>) {
-        for (comm, first, calls) in calls {
-            if let Some((ranks, calls)) = self.calls.entry((comm, first)).or_default().take(rank, &calls) {
-                let news = Disagreement { comm, first, ranks, calls };
+    fn compare(&mut self, rank: usize, calls: Vec<(u32, Vec<Made>)>) {
+        for (comm, calls) in calls {
+            if let Some((ranks, calls)) = self.calls.entry(comm).or_default().take(rank, &calls) {
+                let news = Disagreement { comm, ranks, calls };
                 self.announce(|_| ToRank::Disagree(news.clone()));
             }
         }
         if self.calls.len() > CLOSED {
             let used: BTreeSet<u32> =
                 self.members.iter().flatten().flat_map(|m| &m.progress).map(|(comm, _)| *comm).collect();
-            self.calls.retain(|(comm, _), _| used.contains(comm));
+            self.calls.retain(|comm, _| used.contains(comm));
         }
     }
 

@@ -403,8 +403,8 @@ fn abort_reaches_every_other_rank() {
 fn health_shows_progress() {
     let server = start(2);
     let sessions = form(&server, 2);
-    let progress = sessions[1].track(5, 0);
-    assert!(Arc::ptr_eq(&progress, &sessions[1].track(5, 0)));
+    let progress = sessions[1].track(5);
+    assert!(Arc::ptr_eq(&progress, &sessions[1].track(5)));
     progress.start(&Header { seq: 3, ..Header::default() });
     progress.wait_on(Some(0));
     let expected = progress.snapshot();

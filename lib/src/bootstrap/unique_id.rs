@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::secret::Secret;
 
 /// The protocol that this build speaks with the store.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Most addresses a unique id may hold.
 const MAX_ADDRESSES: usize = 64;
@@ -17,7 +17,7 @@ const MAX_ADDRESSES: usize = 64;
 /// Identifies one job, like `ncclUniqueId`: made once by the process that runs the [`Server`](super::Server), handed to
 /// every rank by any means that others cannot read (environment, file, MPI broadcast): whoever has it can join.
 ///
-/// Its text is one printable ASCII line: `tinynccl-3-<64 hex digits>@<address>,<address>…`.
+/// Its text is one printable ASCII line: `tinynccl-4-<64 hex digits>@<address>,<address>…`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UniqueId {
     version: u16,
@@ -75,7 +75,7 @@ impl FromStr for UniqueId {
 
     fn from_str(text: &str) -> Result<Self> {
         parse(text.trim()).map_err(|detail| {
-            let detail = format!("{detail}; expected tinynccl-3-<64 hex digits>@<ip:port>,<ip:port>…");
+            let detail = format!("{detail}; expected tinynccl-4-<64 hex digits>@<ip:port>,<ip:port>…");
             Error::config("unique id", without_secret(text), detail)
         })
     }
@@ -119,7 +119,7 @@ mod tests {
         let text = id.to_string();
         assert_eq!(
             text,
-            "tinynccl-3-000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1eff@10.0.0.1:4711,[fe80::1%2]:9"
+            "tinynccl-4-000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1eff@10.0.0.1:4711,[fe80::1%2]:9"
         );
         assert_eq!(text.parse::<UniqueId>().unwrap(), id);
         assert!(!format!("{id:?}").contains("0405"), "the secret must not show in logs");
@@ -133,15 +133,15 @@ mod tests {
             ("hello".to_owned(), "does not begin"),
             ("tinynccl-2".to_owned(), "no version"),
             (format!("tinynccl-x-{secret}@1.2.3.4:5"), "version \"x\""),
-            (format!("tinynccl-3-{secret}"), "no @"),
-            ("tinynccl-3-00@1.2.3.4:5".to_owned(), "64 hex digits"),
-            (format!("tinynccl-3-+{}@1.2.3.4:5", "0".repeat(63)), "64 hex digits"),
-            (format!("tinynccl-3-{secret}@localhost:5"), "is not ip:port"),
-            (format!("tinynccl-3-{secret}@1.2.3.4:5,"), "is not ip:port"),
-            (format!("tinynccl-3-{secret}@{}", vec!["1.2.3.4:5"; 65].join(",")), "more than 64"),
+            (format!("tinynccl-4-{secret}"), "no @"),
+            ("tinynccl-4-00@1.2.3.4:5".to_owned(), "64 hex digits"),
+            (format!("tinynccl-4-+{}@1.2.3.4:5", "0".repeat(63)), "64 hex digits"),
+            (format!("tinynccl-4-{secret}@localhost:5"), "is not ip:port"),
+            (format!("tinynccl-4-{secret}@1.2.3.4:5,"), "is not ip:port"),
+            (format!("tinynccl-4-{secret}@{}", vec!["1.2.3.4:5"; 65].join(",")), "more than 64"),
         ] {
             let e = text.parse::<UniqueId>().unwrap_err().to_string();
-            assert!(e.contains(wrong) && e.contains("expected tinynccl-3-"), "{text}: {e}");
+            assert!(e.contains(wrong) && e.contains("expected tinynccl-4-"), "{text}: {e}");
             assert!(!e.contains("0a0a"), "a secret, or most of one, ends in a log: {e}");
         }
     }
@@ -166,7 +166,7 @@ mod tests {
         #[test]
         fn any_text_is_parsed_or_refused(text in "\\PC{0,80}", tail in "[0-9a-f@:,.\\[\\]-]{0,60}") {
             let _ = text.parse::<UniqueId>();
-            let _ = format!("tinynccl-3-{tail}").parse::<UniqueId>();
+            let _ = format!("tinynccl-4-{tail}").parse::<UniqueId>();
         }
     }
 }

@@ -38,7 +38,7 @@ fn every_rank_gets_its_environment_and_a_prefix() {
     let (code, out, err) = shell(3, script, |l| l.env("EXTRA", "more"));
     assert_eq!(code, 0);
     let expected: Vec<String> = (0..3)
-        .flat_map(|r| [format!("[rank {r}] {r} of 3, {r} of 3 more"), format!("[rank {r}] tinynccl-3-")])
+        .flat_map(|r| [format!("[rank {r}] {r} of 3, {r} of 3 more"), format!("[rank {r}] tinynccl-4-")])
         .collect();
     assert_eq!(out.lines(), expected);
     assert_eq!(err.lines(), ["[rank 0] err", "[rank 1] err", "[rank 2] err"]);

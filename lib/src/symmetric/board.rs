@@ -62,6 +62,10 @@ impl Board {
         self.layout.ranks
     }
 
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
     /// Payload bytes that a call may have.
     pub(crate) fn slot_bytes(&self) -> usize {
         self.layout.slot_bytes

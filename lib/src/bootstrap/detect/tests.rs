@@ -22,7 +22,7 @@ fn numbers(text: &str) -> (&'static str, usize, usize, usize) {
 
 const MASTER: &str = "MASTER_ADDR=10.0.0.1 MASTER_PORT=29500";
 const ID: &str =
-    "TINYNCCL_UNIQUE_ID=tinynccl-3-0000000000000000000000000000000000000000000000000000000000000007@127.0.0.1:99";
+    "TINYNCCL_UNIQUE_ID=tinynccl-4-0000000000000000000000000000000000000000000000000000000000000007@127.0.0.1:99";
 const SRUN: &str = "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_STEP_ID=2 SLURM_JOB_ID=70000 SLURM_STEP_NODELIST=n[07-08]";
 
 #[test]
@@ -132,7 +132,7 @@ fn what_is_wrong_is_named() {
             "RANK=0 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True",
             vec!["MASTER_PORT=\"65535\"", "no next port"],
         ),
-        ("RANK=0 WORLD_SIZE=2 TINYNCCL_UNIQUE_ID=x", vec!["TINYNCCL_UNIQUE_ID=\"x\"", "expected tinynccl-3-"]),
+        ("RANK=0 WORLD_SIZE=2 TINYNCCL_UNIQUE_ID=x", vec!["TINYNCCL_UNIQUE_ID=\"x\"", "expected tinynccl-4-"]),
         ("RANK=0 WORLD_SIZE=2 LOCAL_RANK=x MASTER_ADDR=h MASTER_PORT=1", vec!["LOCAL_RANK=\"x\"", "whole number"]),
         ("OMPI_COMM_WORLD_RANK=0", vec!["OMPI_COMM_WORLD_SIZE=\"\"", "OMPI_COMM_WORLD_RANK is set"]),
         ("OMPI_COMM_WORLD_SIZE=2", vec!["OMPI_COMM_WORLD_RANK=\"\"", "OMPI_COMM_WORLD_SIZE is set"]),

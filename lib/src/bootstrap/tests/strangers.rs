@@ -125,7 +125,7 @@ fn a_session_says_why_it_was_refused() {
     assert!(e.contains("wrong secret") && e.contains("TINYNCCL_SECRET"), "{e}");
     let e = refuse(&id, 2, 2);
     assert!(e.contains("rank 2 of world size 2"), "{e}");
-    let other: UniqueId = id.to_string().replacen("-3-", "-1-", 1).parse().unwrap();
+    let other: UniqueId = id.to_string().replacen("-4-", "-1-", 1).parse().unwrap();
     let e = refuse(&other, 1, 2);
-    assert!(e.contains("protocol version 1, this build speaks 3"), "{e}");
+    assert!(e.contains("protocol version 1, this build speaks 4"), "{e}");
 }

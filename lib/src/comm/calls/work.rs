@@ -1,11 +1,11 @@
 //! The handle of an asynchronous call.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::fork::Origin;
-use crate::threads::lock;
+use crate::threads::{deadline_after, left, lock};
 
 /// A collective in flight that owns its buffers `B` until it is complete.
 ///
@@ -71,13 +71,13 @@ impl<B> Work<B> {
         if let Err(error) = self.origin.check(|| "wait".to_owned(), self.rank) {
             return Ok(Err(error));
         }
-        let end = Instant::now() + timeout;
+        let end = deadline_after(timeout);
         let mut outcome = lock(&self.shared.outcome);
         loop {
             if let Some(result) = outcome.take() {
                 return Ok(result);
             }
-            let left = end.saturating_duration_since(Instant::now());
+            let left = left(end);
             if left.is_zero() {
                 break;
             }

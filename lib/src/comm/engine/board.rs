@@ -53,11 +53,9 @@ impl Inner {
     fn open_board_now(&self, engine: &mut Engine) -> Result<()> {
         let state = &self.state;
         engine.board = BoardState::Unavailable;
-        if self.shares_memory() && state.config.one_shot > 0 {
-            let layout = Layout::new(self.size(), state.config.one_shot, state.config.stage)?;
+        if let Some(layout) = self.board_layout()? {
             let key = state.key("shared-region");
-            let memory =
-                state.control.share(&key, &state.members, layout.bytes()).map_err(|error| state.not_all_came(error))?;
+            let memory = state.share(&key, layout.bytes()).map_err(|error| state.not_all_came(error))?;
             if let Some(memory) = memory {
                 let mut board = Board::new(memory, layout, state.rank)?;
                 if state.config.checksum {
@@ -67,6 +65,13 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// The shared region's layout, where there is to be one.
+    pub(super) fn board_layout(&self) -> Result<Option<Layout>> {
+        let config = &self.state.config;
+        let wanted = self.shares_memory() && config.one_shot > 0;
+        wanted.then(|| Layout::new(self.size(), config.one_shot, config.stage)).transpose()
     }
 
     /// All ranks map each other's memory.

@@ -83,13 +83,18 @@ impl Inner {
     /// The shared-region algorithm of a collective with segments of so many bytes, and the bytes of a segment per step;
     /// `None`: over links.
     fn through_board(&self, engine: &Engine, shape: &Shape, segment: usize, elem: usize) -> Option<(Algorithm, usize)> {
-        let BoardState::Open(board) = &engine.board else { return None };
+        let layout = match &engine.board {
+            BoardState::Open(board) => board.layout(),
+            // Asked before the first collective, by one rank perhaps, which opens nothing.
+            BoardState::Unopened => self.board_layout().ok().flatten()?,
+            BoardState::Unavailable => return None,
+        };
         if !algorithm::through_memory(shape.collective) {
             return None;
         }
         // Taken wherever it fits, unless another algorithm is requested.
         if matches!(engine.forced, None | Some(Algorithm::OneShot))
-            && symmetric::slot_bytes(shape, segment) <= board.slot_bytes()
+            && symmetric::slot_bytes(shape, segment) <= layout.slot_bytes
         {
             return Some((Algorithm::OneShot, segment));
         }
@@ -100,7 +105,7 @@ impl Inner {
             None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !zero_copy,
             Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
         };
-        let chunk = symmetric::largest_chunk(shape, elem, board.stage_bytes());
+        let chunk = symmetric::largest_chunk(shape, elem, layout.stage_bytes);
         (wanted && shape.collective != Collective::Barrier && chunk > 0).then_some((Algorithm::Staged, chunk))
     }
 
@@ -124,7 +129,7 @@ impl Inner {
 
 impl Comm {
     /// The algorithm that a collective of `bytes` per segment would use (with root 0, if it has one), and what the
-    /// others were estimated to cost.
+    /// others were estimated to cost. It is local: one rank alone may ask, also before the first collective.
     pub fn explain(&self, collective: Collective, bytes: usize) -> Result<Choice> {
         self.explain_from(collective, 0, bytes)
     }
@@ -134,13 +139,30 @@ impl Comm {
         self.inner.peer_in_range(collective.name(), "root", root)?;
         let inner = &self.inner;
         inner.state.origin.check(|| "explain".to_owned(), inner.state.rank)?;
-        let mut engine = lock(&inner.engine);
-        inner.open_board(&mut engine)?;
+        let engine = lock(&inner.engine);
         let mut choice = inner.choice(&engine, collective, root, bytes)?;
         let shape = inner.shape(collective, root);
         if let Some((algorithm, chunk)) = inner.through_board(&engine, &shape, bytes, 1) {
             choice.prefer(algorithm, &shape, bytes, chunk, &engine.tuned.model);
         }
         Ok(choice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    /// In one thread: rank 1 makes no call.
+    #[test]
+    fn one_rank_alone_may_ask_and_is_told_what_comes() {
+        let comms = Comm::threads(3, Config::default()).unwrap();
+        let asked =
+            |comm: &Comm| [8, 1 << 20].map(|bytes| comm.explain(Collective::AllReduce, bytes).unwrap().algorithm);
+        let before = asked(&comms[0]);
+        assert_eq!(before, [Algorithm::OneShot, Algorithm::Staged]);
+        std::thread::scope(|scope| comms.iter().for_each(|comm| drop(scope.spawn(|| comm.barrier().unwrap()))));
+        assert_eq!(asked(&comms[0]), before);
     }
 }

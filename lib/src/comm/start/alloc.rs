@@ -97,8 +97,8 @@ impl Comm {
         if matches!(engine.board, BoardState::Open(_)) {
             let all = region.checked_mul(self.size()).ok_or_else(too_large)?;
             let key = format!("{}-{id}", state.key("alloc"));
-            let failed = |error| state.fail_everywhere(state.of_members(error));
-            shared = state.control.share(&key, &state.members, all).map_err(failed)?;
+            let failed = |error| state.fail_everywhere(state.exchange_failed("alloc", error));
+            shared = state.share(&key, all).map_err(failed)?;
         }
         let is_shared = shared.is_some();
         let (memory, rank) = match shared {

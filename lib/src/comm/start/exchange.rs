@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::comm::Comm;
+use crate::comm::state::control::{decode, encode};
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 
@@ -26,20 +27,18 @@ impl Comm {
     /// # Errors
     /// [`Error::PeerLost`] and [`Error::Timeout`] name the ranks that did not come.
     pub fn exchange_bytes(&self, what: &str, ours: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.inner.state.check(|| what.to_owned())?;
-        self.exchange_as(&format!("bytes: {what}"), ours.to_vec())
-    }
-
-    fn exchange_as(&self, name: &str, ours: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let state = &self.inner.state;
-        state.control.exchange(&state.key(name), &state.members, ours).map_err(|error| state.of_members(error))
+        state.check(|| what.to_owned())?;
+        let (key, members) = (state.key(&format!("bytes: {what}")), &state.members);
+        let offered = state.control.offer(&key, members, ours.to_vec());
+        let values = offered.and_then(|()| state.control.collect(&key, members, &|| state.has_failed()));
+        values.map_err(|error| state.exchange_failed(what, error))
     }
 
     /// Every rank's value, in rank order, through the rendezvous; for set-up. Once per `what`.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
-        let bytes = serde_json::to_vec(value).map_err(|e| unreadable(what, &e))?;
-        let values = self.exchange_as(what, bytes)?;
-        values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(|e| unreadable(what, &e))).collect()
+        let state = &self.inner.state;
+        state.exchange(&state.key(what), value)
     }
 
     /// Makes a value known to `peer` and does not wait: once per `what` and peer. The peer gets it by
@@ -47,9 +46,8 @@ impl Comm {
     pub(crate) fn offer<T: Serialize>(&self, what: &str, peer: usize, value: &T) -> Result<()> {
         let state = &self.inner.state;
         state.check(|| what.to_owned())?;
-        let bytes = serde_json::to_vec(value).map_err(|e| unreadable(what, &e))?;
         let (key, members) = self.pair(what, peer)?;
-        state.control.offer(&key, &members, bytes).map_err(|error| state.of_members(error))
+        state.control.offer(&key, &members, encode(what, value)?).map_err(|error| state.of_members(error))
     }
 
     /// The value that `peer` has made known to us, for which it waits; [`Comm::offer`] must come first.
@@ -60,11 +58,10 @@ impl Comm {
         let state = &self.inner.state;
         let (key, members) = self.pair(what, peer)?;
         let values = state.control.collect(&key, &members, &|| state.has_failed());
-        // The communicator's own failure says more than that it ended the wait.
-        let values = values.or_else(|error| state.check(|| what.to_owned()).and(Err(state.of_members(error))))?;
+        let values = values.map_err(|error| state.exchange_failed(what, error))?;
         let theirs = usize::from(peer > self.rank());
         let bytes = values.get(theirs).ok_or_else(|| Error::invalid(what, "the exchange has no value of the peer"))?;
-        serde_json::from_slice(bytes).map_err(|e| unreadable(what, &e))
+        decode(what, bytes)
     }
 
     /// Key and members of an exchange between two ranks.
@@ -80,15 +77,13 @@ impl Comm {
     }
 }
 
-fn unreadable(what: &str, error: &serde_json::Error) -> Error {
-    Error::invalid(what, format!("does not parse ({error}): do all ranks run the same version?"))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::channel;
 
-    use crate::{Comm, Config, Error};
+    use crate::interrupt::watched;
+    use crate::{Comm, Config, Error, Result};
 
     /// Both in one thread: an offer does not wait.
     #[test]
@@ -126,6 +121,36 @@ mod tests {
         drop(comms.pop());
         let error = comms[0].value_of::<i32>("place", 1).unwrap_err();
         assert!(matches!(error, Error::PeerLost { peer: 1, .. }), "{error}");
+    }
+
+    #[test]
+    fn set_up_that_waits_for_a_rank_ends_with_an_abort() {
+        static WAITS: AtomicBool = AtomicBool::new(false);
+        type Call = fn(&Comm) -> Result<()>;
+        fn waits() -> bool {
+            WAITS.store(true, Ordering::Release);
+            false
+        }
+        let calls: [(&str, Call); 4] = [
+            ("exchange", |comm| comm.exchange("place", &0).map(drop)),
+            ("alloc", |comm| comm.alloc::<f32>(1 << 16).map(drop)),
+            ("split", |comm| comm.split(Some(0), 0).map(drop)),
+            ("the first collective", |comm| comm.barrier()),
+        ];
+        for (what, call) in calls {
+            let comms = Comm::threads(2, Config::default()).unwrap();
+            WAITS.store(false, Ordering::Release);
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| watched(waits, || call(&comms[0])));
+                while !WAITS.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                comms[1].abort("no more");
+                let error = waiter.join().unwrap().unwrap_err();
+                assert!(matches!(error, Error::Aborted { .. }), "{what}: {error}");
+                assert!(error.to_string().contains("rank 1: no more"), "{what}: {error}");
+            });
+        }
     }
 
     #[test]

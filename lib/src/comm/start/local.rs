@@ -1,15 +1,16 @@
 //! The control plane between threads of one process: a table behind a lock.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::share;
 use crate::bootstrap::{Disagreement, first_difference};
-use crate::comm::state::control::{Control, Notice, PeerHealth, Progress};
+use crate::comm::state::control::{Control, Notice, PeerHealth, Progress, exchange};
+use crate::comm::state::numbers::Numbers;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::interrupt::asked_to_stop;
 use crate::threads::lock;
 use crate::transport::mapping::Mapping;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
@@ -49,7 +50,7 @@ struct Table {
 pub(super) struct Local {
     rank: usize,
     world: Arc<World>,
-    ids: AtomicU32,
+    numbers: Numbers,
 }
 
 impl Local {
@@ -63,7 +64,7 @@ impl Local {
             config: config.clone(),
             wrap,
         });
-        (0..size).map(|rank| Local { rank, world: world.clone(), ids: AtomicU32::new(1) }).collect()
+        (0..size).map(|rank| Local { rank, world: world.clone(), numbers: Numbers::new(rank, size) }).collect()
     }
 }
 
@@ -125,7 +126,7 @@ impl Control for Local {
     }
 
     fn collect(&self, key: &str, members: &[usize], ended: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>> {
-        let end = Instant::now() + self.world.config.timeout;
+        let (timeout, started) = (self.world.config.timeout, Instant::now());
         let mut table = lock(&self.world.table);
         loop {
             let values = table.exchanges.entry(key.to_owned()).or_default();
@@ -140,7 +141,7 @@ impl Control for Local {
                 }
                 return Ok(all);
             }
-            let left = end.saturating_duration_since(Instant::now());
+            let waited = started.elapsed();
             let gone: Vec<usize> = missing.iter().copied().filter(|&m| table.left[m]).collect();
             if let Some(&peer) = gone.first() {
                 return Err(Error::PeerLost {
@@ -151,11 +152,11 @@ impl Control for Local {
                     detail: "it dropped its communicator".to_owned(),
                 });
             }
-            if left.is_zero() {
+            if waited >= timeout || asked_to_stop() {
                 return Err(Error::Timeout {
                     op: format!("exchange '{key}'"),
                     rank: self.rank,
-                    waited: self.world.config.timeout.saturating_sub(left),
+                    waited,
                     missing,
                     detail: "threads of this process: has each of them made the same call?".to_owned(),
                 });
@@ -168,12 +169,18 @@ impl Control for Local {
                 });
             }
             // `ended` wakes no one.
-            let slice = left.min(SLICE);
+            let slice = (timeout - waited).min(SLICE);
             table = self.world.changed.wait_timeout(table, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>> {
+    fn share(
+        &self,
+        key: &str,
+        members: &[usize],
+        bytes: usize,
+        ended: &dyn Fn() -> bool,
+    ) -> Result<Option<Arc<Mapping>>> {
         let memory = match members.first() == Some(&self.rank) {
             true => Some(Arc::new(Mapping::anonymous(bytes)?)),
             false => None,
@@ -181,19 +188,17 @@ impl Control for Local {
         if let Some(memory) = &memory {
             lock(&self.world.table).shared.insert(key.to_owned(), memory.clone());
         }
-        let wishes = self.exchange(key, members, bytes.to_ne_bytes().to_vec())?;
-        let size = |bytes: &Vec<u8>| <[u8; 8]>::try_from(&bytes[..]).map_or(0, usize::from_ne_bytes);
-        let wishes: Vec<usize> = wishes.iter().map(size).collect();
+        let wishes = exchange(self, key, members, &bytes, ended)?;
         // The first rank puts its memory into the table before it publishes its request.
         let memory = memory.or_else(|| lock(&self.world.table).shared.get(key).cloned());
-        self.exchange(&format!("{key}-mapped"), members, Vec::new())?;
+        exchange(self, &format!("{key}-mapped"), members, &(), ended)?;
         lock(&self.world.table).shared.remove(key);
         share::agree(members, &wishes, self.rank)?;
         Ok(memory)
     }
 
-    fn track(&self, comm: u32, first: usize) -> Arc<Progress> {
-        let new = || Arc::new(Progress::new(first));
+    fn track(&self, comm: u32) -> Arc<Progress> {
+        let new = || Arc::new(Progress::new());
         lock(&self.world.table).progress.entry((comm, self.rank)).or_insert_with(new).clone()
     }
 
@@ -202,7 +207,7 @@ impl Control for Local {
         let ours = of(self.rank)?.calls();
         members.iter().filter(|&&rank| rank != self.rank).find_map(|&rank| {
             let calls = first_difference(&ours, &of(rank)?.calls())?;
-            Some(Disagreement { comm, first: *members.first()?, ranks: [self.rank, rank], calls })
+            Some(Disagreement { comm, ranks: [self.rank, rank], calls })
         })
     }
 
@@ -258,8 +263,8 @@ impl Control for Local {
         Duration::MAX
     }
 
-    fn ids(&self) -> &AtomicU32 {
-        &self.ids
+    fn numbers(&self) -> &Numbers {
+        &self.numbers
     }
 
     fn close(&self) {

@@ -1,13 +1,13 @@
 //! The control plane between processes: a rendezvous session and this rank's endpoint.
 
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::share;
 use crate::bootstrap::{Event, Host, RankState, Session};
 use crate::comm::state::control::{Control, Notice, PeerHealth, Progress};
+use crate::comm::state::numbers::Numbers;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::net;
@@ -44,7 +44,7 @@ pub(super) struct Network {
     paths: Vec<Path>,
     /// The rank that hosts the store; `None` when the launcher does.
     store_host: Option<usize>,
-    ids: AtomicU32,
+    numbers: Numbers,
     config: Config,
 }
 
@@ -65,8 +65,8 @@ impl Network {
             }
             record.1.notify_all();
         }));
-        let (ids, config) = (AtomicU32::new(1), config.clone());
-        Ok(Network { session, endpoint, infos, gone, paths, store_host, ids, config })
+        let (numbers, config) = (Numbers::new(session.rank(), session.world_size()), config.clone());
+        Ok(Network { session, endpoint, infos, gone, paths, store_host, numbers, config })
     }
 
     /// Why `peer` cannot be reached, if known.
@@ -227,8 +227,14 @@ impl Control for Network {
         self.endpoint.zero_copy_from(bytes);
     }
 
-    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>> {
-        share::between_processes(self, key, members, bytes)
+    fn share(
+        &self,
+        key: &str,
+        members: &[usize],
+        bytes: usize,
+        ended: &dyn Fn() -> bool,
+    ) -> Result<Option<Arc<Mapping>>> {
+        share::between_processes(self, key, members, bytes, ended)
     }
 
     unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
@@ -236,8 +242,8 @@ impl Control for Network {
         unsafe { self.endpoint.register(base, bytes) }
     }
 
-    fn track(&self, comm: u32, first: usize) -> Arc<Progress> {
-        self.session.track(comm, first)
+    fn track(&self, comm: u32) -> Arc<Progress> {
+        self.session.track(comm)
     }
 
     fn tell_progress(&self) {
@@ -291,11 +297,11 @@ impl Control for Network {
     }
 
     fn silence_limit(&self) -> Duration {
-        self.config.heartbeat * 4
+        self.config.heartbeat.saturating_mul(4)
     }
 
-    fn ids(&self) -> &AtomicU32 {
-        &self.ids
+    fn numbers(&self) -> &Numbers {
+        &self.numbers
     }
 
     fn paths(&self) -> Vec<Path> {

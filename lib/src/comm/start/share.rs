@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::state::control::Control;
+use crate::comm::state::control::{Control, exchange};
 use crate::error::{Error, Result};
 use crate::transport::mapping::Mapping;
 
@@ -29,19 +29,20 @@ struct Answer {
 }
 
 /// `bytes` of shared, zeroed memory on every rank of `members`, all of them on this host; `None`, on all ranks, when
-/// one of them cannot have it.
+/// one of them cannot have it. `ended` is that of [`Control::collect`].
 pub(super) fn between_processes(
     control: &dyn Control,
     key: &str,
     members: &[usize],
     bytes: usize,
+    ended: &dyn Fn() -> bool,
 ) -> Result<Option<Arc<Mapping>>> {
     let first = members.first() == Some(&control.rank());
     let mut trouble = None;
     let mut note = |e: Error| trouble = Some(e.to_string());
     let made = if first { Mapping::memfd(bytes).map_err(&mut note).ok() } else { None };
     let fd = made.as_ref().map(|(_, fd)| (std::process::id(), fd.as_raw_fd()));
-    let offers: Vec<Offer> = exchange(control, key, members, &Offer { bytes, fd })?;
+    let offers: Vec<Offer> = exchange(control, key, members, &Offer { bytes, fd }, ended)?;
     agree(members, &offers.iter().map(|o| o.bytes).collect::<Vec<_>>(), control.rank())?;
     let memory = match (made, offers.first().and_then(|o| o.fd)) {
         // The descriptor stays open until all have answered.
@@ -50,7 +51,7 @@ pub(super) fn between_processes(
         (None, None) => None,
     };
     let answer = Answer { trouble: trouble.or_else(|| memory.is_none().then(|| "no memory".to_owned())) };
-    let answers: Vec<Answer> = exchange(control, &format!("{key}-mapped"), members, &answer)?;
+    let answers: Vec<Answer> = exchange(control, &format!("{key}-mapped"), members, &answer, ended)?;
     for (rank, answer) in answers.iter().enumerate() {
         if let Some(trouble) = &answer.trouble {
             log::debug!("no shared memory '{key}': rank {rank}: {trouble}");
@@ -79,19 +80,4 @@ fn open(pid: u32, fd: i32, bytes: usize) -> Result<Mapping> {
     let path = format!("/proc/{pid}/fd/{fd}");
     let file = File::options().read(true).write(true).open(&path).map_err(|e| Error::io("shared memory", &path, &e))?;
     Mapping::of_peer(&OwnedFd::from(file), bytes)
-}
-
-fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
-    control: &dyn Control,
-    key: &str,
-    members: &[usize],
-    value: &T,
-) -> Result<Vec<T>> {
-    let invalid = |detail: String| Error::invalid("shared memory", detail);
-    let bytes = serde_json::to_vec(value).map_err(|e| invalid(e.to_string()))?;
-    let values = control.exchange(key, members, bytes)?;
-    let parse = |(rank, bytes): (usize, Vec<u8>)| {
-        serde_json::from_slice(&bytes).map_err(|e| invalid(format!("the message of rank {rank} does not parse: {e}")))
-    };
-    values.into_iter().enumerate().map(parse).collect()
 }

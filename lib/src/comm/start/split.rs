@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 
 use crate::comm::Comm;
 use crate::comm::state::State;
-use crate::comm::state::control::raise_ids;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::threads::lock;
 use crate::trace::{self, Span};
 
-/// Each rank's message to the others: colour (or none), key, next free communicator id.
+/// Each rank's message to the others: colour (or none), key, the number that its new communicator has if it is the
+/// first in it.
 type Vote = (Option<u32>, i32, u32);
 
 impl Comm {
@@ -34,32 +34,21 @@ impl Comm {
         let begin = trace::now();
         let control = &state.control;
         let turn = inner.splits.fetch_add(1, Ordering::Relaxed);
-        let vote: Vote = (color, key, control.ids().load(Ordering::Relaxed));
-        let bytes = serde_json::to_vec(&vote).map_err(|e| Error::invalid("split", e.to_string()))?;
-        let votes = control
-            .exchange(&format!("{}-{turn}", state.key("split")), &state.members, bytes)?
-            .iter()
-            .enumerate()
-            .map(|(rank, bytes)| {
-                serde_json::from_slice(bytes)
-                    .map_err(|e| Error::invalid("split", format!("the message of rank {rank} does not parse: {e}")))
-            })
-            .collect::<Result<Vec<Vote>>>()?;
-        let mut colors: Vec<u32> = votes.iter().filter_map(|v| v.0).collect();
-        colors.sort_unstable();
-        colors.dedup();
-        // Ids are unique per pair of processes: every rank starts from the highest that any rank has used.
-        let base = votes.iter().map(|v| v.2).max().unwrap_or(1);
-        raise_ids(&**control, base + colors.len() as u32);
-        let Some(color) = color else { return Ok(None) };
-        let mut ranks: Vec<(i32, usize)> =
-            votes.iter().enumerate().filter(|(_, v)| v.0 == Some(color)).map(|(rank, v)| (v.1, rank)).collect();
+        let vote: Vote = (color, key, control.numbers().give()?);
+        let votes: Vec<Vote> = state.exchange(&format!("{}-{turn}", state.key("split")), &vote)?;
+        // By colour, then in the order of the new ranks.
+        let mut ranks: Vec<(u32, i32, usize)> =
+            votes.iter().enumerate().filter_map(|(rank, v)| Some((v.0?, v.1, rank))).collect();
         ranks.sort_unstable();
-        let id = base + colors.iter().position(|&c| c == color).unwrap_or(0) as u32;
-        let rank = ranks.iter().position(|&(_, r)| r == state.rank).unwrap_or(0);
-        let members = ranks.iter().map(|&(_, r)| state.members[r]).collect();
+        let groups = || ranks.chunk_by(|a, b| a.0 == b.0);
+        let number = |group: &[(u32, i32, usize)]| votes[group[0].2].2;
+        control.numbers().note(groups().map(number));
+        let Some(ranks) = groups().find(|group| Some(group[0].0) == color) else { return Ok(None) };
+        let id = number(ranks);
+        let rank = ranks.iter().position(|&(.., r)| r == state.rank).unwrap_or(0);
+        let members = ranks.iter().map(|&(.., r)| state.members[r]).collect();
         let sink = state.trace.as_ref().map(|trace| trace.sink().clone());
-        let tuned = lock(&inner.engine).tuned.among(ranks.iter().map(|&(_, r)| r));
+        let tuned = lock(&inner.engine).tuned.among(ranks.iter().map(|&(.., r)| r));
         let child = State::new(id, rank, members, state.config.clone(), control.clone(), sink)?;
         if let Some(trace) = &state.trace {
             trace.span(begin, Span::Split);

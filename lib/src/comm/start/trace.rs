@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::comm::Comm;
-use crate::comm::state::control::Control;
+use crate::comm::state::control::{Control, exchange};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::executor::Supervisor;
 use crate::trace::{ClockOffset, Run, Sink, Span, measure, now};
 
 /// Queries for another host's time; the shortest round trip counts.
@@ -79,7 +79,7 @@ pub(in crate::comm) fn open(control: &dyn Control, tracers: Vec<usize>, config: 
         false => Ok(None),
     };
     let said: std::result::Result<Option<Run>, String> = mine.as_ref().cloned().map_err(Error::to_string);
-    let heard = exchange(control, "trace-open", &tracers, &said)?;
+    let heard = exchange(control, "trace-open", &tracers, &said, &|| false)?;
     mine?;
     let run = match heard.into_iter().next() {
         Some(Ok(Some(run))) => run,
@@ -96,19 +96,6 @@ fn leads(control: &dyn Control, tracers: &[usize]) -> bool {
     tracers.iter().copied().find(|&r| control.shares_host(r)) == Some(control.rank())
 }
 
-/// A small all-gather among the ranks that trace.
-fn exchange<T: Serialize + DeserializeOwned>(
-    control: &dyn Control,
-    key: &str,
-    tracers: &[usize],
-    value: &T,
-) -> Result<Vec<T>> {
-    let invalid = |e: serde_json::Error| Error::invalid(key, e.to_string());
-    let bytes = serde_json::to_vec(value).map_err(invalid)?;
-    let values = control.exchange(key, tracers, bytes)?;
-    values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(invalid)).collect()
-}
-
 impl Start {
     pub(super) fn sink(&self) -> Arc<Sink> {
         self.sink.clone()
@@ -117,14 +104,16 @@ impl Start {
     /// Second half, when the communicator can send: measures other hosts' clocks, then every rank finds its file.
     pub(super) fn finish(self, comm: &Comm) -> Result<()> {
         let Start { sink, tracers, begin, outcome } = self;
-        let control = &*comm.inner.state.control;
+        let state = &comm.inner.state;
+        let control = &*state.control;
         let clock = clock(comm, &tracers)?;
         let settled = Settled {
             error: outcome.as_ref().err().map(Error::to_string),
             offset_ns: clock.ns,
             uncertainty_ns: clock.uncertainty_ns,
         };
-        let heard = exchange(control, "trace-settled", &tracers, &settled)?;
+        let heard = exchange(control, "trace-settled", &tracers, &settled, &|| state.has_failed());
+        let heard = heard.map_err(|error| state.exchange_failed("trace", error))?;
         outcome?;
         if let Some((rank, error)) = tracers.iter().zip(&heard).find_map(|(r, s)| Some((r, s.error.as_ref()?))) {
             return Err(Error::invalid("trace", format!("rank {rank} cannot write: {error}")));

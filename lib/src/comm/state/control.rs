@@ -2,9 +2,12 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::numbers::Numbers;
 use crate::error::{Error, Result};
 use crate::transport::mapping::Mapping;
 use crate::transport::relay::{Path, Traffic};
@@ -62,18 +65,19 @@ pub(crate) trait Control: Send + Sync {
     fn same_host(&self, a: usize, b: usize) -> bool;
     /// Name of the machine that `peer` runs on, for people and for keys.
     fn hostname(&self, peer: usize) -> String;
-    /// A small all-gather among `members`; `key` must be new.
-    fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.offer(key, members, value)?;
-        self.collect(key, members, &|| false)
-    }
-    /// The first half of [`Control::exchange`], which does not wait.
+    /// The first half of a small all-gather among `members`, which does not wait; `key` must be new.
     fn offer(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<()>;
     /// The second half; gives [`Error::Aborted`] soon after `ended` has become true.
     fn collect(&self, key: &str, members: &[usize], ended: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>>;
     /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be
-    /// new. `None`, on all of them, where the system refuses.
-    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>>;
+    /// new. `None`, on all of them, where the system refuses; `ended` as in [`Control::collect`].
+    fn share(
+        &self,
+        key: &str,
+        members: &[usize],
+        bytes: usize,
+        ended: &dyn Fn() -> bool,
+    ) -> Result<Option<Arc<Mapping>>>;
     /// Registers memory with the devices that carry the links; `None` without such devices.
     ///
     /// # Safety
@@ -83,8 +87,8 @@ pub(crate) trait Control: Send + Sync {
     }
     /// Bytes from which messages on ordinary pages use zero copy in shared memory.
     fn zero_copy_from(&self, _bytes: usize) {}
-    /// Where to publish progress on `comm`, whose first member is `first`.
-    fn track(&self, comm: u32, first: usize) -> Arc<Progress>;
+    /// Where to publish progress on `comm`.
+    fn track(&self, comm: u32) -> Arc<Progress>;
     /// Makes our progress known to the others now, where that takes a message.
     fn tell_progress(&self) {}
     /// Compares our calls on `comm` with those of the other `members` if they are in this process. Otherwise the store
@@ -114,13 +118,31 @@ pub(crate) trait Control: Send + Sync {
     fn traffic(&self) -> Traffic {
         Traffic::default()
     }
-    /// Next unused communicator id as far as this process knows.
-    fn ids(&self) -> &AtomicU32;
+    /// The numbers of communicators that this rank gives out and knows.
+    fn numbers(&self) -> &Numbers;
     /// Leaves; no further calls. A rank that relays between others stays until no pair needs it.
     fn close(&self);
 }
 
-/// Raises the id counter to at least `next`.
-pub(crate) fn raise_ids(control: &dyn Control, next: u32) {
-    control.ids().fetch_max(next, Ordering::Relaxed);
+/// A small all-gather of values among `members`; `key` must be new, `ended` is that of [`Control::collect`].
+pub(in crate::comm) fn exchange<T: Serialize + DeserializeOwned>(
+    control: &dyn Control,
+    key: &str,
+    members: &[usize],
+    value: &T,
+    ended: &dyn Fn() -> bool,
+) -> Result<Vec<T>> {
+    control.offer(key, members, encode(key, value)?)?;
+    control.collect(key, members, ended)?.iter().map(|bytes| decode(key, bytes)).collect()
+}
+
+/// A value as ranks exchange it.
+pub(in crate::comm) fn encode<T: Serialize>(key: &str, value: &T) -> Result<Vec<u8>> {
+    serde_json::to_vec(value).map_err(|e| Error::invalid(key, e.to_string()))
+}
+
+/// Another rank's value.
+pub(in crate::comm) fn decode<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
+    let failed = |e| Error::invalid(key, format!("does not parse ({e}): do all ranks run the same version?"));
+    serde_json::from_slice(bytes).map_err(failed)
 }

@@ -1,15 +1,10 @@
 //! Finds the ranks that a stuck call waits for, and the reason, from heartbeats and progress.
 
-use std::sync::atomic::Ordering;
-
 use super::control::PeerHealth;
 use super::{LEFT, State};
 use crate::error::Error;
 use crate::executor::Supervisor;
 use crate::wire::{Collective, Header};
-
-/// Communicators of a late rank that are inspected.
-const MOST_COMMUNICATORS: usize = 32;
 
 impl State {
     /// If the store does not answer: the rank that runs it, unless it has left.
@@ -57,8 +52,7 @@ impl State {
 
     /// The call of another communicator that one of `ranks` is in.
     fn elsewhere(&self, ranks: &[usize]) -> Option<String> {
-        let next = self.control.ids().load(Ordering::Relaxed);
-        (0..next).filter(|&comm| comm != self.id).take(MOST_COMMUNICATORS).find_map(|comm| {
+        self.control.numbers().known().into_iter().filter(|&comm| comm != self.id).find_map(|comm| {
             let health = self.control.health(comm).ok()?;
             ranks.iter().find_map(|&rank| {
                 let progress = health.get(self.members[rank])?.progress.filter(|p| p.seq_started > p.seq_done)?;
@@ -74,7 +68,7 @@ impl State {
 
     /// The error for a call that waits in the exchange before its first byte.
     pub(crate) fn not_all_came(&self, error: Error) -> Error {
-        let error = self.of_members(error);
+        let error = self.failure().unwrap_or_else(|| self.of_members(error));
         let Error::Timeout { rank, waited, missing, detail, .. } = error else { return self.fail_everywhere(error) };
         let call = self.progress.snapshot().call.map(|call| self.op(&call.header(self.id)));
         let op = format!("{} of communicator {}", call.unwrap_or_else(|| "a call".to_owned()), self.id);

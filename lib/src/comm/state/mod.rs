@@ -4,12 +4,16 @@ pub(in crate::comm) mod control;
 mod diagnose;
 pub(in crate::comm) mod failure;
 pub(in crate::comm) mod home;
+pub(in crate::comm) mod numbers;
 mod settle;
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -18,8 +22,9 @@ use crate::fork::Origin;
 use crate::threads::lock;
 use crate::trace::{self, Sink, Span, Tracer};
 use crate::transport::Doorbell;
+use crate::transport::mapping::Mapping;
 use crate::wire::{Collective, Header};
-use control::{Control, Notice, Progress};
+use control::{Control, Notice, Progress, exchange};
 use failure::Attached;
 
 /// The error text for a peer that left in order but is still waited for.
@@ -60,7 +65,6 @@ impl State {
         control: Arc<dyn Control>,
         sink: Option<Arc<Sink>>,
     ) -> Result<Arc<State>> {
-        let first = members.first().copied().unwrap_or(0);
         let state = Arc::new(State {
             id,
             rank,
@@ -68,7 +72,7 @@ impl State {
             members,
             config,
             doorbell: Doorbell::new()?,
-            progress: control.track(id, first),
+            progress: control.track(id),
             control,
             late_wakes: AtomicU64::new(0),
             origin: Origin::here(),
@@ -92,9 +96,25 @@ impl State {
         self.late_wakes.load(Ordering::Relaxed)
     }
 
-    /// Names something that the members do together. Communicators without a common rank may have the same number.
+    /// Names something that the members do together.
     pub(crate) fn key(&self, what: &str) -> String {
-        format!("{what}-{}-{}", self.id, self.members.first().copied().unwrap_or(0))
+        format!("{what}-{}", self.id)
+    }
+
+    /// Every member's value, by rank; `key` must be new. A failure of the communicator ends the wait.
+    pub(in crate::comm) fn exchange<T: Serialize + DeserializeOwned>(&self, key: &str, value: &T) -> Result<Vec<T>> {
+        let values = exchange(&*self.control, key, &self.members, value, &|| self.has_failed());
+        values.map_err(|error| self.exchange_failed(key, error))
+    }
+
+    /// Memory that all members, ranks of this host, map, as [`Control::share`].
+    pub(in crate::comm) fn share(&self, key: &str, bytes: usize) -> Result<Option<Arc<Mapping>>> {
+        self.control.share(key, &self.members, bytes, &|| self.has_failed())
+    }
+
+    /// The error of an exchange. The communicator's own failure says more than that it ended the wait.
+    pub(in crate::comm) fn exchange_failed(&self, key: &str, error: Error) -> Error {
+        self.check(|| key.to_owned()).err().unwrap_or_else(|| self.of_members(error))
     }
 
     /// Waits for a failure, at most for `limit`.

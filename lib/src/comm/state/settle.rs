@@ -20,7 +20,7 @@ const LOOKS: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(
 impl State {
     /// The error for two ranks that made different calls on this communicator; `None` if it is another one.
     pub(super) fn mismatch_of(&self, found: &Disagreement) -> Option<Error> {
-        if (found.comm, Some(&found.first)) != (self.id, self.members.first()) {
+        if found.comm != self.id {
             return None;
         }
         let [one, other] =
@@ -45,7 +45,7 @@ impl State {
             return Some(error);
         }
         self.control.tell_progress();
-        self.wait_for_failure((self.config.heartbeat * BEATS).min(GRACE))
+        self.wait_for_failure(self.config.heartbeat.saturating_mul(BEATS).min(GRACE))
     }
 
     /// Whether that rank is known to have made fewer calls than we have.

@@ -168,7 +168,7 @@ fn dial_on(
         }
     };
     // The ends have the same limit: their wait should end first, and say who has not come.
-    let limit = relay.limit * 2;
+    let limit = relay.limit.saturating_mul(2);
     let world = relay.await_world(&Wait::new(rank, target, limit, &give_up))?;
     let path = world.routes.path(origin, target).filter(|_| origin < target);
     let around = path.as_ref().and_then(|path| path.around(rank));

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::SocketAddrUnix;
+use rustix::net::{SocketAddrUnix, SocketType};
 
 use super::listen::address;
-use super::socket;
 use crate::config;
 use crate::doorbell::Doorbell;
 use crate::error::Result;
@@ -23,6 +22,7 @@ use crate::transport::packet;
 use crate::transport::shm::{Ends, Layout, Lifeline, SingleCopy, ZeroCopyFrom, introduce, pair};
 use crate::transport::stream::Failure;
 use crate::transport::wait::Wait;
+use crate::unix;
 
 /// How long a full backlog is waited for.
 const BACKLOG: Duration = Duration::from_secs(3);
@@ -53,7 +53,7 @@ fn link(
     const SOCKET: &str = "its Unix socket";
     let wait = dial.wait;
     let layout = Layout::new(dial.options)?;
-    let socket = Kept::new(socket::new().map_err(failed("socket"))?);
+    let socket = Kept::new(unix::socket(SocketType::SEQPACKET).map_err(failed("socket"))?);
     let addr = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed("socket name"))?;
     let full_since = wait.left();
     loop {
@@ -68,7 +68,7 @@ fn link(
         }
     }
     // Before anything is told to whoever listens there.
-    let pid = socket::same_user(&socket).map_err(failed(SOCKET))?;
+    let pid = unix::same_user(&socket).map_err(failed(SOCKET))?;
     let who = dial.peer(address(pid));
     let caller = dial.caller.fresh()?;
     packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]).map_err(failed(SOCKET))?;

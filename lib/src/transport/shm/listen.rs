@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags};
+use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::socket;
 use crate::config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
@@ -19,6 +18,7 @@ use crate::transport::handshake::Reply;
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
 use crate::transport::shm::{Ends, Layout, Lifeline, SingleCopy, ZeroCopyFrom, introduce, pair};
+use crate::unix;
 
 /// A listening socket in the abstract namespace.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Port {
     pub(super) fn bind() -> Result<Port> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let os = |e| Error::errno("listen", "on an abstract Unix socket", e);
-        let listener = socket::new().map_err(os)?;
+        let listener = unix::socket(SocketType::SEQPACKET).map_err(os)?;
         // The time keeps names apart in process namespaces that share a network namespace.
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         loop {
@@ -59,7 +59,7 @@ impl AsFd for Port {
 /// The next connection, if there is one.
 pub(super) fn incoming(port: &Port) -> std::io::Result<Option<Pending>> {
     match rustix::net::accept_with(&port.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-        Ok(socket) => Ok(Some(match socket::same_user(&socket) {
+        Ok(socket) => Ok(Some(match unix::same_user(&socket) {
             Ok(pid) => Pending::new(socket, pid, None),
             Err(reason) => Pending::new(socket, 0, Some(reason)),
         })),

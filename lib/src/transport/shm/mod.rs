@@ -47,7 +47,6 @@ mod model;
 mod recv;
 mod send;
 mod single_copy;
-mod socket;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod words;

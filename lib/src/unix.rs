@@ -5,14 +5,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// A non-blocking socket that keeps packets apart.
-pub(super) fn new() -> Result<OwnedFd, Errno> {
+/// A non-blocking socket.
+pub(crate) fn socket(kind: SocketType) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+    rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)
 }
 
 /// Who holds the other end, by the kernel: user and process (0 when it is outside of our process namespace).
-pub(super) fn credentials(socket: &impl AsFd) -> Result<(u32, i32), Errno> {
+fn credentials(socket: &impl AsFd) -> Result<(u32, i32), Errno> {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: SO_PEERCRED writes a `ucred` of the given length to memory of that type and length.
@@ -33,7 +33,7 @@ pub(super) fn credentials(socket: &impl AsFd) -> Result<(u32, i32), Errno> {
 }
 
 /// The other end must be of our own user.
-pub(super) fn same_user(socket: &impl AsFd) -> Result<i32, String> {
+pub(crate) fn same_user(socket: &impl AsFd) -> Result<i32, String> {
     let (uid, pid) = credentials(socket).map_err(|e| format!("SO_PEERCRED: {e}"))?;
     let ours = rustix::process::geteuid().as_raw();
     if uid == ours { Ok(pid) } else { Err(format!("expected a process of user {ours}, got one of user {uid}")) }
