@@ -268,6 +268,14 @@ impl Control for Local {
     }
 
     fn close(&self) {
+        // Why this rank leaves, if it has failed: another one passes that on, rank after rank, and may not be done.
+        let (listeners, aborts) = {
+            let table = lock(&self.world.table);
+            (table.listeners.clone(), table.aborts.clone())
+        };
+        for (from, notice) in &aborts {
+            listeners.iter().filter(|(rank, _)| rank != from && *rank != self.rank).for_each(|(_, l)| l(notice));
+        }
         let mut table = lock(&self.world.table);
         table.left[self.rank] = true;
         table.listeners.retain(|(rank, _)| *rank != self.rank);
@@ -277,5 +285,22 @@ impl Control for Local {
             listener(&Notice::Left);
         }
         self.world.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_leaves_after_an_abort_is_not_missed_before_that_is_known() {
+        let ranks: Vec<Arc<Local>> = Local::world(3, &Config::default(), None).into_iter().map(Arc::new).collect();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (one, two) = (ranks[1].clone(), heard.clone());
+        // The first to hear leaves before the last one has heard.
+        ranks[1].subscribe(Box::new(move |_| one.close()));
+        ranks[2].subscribe(Box::new(move |notice| lock(&two).push(matches!(notice, Notice::Abort { from: 0, .. }))));
+        ranks[0].abort(0, "no more");
+        assert_eq!(*lock(&heard), [true, false, true], "the abort, that rank 1 has left, the abort again");
     }
 }
