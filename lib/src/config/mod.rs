@@ -168,7 +168,7 @@ config! {
         "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
     net_streams: usize = 4, "TINYNCCL_NET_STREAMS", "1 to 16",
         "Over rails (TINYNCCL_TCP_RAILS) and under NVIDIA's NCCL (docs/nccl-net.md): TCP streams of a connection, on all its pairs of ports in turn. Messages over 32 KiB are cut into pieces, and each stream takes the next piece when it has sent one.";
-    net_threads: usize = 0, "TINYNCCL_NET_THREADS", "0 to 16; 0: cores / 2 - 2, at least 2 and at most 8; 1 with fewer than 4 cores, and over rails",
+    net_threads: usize = 0, "TINYNCCL_NET_THREADS", "0 to 16; 0: half of the cores, at most 8, some of them for long messages alone; 1 over rails",
         "Over rails and under NVIDIA's NCCL: threads of a process that read and write its connections.";
     net_chunk: usize = 256 << 10, "TINYNCCL_NET_CHUNK", "bytes, 32K to 4M",
         "Over rails and under NVIDIA's NCCL: largest piece of a message.";

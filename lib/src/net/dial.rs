@@ -25,6 +25,9 @@ use crate::transport::{LinkOptions, Peer};
 
 /// How long telling a peer that there is no way to it may take.
 const NEWS: Duration = Duration::from_secs(5);
+/// So many times a handshake that breaks is tried again, after so long at first.
+const HANDSHAKES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(25);
 /// How long a rail that was lost may take to answer.
 const REDIAL: Duration = Duration::from_secs(2);
 
@@ -163,7 +166,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
             // The end of the time is seen above, with what each way did.
             (true, _) => {
                 inner.relays.nodes.forget();
-                match wait.pause(Duration::from_millis(25 << round.min(5)), String::new) {
+                match wait.pause(PAUSE * (1 << round.min(5)), String::new) {
                     Err(e) if stopped().is_some() => return Err(e),
                     Ok(()) | Err(_) => {}
                 }
@@ -172,10 +175,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     }
     let working: Vec<Way> = opened.iter().map(|(_, way)| way.clone()).collect();
     let all: Vec<Way> = working.iter().cloned().chain(down).collect();
-    let reason = |f: Failure| match f {
-        Failure::Wrong(text) | Failure::Slow(text) => failed(inner, handle, text),
-        Failure::Final(e) => failed(inner, handle, e.to_string()),
-    };
+    let reason = |f: Failure| failed(inner, handle, f.text());
     let link = u32::from_le_bytes(secret::random()?);
     let relayed = working.iter().any(|way| !way.relays.is_empty());
     let begun = working.len();
@@ -185,13 +185,8 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let mut opened = opened.into_iter().map(|(socket, _)| socket);
     let mut sockets: Vec<TcpStream> = Vec::with_capacity(streams);
     for (stream, way) in working.iter().cycle().take(streams).enumerate() {
-        let mut socket = match opened.next() {
-            Some(socket) => socket,
-            None => attempt(inner, handle, way, &wait).map_err(reason)?,
-        };
         // Before the next one is opened: the acceptor waits only so long for a proof.
-        redial.greet(inner, &mut socket, stream, &wait).map_err(reason)?;
-        sockets.push(socket);
+        sockets.push(redial.first(inner, (opened.next(), way), stream, &wait).map_err(reason)?);
     }
     let mut way: Vec<SocketAddr> = Vec::new();
     for one in working.iter().filter(|_| relayed) {
@@ -247,19 +242,41 @@ impl Redial {
     ) -> Result<(usize, TcpStream), String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
         let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
-        let reason = |f: Failure| match f {
-            Failure::Wrong(text) | Failure::Slow(text) => text,
-            Failure::Final(e) => e.to_string(),
-        };
         let way = self.ways.get(number).ok_or("no such way")?;
-        let mut socket = attempt(inner, &self.handle, way, &wait).map_err(reason)?;
+        let mut socket = attempt(inner, &self.handle, way, &wait).map_err(Failure::text)?;
         let index = {
             let mut later = lock(&self.later);
             later.push(number);
             self.streams + later.len() - 1
         };
-        self.greet(inner, &mut socket, index, &wait).map_err(reason)?;
+        self.greet(inner, &mut socket, index, &wait).map_err(Failure::text)?;
         Ok((index, socket))
+    }
+
+    /// A stream of a new connection over a socket, if there is one: a handshake that breaks is tried again, as the
+    /// acceptor may have had too many.
+    fn first(
+        &self,
+        inner: &Inner,
+        (mut opened, way): (Option<TcpStream>, &Way),
+        stream: usize,
+        wait: &Wait<'_>,
+    ) -> std::result::Result<TcpStream, Failure> {
+        let mut again = 0;
+        loop {
+            let mut shake = || {
+                let mut socket = opened.take().map_or_else(|| attempt(inner, &self.handle, way, wait), Ok)?;
+                self.greet(inner, &mut socket, stream, wait).map(|()| socket)
+            };
+            match shake() {
+                Err(Failure::Wrong(text) | Failure::Slow(text)) if again < HANDSHAKES && !wait.left().is_zero() => {
+                    log::debug!("net: stream {stream} over {way}: {text}; once more");
+                    wait.pause(PAUSE * (1 << again), String::new)?;
+                    again += 1;
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Shakes hands for a stream, and says which way it came.

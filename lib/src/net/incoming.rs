@@ -119,7 +119,7 @@ impl Incoming {
             }
         }
         if !self.reports.is_empty() {
-            link.wake_some(1);
+            link.wake_some(1, 0);
         }
     }
 
@@ -216,7 +216,7 @@ impl Incoming {
         }
         if report && link.several() {
             // The stream that the piece came over may be one that takes nothing any more.
-            link.wake_some(1);
+            link.wake_some(1, 0);
         }
         if whole {
             self.finish(link, entry);

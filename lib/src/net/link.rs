@@ -23,6 +23,9 @@ use crate::threads::lock;
 /// Streams that may take the place of lost ones, over the life of a link.
 const SPARE: usize = 48;
 
+/// Messages of this length are worth waking threads that sleep.
+const LONG: usize = 128 << 10;
+
 /// What a pump left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
@@ -86,8 +89,10 @@ impl Link {
         let count = sockets.len();
         let receives = side.receives();
         let mut streams: Vec<Stream> = Vec::new();
-        for socket in sockets {
-            streams.push(Stream::new(socket, State::Alive, workers.next(receives), streams.iter()));
+        for (index, socket) in sockets.into_iter().enumerate() {
+            let reserve = !ways.several && workers.is_reserve(index, count);
+            let worker = (workers.next(receives, reserve), reserve);
+            streams.push(Stream::new(socket, State::Alive, worker, streams.iter()));
         }
         let spare = std::iter::repeat_with(OnceLock::new).take(if ways.several { SPARE } else { 0 });
         let link = Arc::new(Link {
@@ -113,7 +118,7 @@ impl Link {
         let Some(place) = self.streams.get(index) else { return false };
         let state = if let Side::Out(_) = self.side { State::Alive } else { State::New };
         let others = self.alive().map(|(_, stream)| stream);
-        let stream = Stream::new(socket, state, workers.next(self.side.receives()), others);
+        let stream = Stream::new(socket, state, (workers.next(self.side.receives(), false), false), others);
         if let Side::Out(_) = self.side {
             // The peer knows nothing of the stream before it hears this.
             let card = self.rdma.offer(self, index, &stream);
@@ -233,12 +238,17 @@ impl Link {
         self.streams().next().map(|(_, stream)| stream.worker.fd())
     }
 
-    /// As [`Link::wake`] for so many streams, others each time.
-    pub(super) fn wake_some(self: &Arc<Link>, some: usize) {
-        let all = self.alive().count();
+    /// Those that take a message of this length.
+    pub(super) fn takers(&self, len: usize) -> impl Iterator<Item = (usize, &Stream)> + Clone {
+        self.alive().filter(move |(_, stream)| !stream.reserve || len >= LONG)
+    }
+
+    /// As [`Link::wake`] for so many streams that take this length, others each time.
+    pub(super) fn wake_some(self: &Arc<Link>, some: usize, len: usize) {
+        let all = self.takers(len).count();
         let some = some.min(all);
         let first = self.next.fetch_add(some, Ordering::Relaxed) % all.max(1);
-        self.alive().cycle().skip(first).take(some).for_each(|(index, _)| self.wake(index));
+        self.takers(len).cycle().skip(first).take(some).for_each(|(index, _)| self.wake(index));
     }
 
     /// Whether a piece would arrive over this stream as early as over any other; else the one that should take it.
@@ -330,7 +340,7 @@ impl Link {
     /// The peer hears this over whichever stream is free first.
     pub(super) fn say(self: &Arc<Link>, words: Vec<Frame>) {
         self.words.put(words);
-        self.wake_some(usize::MAX);
+        self.wake_some(usize::MAX, usize::MAX);
     }
 
     /// The next word for the peer, if there is one.

@@ -137,7 +137,7 @@ impl Net {
         let rails = Rails::default();
         let devices = Devices::open(config)?;
         if let Some(devices) = &devices {
-            workers.next(true).push(Task::Hear(devices.clone()));
+            workers.next(true, false).push(Task::Hear(devices.clone()));
         }
         let config = config.clone();
         let inner = Arc::new(Inner { config, ports, others, host, sockets, workers, rails, relays, devices });
@@ -155,14 +155,12 @@ impl Net {
         ports::list(&self.inner.ports)
     }
 
-    /// Registers memory for messages that go by RDMA; without ports for that, does nothing.
+    /// Registers memory for messages that go by RDMA. Without ports for that it does nothing; messages of memory that a
+    /// device refuses, most often for the limit of locked memory, go over TCP.
     ///
     /// # Safety
     /// The memory stays mapped until what is returned is dropped.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when a device refuses, most often for the limit of locked memory.
-    pub unsafe fn register(&self, base: *mut u8, bytes: usize) -> Result<Memory> {
+    pub unsafe fn register(&self, base: *mut u8, bytes: usize) -> Memory {
         // SAFETY: by the caller.
         unsafe { rdma::register(self.inner.devices.as_deref(), base, bytes) }
     }

@@ -144,7 +144,7 @@ impl Outgoing {
         let piece = if len <= WHOLE {
             len
         } else {
-            let parts = link.alive().count().max(1) * if link.is_uneven() { FINER } else { 1 };
+            let parts = link.takers(len).count().max(1) * if link.is_uneven() { FINER } else { 1 };
             len.div_ceil(parts).next_multiple_of(4 << 10).clamp(WHOLE, self.chunk)
         };
         link.requests.begins(len);
@@ -175,7 +175,7 @@ impl Outgoing {
             return;
         }
         if len <= self.inline {
-            for (index, stream) in link.alive() {
+            for (index, stream) in link.takers(len) {
                 if link.several() && link.turn(index, len).is_err() {
                     continue;
                 }
@@ -187,7 +187,7 @@ impl Outgoing {
             }
         }
         if self.waiting.load(Ordering::Acquire) > 0 {
-            link.wake_some(len.div_ceil(piece.max(1)).max(1));
+            link.wake_some(len.div_ceil(piece.max(1)).max(1), len);
         }
     }
 
@@ -198,7 +198,7 @@ impl Outgoing {
     /// Has all streams look for something to send, if there is something.
     pub(super) fn wake(&self, link: &Arc<Link>) {
         if self.waiting.load(Ordering::Acquire) > 0 {
-            link.wake_some(usize::MAX);
+            link.wake_some(usize::MAX, usize::MAX);
         }
     }
 

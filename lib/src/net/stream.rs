@@ -88,6 +88,8 @@ pub(super) struct Stream {
     socket: Kept<TcpStream>,
     pub(super) rail: Option<Rail>,
     pub(super) worker: Arc<Worker>,
+    /// For long messages alone: its thread sleeps between them.
+    pub(super) reserve: bool,
     life: Life,
     /// What its thread calls it.
     pub(super) key: AtomicU64,
@@ -107,7 +109,7 @@ impl Stream {
     pub(super) fn new<'a>(
         socket: TcpStream,
         state: State,
-        worker: Arc<Worker>,
+        (worker, reserve): (Arc<Worker>, bool),
         mut others: impl Iterator<Item = &'a Stream>,
     ) -> Stream {
         let rail = match (socket.local_addr(), socket.peer_addr()) {
@@ -119,6 +121,7 @@ impl Stream {
             socket: Kept::new(socket),
             rail,
             worker,
+            reserve,
             life: Life::new(state),
             key: AtomicU64::new(0),
             queued: AtomicBool::new(false),
@@ -256,7 +259,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let workers = super::super::workers::Workers::start(&crate::Config::default()).unwrap();
-        let stream = Stream::new(socket, State::New, workers.next(true), std::iter::empty());
+        let stream = Stream::new(socket, State::New, (workers.next(true, false), false), std::iter::empty());
         assert_eq!(stream.way(), "127.0.0.1 -> 127.0.0.1");
         assert!(stream.becomes(State::Alive) && stream.is(State::Alive));
         assert!(stream.becomes(State::Lost) && !stream.becomes(State::Ended) && stream.is(State::Lost));

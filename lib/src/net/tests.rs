@@ -152,6 +152,49 @@ fn different_windows_are_refused_at_both_ends() {
 }
 
 #[test]
+fn a_handshake_that_breaks_is_tried_again() {
+    let (ours, theirs) = (net(|_| ()), net(|_| ()));
+    let (handle, listener) = theirs.listen().unwrap();
+    // Passes on all but the first connection and the third.
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let ports = (door.local_addr().unwrap().port(), 0);
+    let behind = handle.door(Ipv4Addr::LOCALHOST.into());
+    let copy = |mut from: TcpStream, mut to: TcpStream| {
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(std::net::Shutdown::Write);
+        })
+    };
+    std::thread::scope(|scope| {
+        let passing = scope.spawn(|| {
+            let mut threads = Vec::new();
+            for number in 0..6 {
+                let (near, _) = door.accept().unwrap();
+                if number % 2 == 1 || number > 2 {
+                    let far = TcpStream::connect(behind).unwrap();
+                    threads.push(copy(near.try_clone().unwrap(), far.try_clone().unwrap()));
+                    threads.push(copy(far, near));
+                }
+            }
+            threads
+        });
+        let connecting = ours.connect(&Handle { ports, ..handle }).unwrap();
+        let sender = until("connect", || connecting.poll().unwrap());
+        let receiver = until("accept", || listener.accept().unwrap());
+        let (data, mut got) = (pattern(1 << 20, 1), vec![0u8; 1 << 20]);
+        // SAFETY: both live until their requests are done.
+        unsafe {
+            let recv = receiver.receive(&[(got.as_mut_ptr(), got.len(), 0)]).unwrap().unwrap();
+            assert_eq!(wait(sender.send(data.as_ptr(), data.len(), 0).unwrap().unwrap()), [data.len()]);
+            assert_eq!(wait(recv), [data.len()]);
+        }
+        assert!(data == got);
+        drop((sender, receiver));
+        passing.join().unwrap().into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
 fn no_way_is_an_error_at_both_ends_that_names_all_ports() {
     // Loopback of two "hosts": no data gets from one to the other.
     let (ours, theirs) = (net(|_| ()), net(|_| ()));

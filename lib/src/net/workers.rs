@@ -17,33 +17,46 @@ const SHORT_SPIN: Duration = Duration::from_micros(2);
 
 /// A rank's other threads that spin: one that calls NCCL, and one that calls us. Another rank of the host has as many.
 const OTHERS: usize = 2;
+/// Streams for short messages are on so many threads at most; more are no faster.
+const STEADY: usize = 4;
+/// The most threads of a process.
+const MOST: usize = 8;
 
-/// How many a process has: as many as can spin, or two that sleep, as one is slower with long messages.
-fn threads(cores: usize) -> usize {
-    (cores / 2).saturating_sub(OTHERS).clamp(2, 8).min(cores / 2).max(1)
+/// How many threads a process has: steady ones, which spin, and reserves, which sleep between the long messages that
+/// they alone take. Where none can spin there are two that sleep, as one is slower with long messages.
+fn threads(cores: usize) -> (usize, usize) {
+    let half = (cores / 2).min(MOST);
+    match half.saturating_sub(OTHERS).min(STEADY) {
+        0 => (half.max(1), 0),
+        steady => (steady, half - steady),
+    }
 }
 
 /// All threads of a process.
 #[derive(Debug)]
 pub(super) struct Workers {
     all: Vec<(Arc<Worker>, Thread)>,
-    /// The thread that gets the next stream, and the next one that only receives.
-    next: [AtomicUsize; 2],
+    /// So many of them, the last ones, sleep between the long messages that they take.
+    reserves: usize,
+    /// The thread that gets the next stream, and the next one that only receives; the same of the reserves.
+    next: [[AtomicUsize; 2]; 2],
     activity: Arc<Activity>,
 }
 
 impl Workers {
     pub(super) fn start(config: &Config) -> Result<Workers> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = if config.net_threads > 0 { config.net_threads } else { threads(cores) };
+        let (steady, reserves) = if config.net_threads > 0 { (config.net_threads, 0) } else { threads(cores) };
         let few = config.spin.min(SHORT_SPIN);
-        let enough = cores >= 2 * (count + OTHERS);
-        let (idle, busy) = if enough { (config.spin, BUSY_SPIN) } else { (few, few) };
-        let spins = Spins { idle, busy };
-        let (next, activity) = ([0, count / 2].map(AtomicUsize::new), Arc::new(Activity::default()));
+        let few = Spins { idle: few, busy: few };
+        let enough = cores >= 2 * (steady + OTHERS);
+        let spins = if enough { Spins { idle: config.spin, busy: BUSY_SPIN } } else { few };
+        let next = [steady, reserves].map(|threads| [0, threads / 2].map(AtomicUsize::new));
         // If one does not start, those before it end with this.
-        let mut workers = Workers { all: Vec::with_capacity(count), next, activity };
-        for index in 0..count {
+        let all = Vec::with_capacity(steady + reserves);
+        let mut workers = Workers { all, reserves, next, activity: Arc::new(Activity::default()) };
+        for index in 0..steady + reserves {
+            let spins = if index < steady { spins } else { few };
             workers.all.push(Worker::start(index, spins, &workers.activity)?);
         }
         if !enough {
@@ -56,11 +69,18 @@ impl Workers {
         &self.activity
     }
 
+    /// Whether a stream of so many is one for long messages alone: as many of them as of the threads.
+    pub(super) fn is_reserve(&self, stream: usize, streams: usize) -> bool {
+        stream >= streams - streams * self.reserves / self.all.len()
+    }
+
     /// The thread for a new stream: each in turn, and those that receive apart, because a rank often does only one of
     /// the two, or one after the other.
-    pub(super) fn next(&self, receives: bool) -> Arc<Worker> {
-        let next = self.next[usize::from(receives)].fetch_add(1, Ordering::Relaxed) % self.all.len();
-        self.all[next].0.clone()
+    pub(super) fn next(&self, receives: bool, reserve: bool) -> Arc<Worker> {
+        let (steady, reserves) = self.all.split_at(self.all.len() - self.reserves);
+        let threads = if reserve { reserves } else { steady };
+        let next = self.next[usize::from(reserve)][usize::from(receives)].fetch_add(1, Ordering::Relaxed);
+        threads[next % threads.len()].0.clone()
     }
 }
 
@@ -75,7 +95,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_cores_have_two_threads_and_many_have_eight() {
-        assert_eq!([1, 2, 3, 4, 6, 8, 10, 16, 20, 192].map(threads), [1, 1, 1, 2, 2, 2, 3, 6, 8, 8]);
+    fn half_of_the_cores_have_threads_and_those_that_spin_come_first() {
+        let of = |cores: [usize; 5]| cores.map(threads);
+        assert_eq!(of([1, 2, 3, 4, 5]), [(1, 0), (1, 0), (1, 0), (2, 0), (2, 0)]);
+        assert_eq!(of([6, 8, 12, 16, 192]), [(1, 2), (2, 2), (4, 2), (4, 4), (4, 4)]);
+    }
+
+    #[test]
+    fn the_last_streams_are_on_reserves() {
+        let mut workers = Workers::start(&Config { net_threads: 3, ..Config::default() }).unwrap();
+        assert!((0..4).all(|stream| !workers.is_reserve(stream, 4)));
+        workers.reserves = 2;
+        assert_eq!(
+            [1, 2, 4].map(|streams| (0..streams).filter(|s| workers.is_reserve(*s, streams)).count()),
+            [0, 1, 2]
+        );
+        assert!(!workers.is_reserve(1, 4) && workers.is_reserve(2, 4));
+        let number = |reserve| {
+            let next = workers.next(true, reserve);
+            workers.all.iter().position(|(worker, _)| Arc::ptr_eq(worker, &next)).unwrap()
+        };
+        assert_eq!([number(false), number(false), number(true), number(true), number(true)], [0, 0, 1, 2, 1]);
     }
 }

@@ -34,6 +34,14 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// Why, in words.
+    pub(crate) fn text(self) -> String {
+        match self {
+            Failure::Wrong(text) | Failure::Slow(text) => text,
+            Failure::Final(e) => e.to_string(),
+        }
+    }
+
     /// The error of connecting to `peer`, which has no other address.
     pub(crate) fn of(self, peer: &Peer) -> Error {
         match self {

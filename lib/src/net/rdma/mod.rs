@@ -25,14 +25,14 @@ mod tests;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 
 use super::frame::{self, Frame, Room, Word};
 use super::link::{Link, Side};
 use super::load;
 use super::stream::{Rail, State, Stream};
 use super::worker::Task;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::threads::lock;
 use crate::transport::verbs::rails::Registered;
 use crate::transport::verbs::sys::Access;
@@ -52,17 +52,26 @@ pub struct Memory {
     _registered: Option<Registered>,
 }
 
-/// Registers memory with `devices`, if there are some.
+/// Registers memory with `devices`, if there are some; messages of memory that they refuse go over TCP.
 ///
 /// # Safety
 /// The memory stays mapped until this is dropped.
-pub(super) unsafe fn register(devices: Option<&Devices>, base: *mut u8, bytes: usize) -> Result<Memory> {
+pub(super) unsafe fn register(devices: Option<&Devices>, base: *mut u8, bytes: usize) -> Memory {
+    static REFUSED: Once = Once::new();
     let (Some(devices), Some(base)) = (devices, NonNull::new(base).filter(|_| bytes > 0)) else {
-        return Ok(Memory { _registered: None });
+        return Memory { _registered: None };
     };
     // SAFETY: by the caller; peers write to it only where a receive is posted, whose memory is not used otherwise.
-    let registered = unsafe { devices.rails.register(base, bytes, Access::Target) }?;
-    Ok(Memory { _registered: Some(registered) })
+    let registered = unsafe { devices.rails.register(base, bytes, Access::Target) };
+    let refused = |e: &Error| {
+        REFUSED.call_once(|| {
+            log::warn!(
+                "net: {bytes} bytes were not registered, and the messages there go over TCP ({e}): raise the limit of locked \
+                 memory (ulimit -l), or set TINYNCCL_NET_RDMA=0"
+            );
+        });
+    };
+    Memory { _registered: registered.inspect_err(refused).ok() }
 }
 
 /// The queue pairs of a link.

@@ -138,18 +138,14 @@ fn make(inner: &Arc<Inner>, mut near: TcpStream, doors: &[SocketAddr]) {
     let relays = &inner.relays;
     let stopped = || relays.leaving.load(Ordering::Acquire).then(|| Error::invalid("relay", "this node is leaving"));
     let wait = Wait::new(ACCEPTOR, DIALER, LIMIT.min(inner.config.connect_timeout), &stopped);
-    let text = |f: Failure| match f {
-        Failure::Wrong(text) | Failure::Slow(text) => text,
-        Failure::Final(e) => e.to_string(),
-    };
     let mut far = match through(inner, doors, &wait) {
         Ok(far) => far,
-        Err(f) => return refuse(&mut near, &text(f)),
+        Err(f) => return refuse(&mut near, &f.text()),
     };
     let ends = |s: &TcpStream| s.peer_addr().map_or("?".to_owned(), describe);
     let name = format!("a stream from {} to {}", ends(&near), ends(&far));
     if let Err(f) = attend(&mut near, &mut far, &wait) {
-        return log::warn!("net: does not relay {name}: {}", text(f));
+        return log::warn!("net: does not relay {name}: {}", f.text());
     }
     let mut forwarder = lock(&relays.forwarder);
     if relays.leaving.load(Ordering::Acquire) {

@@ -129,13 +129,9 @@ fn a_door_relays_for_neighbours_of_the_job_alone() {
     let knock = |net: &Net, secret: Secret| -> Result<TcpStream, String> {
         let door = net.listen().unwrap().0.door(Ipv4Addr::LOCALHOST.into());
         let options = SocketOptions::new(0, None);
-        let text = |f: Failure| match f {
-            Failure::Wrong(text) | Failure::Slow(text) => text,
-            Failure::Final(e) => e.to_string(),
-        };
-        let mut socket = open(None, door, &options, &wait).map_err(text)?;
+        let mut socket = open(None, door, &options, &wait).map_err(Failure::text)?;
         let hello = Hello::new((DIALER, ACCEPTOR), (LISTENER, 0), &LinkOptions { max_message: 0, depth: 0 }, false, 0);
-        greet(&mut socket, &Caller { hello, secret }, &wait, &who).map_err(text)?;
+        greet(&mut socket, &Caller { hello, secret }, &wait, &who).map_err(Failure::text)?;
         Ok(socket)
     };
     let relay = net(|_| ());
