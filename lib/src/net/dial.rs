@@ -10,7 +10,7 @@ use super::Inner;
 use super::door::{ACCEPTOR, DIALER};
 use super::ends::{self, Sender};
 use super::handle::Handle;
-use super::link::Ways;
+use super::link::{Link, Ways};
 use super::ports::{self, Way};
 use super::relay::{self, Stops};
 use crate::bootstrap::interface;
@@ -233,24 +233,32 @@ impl Redial {
         }
     }
 
-    /// One more stream of the connection, and its number.
-    pub(super) fn stream(
-        &self,
-        inner: &Inner,
-        number: usize,
-        stopped: impl Fn() -> bool,
-    ) -> Result<(usize, TcpStream), String> {
+    /// A socket for one more stream on the way of this number.
+    pub(super) fn open(&self, inner: &Inner, number: usize, stopped: &dyn Fn() -> bool) -> Result<TcpStream, String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
         let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
         let way = self.ways.get(number).ok_or("no such way")?;
-        let mut socket = attempt(inner, &self.handle, way, &wait).map_err(Failure::text)?;
+        attempt(inner, &self.handle, way, &wait).map_err(Failure::text)
+    }
+
+    /// Makes the stream, under a number that is returned.
+    pub(super) fn join(
+        &self,
+        inner: &Inner,
+        link: &Arc<Link>,
+        (number, mut socket): (usize, TcpStream),
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<usize, String> {
+        let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
+        let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
         let index = {
             let mut later = lock(&self.later);
             later.push(number);
             self.streams + later.len() - 1
         };
         self.greet(inner, &mut socket, index, &wait).map_err(Failure::text)?;
-        Ok((index, socket))
+        let added = link.add(index, socket, &inner.workers);
+        added.then_some(index).ok_or_else(|| format!("there is no room for a stream {index}"))
     }
 
     /// A stream of a new connection over a socket, if there is one: a handshake that breaks is tried again, as the

@@ -37,7 +37,7 @@
 //! | `links` | links between ranks over such connections: [`endpoint`] |
 //! | `relay` | ways through other nodes, and being such a node |
 //! | `rdma` | queue pairs beside streams, for long messages |
-//! | `rails` | streams that do not get through, and new ones in their place |
+//! | `rails`, `redial` | streams that do not get through, and new ones in their place |
 //! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
 //! | `output`, `input` | pieces and words to a stream, and from it |
 //! | `frame`, `outbox`, `request`, `worker` | the bytes before a piece, words that any stream takes, what is posted, the threads |
@@ -61,6 +61,7 @@ mod output;
 mod ports;
 mod rails;
 mod rdma;
+mod redial;
 mod relay;
 mod request;
 mod stream;

@@ -19,7 +19,7 @@ impl fmt::Display for Remote {
 }
 
 /// A way from one of our addresses to one of theirs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Way {
     pub(super) from: Option<IpAddr>,
     pub(super) to: IpAddr,

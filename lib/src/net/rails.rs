@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use super::Inner;
 use super::dial::Redial;
 use super::link::Link;
+use super::redial::{self, Tries};
 use super::stream::{InFlight, Rail, State, Stream};
 use crate::bootstrap::interface;
 use crate::error;
@@ -31,8 +32,6 @@ const BEHIND: u32 = 10;
 const LOOKS: u32 = 5;
 /// Between two looks, at least and at most.
 const BETWEEN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
-/// Before a lost rail is dialed, and at most between two tries.
-const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// With nothing to do.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -93,7 +92,7 @@ impl Stood {
 }
 
 /// The addresses of interfaces that are up, listed when they are needed; `None` where they cannot be listed.
-type Up = LazyCell<Option<Vec<IpAddr>>>;
+pub(super) type Up = LazyCell<Option<Vec<IpAddr>>>;
 
 /// A stream that stands still.
 struct Stuck {
@@ -166,54 +165,20 @@ impl Shared {
     }
 
     fn redial(&self, inner: &Weak<Inner>) {
-        let mut tries: HashMap<(u32, usize), Try> = HashMap::new();
+        let mut tries = Tries::default();
         while !self.stopped() {
             let watched: Vec<(Weak<Link>, Arc<Redial>)> = {
-                let watched = self.wait(AGAIN.0 / 2);
+                let watched = self.wait(redial::LOOK);
                 watched.iter().filter_map(|w| Some((w.link.clone(), w.redial.clone()?))).collect()
             };
-            tries.retain(|(link, _), _| watched.iter().any(|(_, redial)| redial.link == *link));
-            for (link, redial) in watched {
-                for (number, way) in redial.ways.iter().enumerate() {
-                    let (Some(link), Some(inner)) = (link.upgrade(), inner.upgrade()) else { break };
-                    let alive = link.alive().filter(|(index, _)| redial.way_of(*index) == number).count();
-                    if alive >= redial.streams_of(number) {
-                        tries.remove(&(redial.link, number));
-                        continue;
-                    }
-                    let first = || Try { at: Instant::now() + AGAIN.0, pause: AGAIN.0 };
-                    let next = tries.entry((redial.link, number)).or_insert_with(first);
-                    if Instant::now() < next.at {
-                        continue;
-                    }
-                    match self.mend(&inner, &link, &redial, number) {
-                        Ok(index) => {
-                            log::info!("net: {}: {way} is back, as stream {index}", link.name());
-                            next.pause = AGAIN.0;
-                        }
-                        Err(detail) => {
-                            log::debug!("net: {}: {way} is not back: {detail}", link.name());
-                            next.at = Instant::now() + next.pause;
-                            next.pause = (2 * next.pause).min(AGAIN.1);
-                        }
-                    }
-                }
+            tries.keep(watched.iter().map(|(_, redial)| &**redial));
+            let up = Up::new(interface::up);
+            for (link, redial) in &watched {
+                let (Some(link), Some(inner)) = (link.upgrade(), inner.upgrade()) else { continue };
+                tries.mend(&inner, (&link, redial), &up, &|| self.stopped());
             }
         }
     }
-
-    /// Makes a stream in the place of a lost one; its number.
-    fn mend(&self, inner: &Inner, link: &Arc<Link>, redial: &Redial, way: usize) -> Result<usize, String> {
-        let (index, socket) = redial.stream(inner, way, || self.stopped())?;
-        let added = link.add(index, socket, &inner.workers);
-        added.then_some(index).ok_or_else(|| format!("there is no room for a stream {index}"))
-    }
-}
-
-/// When a rail is dialed next, and how long after that if it does not answer.
-struct Try {
-    at: Instant,
-    pause: Duration,
 }
 
 /// One look at a connection: what has stood still for too long is lost, if another way works.

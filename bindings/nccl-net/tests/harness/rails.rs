@@ -13,7 +13,8 @@ const DEPTH: usize = 4;
 /// The sending end: it has the handle of the other node's listener.
 struct Sending {
     api: Api,
-    comm: Comm,
+    /// Messages go over them in turn.
+    comms: Vec<Comm>,
     /// Messages by what they begin with.
     next: AtomicU64,
 }
@@ -30,7 +31,8 @@ impl Sending {
             let mut data = pattern(len, number as usize);
             data[..8].copy_from_slice(&number.to_le_bytes());
             data[8] = u8::from(last);
-            let post = || Some(self.api.isend(self.comm, &data, 0).unwrap()).filter(|request| !request.is_null());
+            let comm = self.comms[number as usize % self.comms.len()];
+            let post = || Some(self.api.isend(comm, &data, 0).unwrap()).filter(|request| !request.is_null());
             let request = until("a free request", post);
             open.push((request, data));
             while open.len() > if last { 0 } else { DEPTH } {
@@ -46,8 +48,9 @@ impl Sending {
 }
 
 /// The receiving end: all messages of a phase, each whole and in its order.
-fn receive(api: Api, comm: Comm, next: &mut u64) {
+fn receive(api: Api, comms: &[Comm], next: &mut u64) {
     loop {
+        let comm = comms[*next as usize % comms.len()];
         let mut data = vec![0u8; LEN];
         let request = api.irecv(comm, &mut [(&mut data, 0)]).unwrap();
         let len = api.wait(request, 1)[0];
@@ -72,6 +75,11 @@ fn lost() -> usize {
 /// A node of two: `b` receives, `a` sends in phases that the test begins, until it has `enough` of a phase's messages
 /// and of its bytes over r1.
 pub(crate) fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
+    talk_over(1, name, enough);
+}
+
+/// The same over so many connections.
+fn talk_over(connections: usize, name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
     say("here");
     assert_eq!(hear(), "cabled");
     let api = Api::init(12);
@@ -79,8 +87,9 @@ pub(crate) fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
     say(&hex(&handle));
     let mut theirs = unhex(&hear());
     if name == "a" {
-        let comm = until("a connection", || Some(api.try_connect(&mut theirs).unwrap()).filter(|c| !c.is_null()));
-        let sending = Sending { api, comm, next: AtomicU64::new(0) };
+        let mut connect = || Some(api.try_connect(&mut theirs).unwrap_or_else(failed)).filter(|c| !c.is_null());
+        let comms: Vec<Comm> = (0..connections).map(|_| until("a connection", &mut connect)).collect();
+        let sending = Sending { api, comms, next: AtomicU64::new(0) };
         loop {
             let phase = hear();
             if phase == "end" {
@@ -91,16 +100,17 @@ pub(crate) fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
             let all = sent_over("r0") + sent_over("r1");
             say(&format!("{count} {} {all}", sent_over("r1") - before));
         }
-        api.close_send(comm);
+        sending.comms.iter().for_each(|comm| api.close_send(*comm));
     } else {
-        let comm = until("a connection", || Some(api.try_accept(listen).unwrap()).filter(|c| !c.is_null()));
+        let accept = || Some(api.try_accept(listen).unwrap_or_else(failed)).filter(|c| !c.is_null());
+        let comms: Vec<Comm> = (0..connections).map(|_| until("a connection", accept)).collect();
         // NCCL closes a listener when it has its connection.
         let mut next = 0;
         while hear() != "end" {
-            receive(api, comm, &mut next);
+            receive(api, &comms, &mut next);
             say("received");
         }
-        api.close_recv(comm);
+        comms.iter().for_each(|comm| api.close_recv(*comm));
     }
     api.close_listen(listen);
     api.finalize();
@@ -109,15 +119,16 @@ pub(crate) fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
 
 /// Two nodes with cables r0 and r1, whose connection stands.
 pub(crate) fn two(test: &str, settings: &[(&str, &str)]) -> [Process; 2] {
-    two_after(test, settings, |_| ())
+    two_after(test, settings, 2, |_| ())
 }
 
-/// The same; `first` comes before they connect.
-fn two_after(test: &str, settings: &[(&str, &str)], first: impl FnOnce(&[Process; 2])) -> [Process; 2] {
+/// The same with so many cables; `first` comes before they connect.
+fn two_after(test: &str, settings: &[(&str, &str)], cables: u8, first: impl FnOnce(&[Process; 2])) -> [Process; 2] {
     let mut nodes = ["a", "b"].map(|name| node(test, name, settings));
     let [a, b] = &nodes;
-    cable(("r0", a), ("r0", b), 1);
-    cable(("r1", a), ("r1", b), 2);
+    for (name, number) in ["r0", "r1", "r2"].iter().zip(1..=cables) {
+        cable((name, a), (name, b), number);
+    }
     nodes.iter_mut().for_each(|node| node.tell("cabled"));
     let [a, b] = &mut nodes;
     let handles = (a.line(), b.line());
@@ -173,7 +184,7 @@ fn a_cable_that_is_cut_when_they_connect_is_taken_when_it_is_mended() {
         return;
     }
     // At both ends: the kernel takes a moment to see that the other one is down.
-    let mut nodes = two_after(TEST, &[], |nodes| nodes.iter().for_each(|node| run(node, "ip link set r1 down")));
+    let mut nodes = two_after(TEST, &[], 2, |nodes| nodes.iter().for_each(|node| run(node, "ip link set r1 down")));
     begin(&mut nodes, "without");
     let (_, over) = finish(&mut nodes);
     assert!(over < 100_000, "{over} bytes over a cable that is cut");
@@ -190,6 +201,32 @@ fn a_cable_that_loses_everything_costs_no_message_and_is_taken_back() {
     const TEST: &str = "rails::a_cable_that_loses_everything_costs_no_message_and_is_taken_back";
     let cut = "tc qdisc replace dev r1 root bfifo limit 1";
     cut_and_mended(TEST, &[], &Cut { cut, mend: "tc qdisc del dev r1 root", at: &[(1, true)] });
+}
+
+/// Each try to dial the one that stays silent takes seconds; there are eighty connections that would.
+#[test]
+fn a_silent_cable_does_not_hold_up_those_that_are_mended() {
+    const TEST: &str = "rails::a_silent_cable_does_not_hold_up_those_that_are_mended";
+    const CONNECTIONS: usize = 80;
+    // One of four streams of each is on r1, and one on r2.
+    let enough = |phase: &str, _, _| match phase {
+        "cut" => lost() == 2 * CONNECTIONS,
+        "back" => lost() == CONNECTIONS,
+        _ => true,
+    };
+    if !makes_nodes(TEST, |name| talk_over(CONNECTIONS, name, enough)) {
+        return;
+    }
+    let mut nodes = two_after(TEST, &[], 3, |_| ());
+    begin(&mut nodes, "whole");
+    finish(&mut nodes);
+    ["r1", "r2"].iter().for_each(|cable| run(&nodes[1], &format!("tc qdisc replace dev {cable} root bfifo limit 1")));
+    begin(&mut nodes, "cut");
+    finish(&mut nodes);
+    run(&nodes[1], "tc qdisc del dev r2 root");
+    begin(&mut nodes, "back");
+    finish(&mut nodes);
+    end(nodes);
 }
 
 fn cut_and_mended(test: &str, settings: &[(&str, &str)], cut: &Cut) {

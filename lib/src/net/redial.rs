@@ -1,0 +1,97 @@
+//! Rails that were lost are dialed again. A cable that does not answer is tried once in a while, however many
+//! connections wait for it, so that it holds up no other one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Inner;
+use super::dial::Redial;
+use super::link::Link;
+use super::ports::Way;
+use super::rails::Up;
+
+/// Before a lost rail is dialed, and at most between two tries.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// Between two looks for something to dial.
+pub(super) const LOOK: Duration = Duration::from_millis(500);
+
+/// When something is tried next, and how long after that if it fails.
+struct Try {
+    at: Instant,
+    pause: Duration,
+}
+
+impl Try {
+    fn later() -> Try {
+        Try { at: Instant::now() + AGAIN.0, pause: AGAIN.0 }
+    }
+
+    fn is_due(&self) -> bool {
+        Instant::now() >= self.at
+    }
+
+    fn fails(&mut self) {
+        self.at = Instant::now() + self.pause;
+        self.pause = (2 * self.pause).min(AGAIN.1);
+    }
+}
+
+/// What was lost, and tried in vain.
+#[derive(Default)]
+pub(super) struct Tries {
+    /// Ways on which nobody answers.
+    ways: HashMap<Way, Try>,
+    /// Ways of connections that lack streams.
+    links: HashMap<(u32, usize), Try>,
+}
+
+impl Tries {
+    /// Forgets all but these connections.
+    pub(super) fn keep<'a>(&mut self, those: impl Iterator<Item = &'a Redial> + Clone) {
+        self.links.retain(|(link, _), _| those.clone().any(|redial| redial.link == *link));
+        self.ways.retain(|way, _| those.clone().any(|redial| redial.ways.contains(way)));
+    }
+
+    /// Makes a stream in the place of a lost one on each way of a connection where that is due.
+    pub(super) fn mend(
+        &mut self,
+        inner: &Inner,
+        (link, redial): (&Arc<Link>, &Redial),
+        up: &Up,
+        stopped: &dyn Fn() -> bool,
+    ) {
+        for (number, way) in redial.ways.iter().enumerate() {
+            let alive = link.alive().filter(|(index, _)| redial.way_of(*index) == number).count();
+            if alive >= redial.streams_of(number) {
+                self.links.remove(&(redial.link, number));
+                continue;
+            }
+            let own = self.links.entry((redial.link, number)).or_insert_with(Try::later);
+            let is_down = || up.as_ref().zip(way.from).is_some_and(|(up, from)| !up.contains(&from));
+            if !own.is_due() || self.ways.get(way).is_some_and(|of| !of.is_due()) || is_down() {
+                continue;
+            }
+            let failed = |detail| log::debug!("net: {}: {way} is not back: {detail}", link.name());
+            match redial.open(inner, number, stopped) {
+                Err(detail) => {
+                    failed(detail);
+                    self.ways.entry(way.clone()).or_insert_with(Try::later).fails();
+                }
+                Ok(socket) => {
+                    self.ways.remove(way);
+                    match redial.join(inner, link, (number, socket), stopped) {
+                        Ok(index) => {
+                            log::info!("net: {}: {way} is back, as stream {index}", link.name());
+                            own.pause = AGAIN.0;
+                        }
+                        Err(detail) => {
+                            failed(detail);
+                            own.fails();
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
