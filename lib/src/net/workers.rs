@@ -17,18 +17,16 @@ const SHORT_SPIN: Duration = Duration::from_micros(2);
 
 /// A rank's other threads that spin: one that calls NCCL, and one that calls us. Another rank of the host has as many.
 const OTHERS: usize = 2;
-/// Streams for short messages are on so many threads at most; more are no faster.
-const STEADY: usize = 4;
 /// The most threads of a process.
 const MOST: usize = 8;
 
 /// How many threads a process has: steady ones, which spin, and reserves, which sleep between the long messages that
 /// they alone take. Where none can spin there are two that sleep, as one is slower with long messages.
 fn threads(cores: usize) -> (usize, usize) {
-    let half = (cores / 2).min(MOST);
-    match half.saturating_sub(OTHERS).min(STEADY) {
-        0 => (half.max(1), 0),
-        steady => (steady, half - steady),
+    let all = (cores / 2).clamp(1, MOST);
+    match (cores / 2).saturating_sub(OTHERS).min(MOST) {
+        0 => (all, 0),
+        steady => (steady, all - steady),
     }
 }
 
@@ -98,7 +96,7 @@ mod tests {
     fn half_of_the_cores_have_threads_and_those_that_spin_come_first() {
         let of = |cores: [usize; 5]| cores.map(threads);
         assert_eq!(of([1, 2, 3, 4, 5]), [(1, 0), (1, 0), (1, 0), (2, 0), (2, 0)]);
-        assert_eq!(of([6, 8, 12, 16, 192]), [(1, 2), (2, 2), (4, 2), (4, 4), (4, 4)]);
+        assert_eq!(of([6, 8, 12, 16, 192]), [(1, 2), (2, 2), (4, 2), (6, 2), (8, 0)]);
     }
 
     #[test]
