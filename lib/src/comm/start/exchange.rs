@@ -37,8 +37,7 @@ impl Comm {
 
     /// Every rank's value, in rank order, through the rendezvous; for set-up. Once per `what`.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
-        let state = &self.inner.state;
-        state.exchange(&state.key(what), value)
+        self.inner.state.exchange(what, value)
     }
 
     /// Makes a value known to `peer` and does not wait: once per `what` and peer. The peer gets it by

@@ -35,7 +35,7 @@ impl Comm {
         let control = &state.control;
         let turn = inner.splits.fetch_add(1, Ordering::Relaxed);
         let vote: Vote = (color, key, control.numbers().give()?);
-        let votes: Vec<Vote> = state.exchange(&format!("{}-{turn}", state.key("split")), &vote)?;
+        let votes: Vec<Vote> = state.exchange(&format!("split {turn}"), &vote)?;
         // By colour, then in the order of the new ranks.
         let mut ranks: Vec<(u32, i32, usize)> =
             votes.iter().enumerate().filter_map(|(rank, v)| Some((v.0?, v.1, rank))).collect();
@@ -54,5 +54,41 @@ impl Comm {
             trace.span(begin, Span::Split);
         }
         Ok(Some(Comm::assemble(child, inner.local_rank, Some(tuned), inner._home.clone())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use crate::comm::Comm;
+    use crate::{Config, ReduceOp, Result};
+
+    /// Each rank splits both parents at once, in two threads.
+    #[test]
+    fn communicators_that_are_split_at_once_are_told_apart() {
+        let parents = Comm::threads(2, Config::default()).unwrap();
+        let both = Barrier::new(4);
+        let run = |parent: &Comm, value: i32| -> Result<(u32, i32)> {
+            both.wait();
+            let child = parent.split(Some(0), 0)?.expect("every rank has a colour");
+            let mut sum = [value];
+            child.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+            Ok((child.inner.state.id, sum[0]))
+        };
+        let of = |parent: &Comm| -> Result<[(u32, i32); 2]> {
+            let other = parent.split(Some(0), 0)?.expect("every rank has a colour");
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| run(parent, 1));
+                Ok([run(&other, 10)?, first.join().unwrap()?])
+            })
+        };
+        let found: Vec<[(u32, i32); 2]> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = parents.iter().map(|parent| scope.spawn(move || of(parent))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
+        });
+        assert_eq!(found[0], found[1]);
+        let [(ten, tens), (one, ones)] = found[0];
+        assert!(ten != one && (tens, ones) == (20, 2), "{found:?}");
     }
 }

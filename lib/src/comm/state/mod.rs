@@ -101,10 +101,10 @@ impl State {
         format!("{what}-{}", self.id)
     }
 
-    /// Every member's value, by rank; `key` must be new. A failure of the communicator ends the wait.
-    pub(in crate::comm) fn exchange<T: Serialize + DeserializeOwned>(&self, key: &str, value: &T) -> Result<Vec<T>> {
-        let values = exchange(&*self.control, key, &self.members, value, &|| self.has_failed());
-        values.map_err(|error| self.exchange_failed(key, error))
+    /// Every member's value, by rank; once per `what`. A failure of the communicator ends the wait.
+    pub(in crate::comm) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
+        let values = exchange(&*self.control, &self.key(what), &self.members, value, &|| self.has_failed());
+        values.map_err(|error| self.exchange_failed(what, error))
     }
 
     /// Memory that all members, ranks of this host, map, as [`Control::share`].
@@ -113,8 +113,8 @@ impl State {
     }
 
     /// The error of an exchange. The communicator's own failure says more than that it ended the wait.
-    pub(in crate::comm) fn exchange_failed(&self, key: &str, error: Error) -> Error {
-        self.check(|| key.to_owned()).err().unwrap_or_else(|| self.of_members(error))
+    pub(in crate::comm) fn exchange_failed(&self, what: &str, error: Error) -> Error {
+        self.check(|| what.to_owned()).err().unwrap_or_else(|| self.of_members(error))
     }
 
     /// Waits for a failure, at most for `limit`.
