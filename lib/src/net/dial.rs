@@ -148,7 +148,13 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
             match attempt(inner, handle, way, &wait) {
                 Ok(socket) => opened.push((socket, way.clone())),
                 Err(Failure::Final(e)) => return Err(failed(inner, handle, e.to_string())),
-                Err(Failure::Wrong(text) | Failure::Slow(text)) => did.push(format!("{way}: {text}")),
+                Err(failure) => {
+                    // Cut further away, perhaps.
+                    if let Failure::Slow(_) = failure {
+                        down.push(way.clone());
+                    }
+                    did.push(format!("{way}: {}", failure.text()));
+                }
             }
         }
         let did = did.join("; ");

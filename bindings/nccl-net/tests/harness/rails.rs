@@ -176,31 +176,44 @@ fn a_cable_that_is_cut_costs_no_message_and_is_taken_back() {
     cut_and_mended(TEST, &[("TINYNCCL_NET_RAIL_TIMEOUT", "60")], &cut);
 }
 
+/// At both ends: the kernel takes a moment to see that the other one is down.
 #[test]
 fn a_cable_that_is_cut_when_they_connect_is_taken_when_it_is_mended() {
     const TEST: &str = "rails::a_cable_that_is_cut_when_they_connect_is_taken_when_it_is_mended";
+    taken_when_mended(TEST, "ip link set r1 down", "ip link set r1 up");
+}
+
+#[test]
+fn a_cable_that_is_silent_when_they_connect_is_taken_when_it_is_mended() {
+    const TEST: &str = "rails::a_cable_that_is_silent_when_they_connect_is_taken_when_it_is_mended";
+    taken_when_mended(TEST, SILENCE, SOUND);
+}
+
+fn taken_when_mended(test: &str, cut: &str, mend: &str) {
     let enough = |phase: &str, count, over: u64| count >= 50 && (phase == "without" || over > 1 << 20);
-    if !makes_nodes(TEST, |name| talk(name, enough)) {
+    if !makes_nodes(test, |name| talk(name, enough)) {
         return;
     }
-    // At both ends: the kernel takes a moment to see that the other one is down.
-    let mut nodes = two_after(TEST, &[], 2, |nodes| nodes.iter().for_each(|node| run(node, "ip link set r1 down")));
+    let mut nodes = two_after(test, &[], 2, |nodes| nodes.iter().for_each(|node| run(node, cut)));
     begin(&mut nodes, "without");
     let (_, over) = finish(&mut nodes);
     assert!(over < 100_000, "{over} bytes over a cable that is cut");
-    nodes.iter().for_each(|node| run(node, "ip link set r1 up"));
+    nodes.iter().for_each(|node| run(node, mend));
     begin(&mut nodes, "whole");
     let (_, over) = finish(&mut nodes);
     assert!(over > 1 << 20, "{over} bytes over r1");
     end(nodes);
 }
 
+/// Nothing gets out of an interface that is up.
+const SILENCE: &str = "tc qdisc replace dev r1 root bfifo limit 1";
+const SOUND: &str = "tc qdisc del dev r1 root";
+
 /// Both interfaces are up, and the receiver's lets nothing out: no acknowledgement either.
 #[test]
 fn a_cable_that_loses_everything_costs_no_message_and_is_taken_back() {
     const TEST: &str = "rails::a_cable_that_loses_everything_costs_no_message_and_is_taken_back";
-    let cut = "tc qdisc replace dev r1 root bfifo limit 1";
-    cut_and_mended(TEST, &[], &Cut { cut, mend: "tc qdisc del dev r1 root", at: &[(1, true)] });
+    cut_and_mended(TEST, &[], &Cut { cut: SILENCE, mend: SOUND, at: &[(1, true)] });
 }
 
 /// Each try to dial the one that stays silent takes seconds; there are eighty connections that would.
