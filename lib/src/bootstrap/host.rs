@@ -1,4 +1,4 @@
-//! Which machine a rank runs on, and in which namespaces: whether two ranks can share memory or meet over loopback.
+//! Which machine a rank runs on, and in which network namespace: whether two ranks can share memory or meet over loopback.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +11,6 @@ pub struct Host {
     pub hostname: String,
     /// Inode of the network namespace; 0 if unknown.
     pub net_namespace: u64,
-    /// Inode of the process id namespace; 0 if unknown.
-    pub pid_namespace: u64,
     /// Effective user id.
     pub uid: u32,
 }
@@ -21,12 +19,10 @@ impl Host {
     /// The place where this process runs.
     pub fn current() -> Host {
         use std::os::unix::fs::MetadataExt;
-        let inode = |path| std::fs::metadata(path).map_or(0, |m| m.ino());
         Host {
             boot_id: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned(),
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            net_namespace: inode("/proc/self/ns/net"),
-            pid_namespace: inode("/proc/self/ns/pid"),
+            net_namespace: std::fs::metadata("/proc/self/ns/net").map_or(0, |m| m.ino()),
             uid: rustix::process::geteuid().as_raw(),
         }
     }
@@ -55,11 +51,6 @@ impl Host {
             None
         }
     }
-
-    /// True when a process id means the same process to both.
-    pub fn same_processes(&self, other: &Host) -> bool {
-        self.same_machine(other) && self.pid_namespace == other.pid_namespace
-    }
 }
 
 #[cfg(test)]
@@ -72,7 +63,7 @@ mod tests {
         let text = serde_json::to_string(&here).unwrap();
         let same: Host = serde_json::from_str(&text).unwrap();
         assert_eq!(same, here);
-        assert!(here.same_machine(&same) && here.same_network(&same) && here.same_processes(&same));
+        assert!(here.same_machine(&same) && here.same_network(&same));
         let container = Host { net_namespace: here.net_namespace + 1, ..here.clone() };
         assert!(here.same_machine(&container) && !here.same_network(&container));
         assert_eq!(here.separation(&same), None);
@@ -80,6 +71,6 @@ mod tests {
         assert!(here.separation(&Host { uid: here.uid + 1, ..here.clone() }).is_some());
         let other = Host { boot_id: "another".into(), ..here.clone() };
         assert!(here.separation(&other).is_some());
-        assert!(!here.same_machine(&other) && !here.same_network(&other) && !here.same_processes(&other));
+        assert!(!here.same_machine(&other) && !here.same_network(&other));
     }
 }

@@ -28,7 +28,7 @@ const CHECKSUM: u32 = 1;
 const VERBS: u32 = 2;
 
 /// Status of the reply that asks for a proof.
-const PROVE: u32 = 4;
+const PROVE: u32 = 3;
 
 /// What a dialer says. 80 bytes, little endian.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -228,10 +228,8 @@ pub(crate) enum Reply {
     Welcome,
     /// It does not, and will not: the ranks want different links.
     Refused(String),
-    /// Whoever answers is not the one meant: another address may be right.
+    /// Whoever answers is not the one meant, or this way does not work out: another address may be right.
     Stranger(String),
-    /// Shared memory does not work out here: dial TCP.
-    UseTcp(String),
 }
 
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -252,8 +250,7 @@ impl Reply {
         let (status, detail) = match self {
             Reply::Welcome => (0, &[][..]),
             Reply::Refused(detail) => (1, cut(detail, MAX_DETAIL).as_bytes()),
-            Reply::UseTcp(detail) => (2, cut(detail, MAX_DETAIL).as_bytes()),
-            Reply::Stranger(detail) => (3, cut(detail, MAX_DETAIL).as_bytes()),
+            Reply::Stranger(detail) => (2, cut(detail, MAX_DETAIL).as_bytes()),
             Reply::Prove(challenge) => (PROVE, bytemuck::bytes_of(challenge)),
         };
         let head = ReplyHead { magic: MAGIC, status, detail: detail.len() as u32 };
@@ -286,7 +283,6 @@ impl Reply {
         Ok(match head.status {
             0 => Reply::Welcome,
             1 => Reply::Refused(detail),
-            2 => Reply::UseTcp(detail),
             _ => Reply::Stranger(detail),
         })
     }
@@ -379,7 +375,7 @@ mod tests {
         for reply in [
             Reply::Welcome,
             Reply::Refused("no".to_owned()),
-            Reply::UseTcp("größer".to_owned()),
+            Reply::Refused("größer".to_owned()),
             Reply::Stranger(String::new()),
             Reply::Prove(Challenge { nonce: [1; 16], proof: [2; 32] }),
         ] {
@@ -406,14 +402,10 @@ mod tests {
         }
 
         #[test]
-        fn any_reply_comes_back_with_its_reason(reason in "\\PC{0,300}", status in 0u32..3) {
-            let reply = match status {
-                0 => Reply::Refused(reason.clone()),
-                1 => Reply::UseTcp(reason.clone()),
-                _ => Reply::Stranger(reason.clone()),
-            };
+        fn any_reply_comes_back_with_its_reason(reason in "\\PC{0,300}", stranger: bool) {
+            let reply = if stranger { Reply::Stranger(reason.clone()) } else { Reply::Refused(reason.clone()) };
             let parsed = Reply::parse(&reply.to_bytes()).unwrap();
-            let (Reply::Refused(text) | Reply::UseTcp(text) | Reply::Stranger(text)) = &parsed else { panic!("{parsed:?}") };
+            let (Reply::Refused(text) | Reply::Stranger(text)) = &parsed else { panic!("{parsed:?}") };
             prop_assert!(reason.starts_with(text.as_str()) && text.len() + 4 > reason.len().min(MAX_DETAIL));
             prop_assert_eq!(parsed == reply, reason.len() <= MAX_DETAIL);
         }

@@ -74,9 +74,7 @@ pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>,
         Reply::Welcome if proven => Ok(()),
         // Whoever has not proven itself is not the peer: the next address may be.
         Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
-        Reply::Refused(detail) | Reply::UseTcp(detail) if proven => {
-            Err(Failure::Final(who.protocol("connect", detail)))
-        }
+        Reply::Refused(detail) if proven => Err(Failure::Final(who.protocol("connect", detail))),
         _ => Err(Failure::Wrong("expected a challenge, then a welcome".to_owned())),
     }
 }

@@ -85,7 +85,7 @@ fn link(
     drop(memfd);
     let fds = match recv_reply(&socket, wait)? {
         (Reply::Welcome, fds) => fds,
-        (Reply::UseTcp(detail) | Reply::Stranger(detail), _) => return Err(Failure::Wrong(detail)),
+        (Reply::Stranger(detail), _) => return Err(Failure::Wrong(detail)),
         (Reply::Refused(detail), _) => return Err(who.protocol("connect", detail).into()),
         (Reply::Prove(_), _) => return Err(who.protocol("connect", "expected a welcome".to_owned()).into()),
     };

@@ -140,7 +140,7 @@ pub(super) fn finish(
     let memory = match Mapping::of_peer(&memory, layout.bytes()) {
         Ok(memory) => Arc::new(memory),
         Err(e) => {
-            pending.write(&Reply::UseTcp(e.to_string()).to_bytes())?;
+            pending.write(&Reply::Stranger(e.to_string()).to_bytes())?;
             return Err(e.to_string());
         }
     };
