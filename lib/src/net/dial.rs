@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::secret;
 use crate::threads::{Thread, lock};
 use crate::transport::handshake::{Caller, Hello};
-use crate::transport::stream::{Failure, greet};
+use crate::transport::stream::{Failure, enter, greet, hail};
 use crate::transport::tcp::{describe, open};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, Peer};
@@ -219,8 +219,8 @@ pub(super) struct Redial {
     pub(super) ways: Vec<Way>,
     begun: usize,
     streams: usize,
-    /// The ways of the streams after the first ones. A number is not used again: the peer may have taken what failed
-    /// here.
+    /// The ways of the streams after the first ones. A number is not used again once the peer has our proof: it may
+    /// have taken what failed here.
     later: Mutex<Vec<usize>>,
 }
 
@@ -257,12 +257,11 @@ impl Redial {
     ) -> Result<usize, String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
         let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
-        let index = {
-            let mut later = lock(&self.later);
-            later.push(number);
-            self.streams + later.len() - 1
-        };
-        self.greet(inner, &mut socket, index, &wait).map_err(Failure::text)?;
+        let way = self.ways.get(number).ok_or("no such way")?;
+        // One thread does this.
+        let index = self.streams + lock(&self.later).len();
+        let taken = || lock(&self.later).push(number);
+        self.greet(inner, &mut socket, (index, way), &wait, taken).map_err(Failure::text)?;
         let added = link.add(index, socket, &inner.workers);
         added.then_some(index).ok_or_else(|| format!("there is no room for a stream {index}"))
     }
@@ -280,7 +279,7 @@ impl Redial {
         loop {
             let mut shake = || {
                 let mut socket = opened.take().map_or_else(|| attempt(inner, &self.handle, way, wait), Ok)?;
-                self.greet(inner, &mut socket, stream, wait).map(|()| socket)
+                self.greet(inner, &mut socket, (stream, way), wait, || ()).map(|()| socket)
             };
             match shake() {
                 Err(Failure::Wrong(text) | Failure::Slow(text)) if again < HANDSHAKES && !wait.left().is_zero() => {
@@ -293,20 +292,22 @@ impl Redial {
         }
     }
 
-    /// Shakes hands for a stream, and says which way it came.
+    /// Shakes hands for a stream, and says which way it came. From `taken` on its number may be in use at the peer's.
     fn greet(
         &self,
         inner: &Inner,
         socket: &mut TcpStream,
-        stream: usize,
+        (stream, way): (usize, &Way),
         wait: &Wait<'_>,
+        taken: impl FnOnce(),
     ) -> std::result::Result<(), Failure> {
-        let way = self.ways.get(self.way_of(stream)).ok_or_else(|| Failure::Wrong("no such way".to_owned()))?;
         let hello = hello(inner, &self.handle, self.link, self.streams, self.ways.len()).of_stream(stream);
         let hello = hello.on_the_way(DIALER + way.relays.len(), ACCEPTOR);
         let address = socket.peer_addr().map_or(String::new(), describe);
         let who = Peer { rank: DIALER, peer: ACCEPTOR, address };
-        greet(socket, &Caller { hello, secret: self.handle.key() }, wait, &who)?;
+        let proof = hail(socket, &Caller { hello, secret: self.handle.key() }, wait)?;
+        taken();
+        enter(socket, &proof, wait, &who)?;
         if way.relays.is_empty() {
             return Ok(());
         }
@@ -343,4 +344,31 @@ fn tell(inner: &Inner, handle: &Handle, error: &Error, stopped: &dyn Fn() -> Opt
         }
     }
     log::debug!("net: the peer could not be told: {error}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+    use crate::net::tests::{net, pair};
+
+    #[test]
+    fn a_peer_that_does_not_answer_costs_no_number() {
+        let net = net(|_| ());
+        let (sender, _receiver) = pair(&net, &net);
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (handle, _listener) = net.listen().unwrap();
+        let ports = (door.local_addr().unwrap().port(), 0);
+        let to = Ipv4Addr::LOCALHOST.into();
+        let ways = vec![Way { from: None, to, why: "loopback".to_owned(), relays: Vec::new() }];
+        let handle = Handle { ports, ..handle };
+        let redial = Redial { handle, link: 1, ways, begun: 1, streams: 4, later: Mutex::default() };
+        for _ in 0..100 {
+            let socket = redial.open(&net.inner, 0, &|| false).unwrap();
+            drop(door.accept().unwrap());
+            assert!(redial.join(&net.inner, &sender.link, (0, socket), &|| false).is_err());
+        }
+        assert_eq!(redial.way_of(4), usize::MAX, "the next one is still free");
+    }
 }

@@ -14,6 +14,7 @@ use super::handshake::{Caller, Hello, Reply};
 use super::wait::Wait;
 use crate::error::Error;
 use crate::fork::Kept;
+use crate::secret::Proof;
 
 /// Why a stream is at its end.
 pub(crate) const CLOSED: &str = "it closed the connection";
@@ -59,24 +60,36 @@ impl From<Error> for Failure {
 
 /// Says hello, proves that we know the secret once the acceptor has, and waits for its welcome.
 pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>, who: &Peer) -> Result<(), Failure> {
+    let proof = hail(socket, caller, wait)?;
+    enter(socket, &proof, wait, who)
+}
+
+/// The first half: our proof, which the acceptor has not seen, so that it has taken nothing in.
+pub(crate) fn hail<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>) -> Result<Proof, Failure> {
     let caller = caller.fresh()?;
-    // A new connection's send buffer has room for it, and for the proof.
-    let slow = |e: std::io::Error| Failure::Slow(e.to_string());
-    socket.write_all(bytemuck::bytes_of(&caller.hello)).map_err(slow)?;
-    let mut reply = recv_reply(socket, wait)?;
-    let proven = matches!(reply, Reply::Prove(_));
-    if let Reply::Prove(challenge) = reply {
-        let proof = caller.answer(&challenge).map_err(Failure::Wrong)?;
-        socket.write_all(&proof).map_err(slow)?;
-        reply = recv_reply(socket, wait)?;
-    }
-    match reply {
-        Reply::Welcome if proven => Ok(()),
+    write(socket, bytemuck::bytes_of(&caller.hello))?;
+    match recv_reply(socket, wait)? {
+        Reply::Prove(challenge) => caller.answer(&challenge).map_err(Failure::Wrong),
         // Whoever has not proven itself is not the peer: the next address may be.
         Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
-        Reply::Refused(detail) if proven => Err(Failure::Final(who.protocol("connect", detail))),
-        _ => Err(Failure::Wrong("expected a challenge, then a welcome".to_owned())),
+        _ => Err(Failure::Wrong("expected a challenge".to_owned())),
     }
+}
+
+/// The second half.
+pub(crate) fn enter<S: Stream>(socket: &mut S, proof: &Proof, wait: &Wait<'_>, who: &Peer) -> Result<(), Failure> {
+    write(socket, proof)?;
+    match recv_reply(socket, wait)? {
+        Reply::Welcome => Ok(()),
+        Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
+        Reply::Refused(detail) => Err(Failure::Final(who.protocol("connect", detail))),
+        Reply::Prove(_) => Err(Failure::Wrong("expected a welcome".to_owned())),
+    }
+}
+
+/// A new connection's send buffer has room for a hello and a proof.
+fn write<S: Stream>(socket: &mut S, bytes: &[u8]) -> Result<(), Failure> {
+    socket.write_all(bytes).map_err(|e| Failure::Slow(e.to_string()))
 }
 
 /// The next reply. Whoever does not speak our protocol is not the peer.
