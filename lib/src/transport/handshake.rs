@@ -28,7 +28,7 @@ const CHECKSUM: u32 = 1;
 const VERBS: u32 = 2;
 
 /// Status of the reply that asks for a proof.
-const PROVE: u32 = 3;
+const PROVE: u32 = 4;
 
 /// What a dialer says. 80 bytes, little endian.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -250,7 +250,7 @@ impl Reply {
         let (status, detail) = match self {
             Reply::Welcome => (0, &[][..]),
             Reply::Refused(detail) => (1, cut(detail, MAX_DETAIL).as_bytes()),
-            Reply::Stranger(detail) => (2, cut(detail, MAX_DETAIL).as_bytes()),
+            Reply::Stranger(detail) => (3, cut(detail, MAX_DETAIL).as_bytes()),
             Reply::Prove(challenge) => (PROVE, bytemuck::bytes_of(challenge)),
         };
         let head = ReplyHead { magic: MAGIC, status, detail: detail.len() as u32 };
