@@ -1,4 +1,5 @@
-//! Which machine a rank runs on, and in which network namespace: whether two ranks can share memory or meet over loopback.
+//! Which machine a rank runs on, and in which network namespace: whether two ranks can share memory or meet over
+//! loopback.
 
 use serde::{Deserialize, Serialize};
 
