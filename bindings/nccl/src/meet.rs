@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tinynccl::bootstrap::{Server, UniqueId};
+use tinynccl::config::CudaFailure;
 use tinynccl::cuda::{DeviceComm, Uncaptured};
 use tinynccl::{Comm, Config, Secret, interrupt};
 
@@ -24,6 +25,11 @@ pub(crate) fn config(options: &Options) -> Result<Config> {
         && let Some(blocks) = options.blocks
     {
         config.cuda_blocks = blocks;
+    }
+    // A program with a non-blocking communicator asks for failures and aborts it. What it has on its streams behind a
+    // failed call (an optimizer's step) must not run before.
+    if !options.blocking && settings::variable("TINYNCCL_CUDA_FAILURE").is_none() {
+        config.cuda_failure = CudaFailure::Hold;
     }
     Ok(config)
 }

@@ -4,14 +4,15 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use tinynccl::Comm;
 use tinynccl::cuda::DeviceComm;
+use tinynccl::{Comm, Error};
 
 use crate::abi::Status;
 use crate::config::Options;
 use crate::fault::{Fault, Result};
 use crate::last_error;
 use crate::scaled::Operators;
+use crate::settings;
 use crate::windows::Windows;
 
 /// Where a communicator is in its life.
@@ -90,6 +91,8 @@ pub(crate) struct Member {
     pub(crate) grows: AtomicBool,
     /// Ends the start, wherever it waits.
     stop: AtomicBool,
+    /// The loss of a rank has been logged, and not reported.
+    lost: AtomicBool,
     fault: Mutex<Option<Fault>>,
     last_error: Mutex<Option<String>>,
 }
@@ -108,6 +111,7 @@ impl Member {
             meetings: AtomicU64::new(0),
             grows: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             fault: Mutex::new(None),
             last_error: Mutex::new(None),
             operators: Operators::default(),
@@ -288,7 +292,10 @@ impl Member {
             (Phase::Starting, _) => Ok(Status::InProgress),
             _ if self.under_way.load(Ordering::Acquire) > 0 => Ok(Status::InProgress),
             (Phase::Ready, Some(ranks)) => {
-                ranks.device.check_calls()?;
+                match ranks.device.check_calls() {
+                    Err(error) if self.awaits_abort(&ranks.device, &error) => return Ok(Status::Success),
+                    checked => checked?,
+                }
                 // Of what was done in the background.
                 self.fault().map_or(Ok(Status::Success), Err)
             }
@@ -296,6 +303,20 @@ impl Member {
             (Phase::Finalized, _) => self.fault().map_or(Ok(Status::Success), Err),
             _ => Ok(Status::Success),
         }
+    }
+
+    /// Whether the failure of another rank stays unreported for now, as the program will abort the communicator.
+    fn awaits_abort(&self, device: &DeviceComm, error: &Error) -> bool {
+        let remote = matches!(error, Error::PeerLost { .. } | Error::Aborted { .. });
+        let within = |delay| device.failure_age().is_some_and(|age| age < delay);
+        let awaits = remote && !self.is_blocking() && settings::abort_delay().is_some_and(within);
+        if awaits && !self.lost.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "communicator {}: {error}; calls wait until the program aborts it (TORCH_NCCL_NONBLOCKING_TIMEOUT is set)",
+                self.name()
+            );
+        }
+        awaits
     }
 
     /// Keeps the text of a failed call, for `ncclGetLastError`.

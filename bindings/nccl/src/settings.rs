@@ -108,6 +108,17 @@ pub(crate) fn blocking() -> Option<bool> {
     }
 }
 
+/// Time that a program takes to abort a non-blocking communicator of its own accord when a rank is lost, and wants no
+/// failure reported before: PyTorch ends a process whose communicator reports one, also where a library above it
+/// (torchft) would abort and make another communicator. That library sets this variable.
+pub(crate) fn abort_delay() -> Option<Duration> {
+    let seconds = variable("TORCH_NCCL_NONBLOCKING_TIMEOUT")?.trim().parse().ok().filter(|&s: &f64| s > 0.0)?;
+    Duration::try_from_secs_f64(seconds + ABORT_MARGIN).ok()
+}
+
+/// Seconds that an abort may come after its time.
+const ABORT_MARGIN: f64 = 10.0;
+
 /// The variables of NCCL that are set and have no meaning here, or a value that has none.
 pub(crate) fn unused(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     let all: Vec<(String, String)> = variables.filter(|(name, _)| name.starts_with("NCCL_")).collect();

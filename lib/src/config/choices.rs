@@ -114,6 +114,17 @@ words! {
 }
 
 words! {
+    /// Fate of kernels and streams that wait for another rank once the communicator has failed.
+    CudaFailure, "end or hold" {
+        /// They end, and their outputs are undefined.
+        End = "end",
+        /// They wait until the communicator is aborted, dropped or waited for, so that nothing behind them on the stream
+        /// reads an output that was never written.
+        Hold = "hold",
+    }
+}
+
+words! {
     /// How processes map each other's device memory.
     CudaHandles, "auto, ipc or fd" {
         /// By CUDA IPC; by descriptors where that fails.

@@ -9,7 +9,7 @@ mod value;
 
 use std::time::Duration;
 
-pub use choices::{CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, TransportChoice, Tune};
+pub use choices::{CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, TransportChoice, Tune};
 pub use port_range::PortRange;
 use value::Value;
 pub(crate) use value::secret;
@@ -158,6 +158,8 @@ config! {
         "GPUs write a pattern into each other's memory at the start, and look whether it came; fail: they write a wrong one, to see what happens then.";
     cuda_path: CudaPath = CudaPath::Auto, "TINYNCCL_CUDA_PATH", "auto, peer, hosted",
         "How collectives on GPUs reach the other ranks: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory. All ranks must set the same.";
+    cuda_failure: CudaFailure = CudaFailure::End, "TINYNCCL_CUDA_FAILURE", "end, hold",
+        "Calls on a GPU that wait for another rank when it fails: end: they end, and their outputs are undefined; hold: they wait until the communicator is aborted, destroyed or waited for, so that nothing behind them on the stream reads an output that was never written. Either way the error is there at once. libnccl.so holds those of non-blocking communicators unless this is set.";
     cuda_handles: CudaHandles = CudaHandles::Auto, "TINYNCCL_CUDA_HANDLES", "auto, ipc, fd",
         "How processes map each other's device memory: CUDA's older inter-process handles (ipc), or file descriptors (fd); auto: fd where ipc fails. Registered buffers go by ipc alone.";
     cuda_chunk: usize = 2 << 20, "TINYNCCL_CUDA_CHUNK", "bytes, 64K to 64M",

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, DriverError};
@@ -166,14 +167,49 @@ impl DeviceComm {
     }
 
     /// As [`DeviceComm::check`], for this rank's calls: that another one has aborted is no error as long as it has
-    /// ended none of them and none was refused. Ranks that are done leave in any order.
+    /// ended none of them, none was refused, and none waits for it. Ranks that are done leave in any order.
     ///
     /// # Errors
     /// As [`DeviceComm::check`].
     pub fn check_calls(&self) -> Result<()> {
         match self.check() {
-            Err(Error::Aborted { .. }) if !self.path.cut_short() && !self.refused.load(Ordering::Acquire) => Ok(()),
+            Err(Error::Aborted { .. })
+                if !self.path.cut_short() && !self.refused.load(Ordering::Acquire) && !self.is_held() =>
+            {
+                Ok(())
+            }
             checked => checked,
+        }
+    }
+
+    /// [`DeviceComm::check`] before a call is made. A call that would be held waits as those before it do, so the failure
+    /// of another rank is no error of it.
+    #[inline]
+    pub(super) fn admit(&self) -> Result<()> {
+        self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
+        self.path.admit(self.host.as_ref())
+    }
+
+    /// Time since another rank failed, while it has ended no call of this rank; `None` without a failure, and once a
+    /// call has ended early. With [`CudaFailure::Hold`](crate::config::CudaFailure) calls that wait for that rank do so
+    /// until the communicator is aborted.
+    pub fn failure_age(&self) -> Option<Duration> {
+        if self.path.cut_short() { None } else { self.path.failure_age() }
+    }
+
+    /// Whether a call waits that a failed rank takes part in: one that it does not hold up is over sooner.
+    fn is_held(&self) -> bool {
+        const OVER: Duration = Duration::from_millis(500);
+        if self.path.failure_age().is_none_or(|age| age < OVER) {
+            return false;
+        }
+        let last = self.order.lock().unwrap_or_else(PoisonError::into_inner).last.clone();
+        let Some(handle) = last.as_ref().map(Stream::handle) else { return false };
+        // SAFETY (both): a stream, by the contract of `enqueue`; a handle that names none any more gives an error. A
+        // stream that is being captured must not be queried.
+        unsafe {
+            capture_of(handle) == Ok(None)
+                && sys::cuStreamQuery(handle).result() == Err(DriverError(CUresult::CUDA_ERROR_NOT_READY))
         }
     }
 
@@ -212,9 +248,20 @@ impl DeviceComm {
         if self.path.cut_short() { self.check() } else { Ok(()) }
     }
 
+    /// A failure ends what it waits for: the caller gets the error.
     fn wait(&self) -> Result<()> {
+        /// Holds calls again as before.
+        struct Restore<'a>(&'a dyn DataPath, bool);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                if self.1 {
+                    self.0.set_hold(true);
+                }
+            }
+        }
         let failed = |e| cuda("synchronize", "waiting for the device", e);
         let last = self.order.lock().unwrap_or_else(PoisonError::into_inner).last.clone();
+        let _restore = Restore(&*self.path, self.path.set_hold(false));
         match last {
             Some(Stream::Kept(stream)) => stream.synchronize().map_err(failed),
             // The handle may be of a stream that is gone by now.

@@ -100,7 +100,7 @@ impl DeviceComm {
     /// As [`DeviceComm::enqueue`].
     unsafe fn enqueue_one(&self, stream: Stream, call: &RawCall, choice: Choice) -> Result<()> {
         let op = call.collective.name();
-        self.check()?;
+        self.admit()?;
         // SAFETY: forwarded from the caller.
         unsafe { self.validate(stream.handle(), call) }?;
         if self.size() == 1 {
@@ -190,7 +190,7 @@ impl DeviceComm {
     unsafe fn enqueue_one_round(&self, stream: Stream, round: Round) -> Result<()> {
         let op = "send/recv";
         let Round { to, from, own } = round;
-        self.check()?;
+        self.admit()?;
         for (_, _, peer) in to.iter().chain(&from) {
             if *peer >= self.size() || *peer == self.rank() {
                 let (size, rank) = (self.size(), self.rank());

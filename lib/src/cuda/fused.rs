@@ -83,7 +83,7 @@ impl DeviceComm {
             by: By::Kernels(choice),
         };
         let made = recorded(self.trace(), span, || {
-            self.check()?;
+            self.admit()?;
             for (call, choice) in &calls {
                 if let Some(host) = self.host() {
                     host.note(call);

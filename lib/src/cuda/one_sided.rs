@@ -65,7 +65,7 @@ impl DeviceComm {
         offset: usize,
     ) -> Result<()> {
         let op = "put";
-        self.made(self.check())?;
+        self.made(self.admit())?;
         self.check_peer(op, peer)?;
         let (at, length) = into.place(peer).ok_or_else(|| self.unreached("the buffer", peer))?;
         if (offset as u64).checked_add(bytes as u64).is_none_or(|end| end > length) {
@@ -95,7 +95,7 @@ impl DeviceComm {
     /// `stream` must be of this device. `peer` must keep its [`Signals`] until it has seen the signal.
     pub unsafe fn signal(&self, stream: impl Into<Stream>, signals: &Signals, peer: usize) -> Result<()> {
         let op = "signal";
-        self.made(self.check())?;
+        self.made(self.admit())?;
         self.check_peer(op, peer)?;
         let (kernels, team) = self.one_sided()?;
         let (at, _) = signals.memory.place(peer).ok_or_else(|| self.unreached("the memory of signals", peer))?;
@@ -121,7 +121,7 @@ impl DeviceComm {
         awaited: &[(usize, u32)],
     ) -> Result<()> {
         let op = "wait_signals";
-        self.made(self.check())?;
+        self.made(self.admit())?;
         let (kernels, team) = self.one_sided()?;
         let awaited = self.awaited(op, awaited)?;
         let function = kernels.function(Kernel::new(Family::SignalWait, Framing::Simple), None)?;

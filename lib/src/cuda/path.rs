@@ -1,6 +1,7 @@
 //! The path of a communicator's data, and the reason.
 
 use std::fmt;
+use std::time::Duration;
 
 use cudarc::driver::sys;
 
@@ -83,6 +84,11 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
     /// The failure of an earlier call, if one has failed. `host` knows of ranks that are gone, and notifies the others.
     fn check(&self, host: Option<&Comm>) -> Result<()>;
 
+    /// [`DataPath::check`] before a call is made: without the failures that hold calls.
+    fn admit(&self, host: Option<&Comm>) -> Result<()> {
+        self.check(host)
+    }
+
     /// Whether a failure ended a call of this rank early; known once the streams have run their calls.
     fn cut_short(&self) -> bool {
         false
@@ -90,6 +96,17 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
 
     /// Ends waiting calls; later ones give `error`.
     fn abort(&self, error: Error);
+
+    /// Whether calls that wait go on doing so when another rank fails ([`CudaFailure`](crate::config::CudaFailure)).
+    /// Without it those that wait for a rank that has failed end now. Returns the value before.
+    fn set_hold(&self, _hold: bool) -> bool {
+        false
+    }
+
+    /// Time since the failure that [`DataPath::check`] gives; `None` without one.
+    fn failure_age(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Why the peer path is not even tried; `None` if it is.

@@ -2,15 +2,16 @@
 
 use std::mem::offset_of;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::call::Signature;
 use super::driver::cuda;
 use crate::comm::{Attached, Comm};
+use crate::config::CudaFailure;
 use crate::error::{Error, Result};
 
 const WRITTEN: u32 = 2;
@@ -48,6 +49,11 @@ pub(super) struct Report {
     patience: Duration,
     /// The communicator's failure, once it is known.
     cause: Mutex<Option<Error>>,
+    failed_at: OnceLock<Instant>,
+    /// Whether kernels go on waiting after a failure of another rank ([`CudaFailure::Hold`]).
+    hold: AtomicBool,
+    /// Another rank has failed while `hold` was set: no kernel was told to exit.
+    held: AtomicBool,
     /// Where the device sees them.
     pub(super) address: sys::CUdeviceptr,
 }
@@ -58,7 +64,12 @@ unsafe impl Send for Report {}
 unsafe impl Sync for Report {}
 
 impl Report {
-    pub(super) fn new(context: &Arc<CudaContext>, rank: usize, patience: Duration) -> Result<Report> {
+    pub(super) fn new(
+        context: &Arc<CudaContext>,
+        rank: usize,
+        patience: Duration,
+        on_failure: CudaFailure,
+    ) -> Result<Report> {
         let failed = |e| cuda("DeviceComm", "allocating page-locked memory for reports", e);
         context.bind_to_thread().map_err(failed)?;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
@@ -69,8 +80,17 @@ impl Report {
         };
         // SAFETY: fresh, page-aligned memory of that size; zeroes are valid atomics.
         unsafe { words.write_bytes(0, 1) };
-        let (context, cause) = (context.clone(), Mutex::new(None));
-        let mut report = Report { context, words, rank, patience, cause, address: 0 };
+        let mut report = Report {
+            context: context.clone(),
+            words,
+            rank,
+            patience,
+            cause: Mutex::new(None),
+            failed_at: OnceLock::new(),
+            hold: AtomicBool::new(on_failure == CudaFailure::Hold),
+            held: AtomicBool::new(false),
+            address: 0,
+        };
         // SAFETY: the memory is of malloc_host with DEVICEMAP; writes the address.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut report.address, memory, 0) }.result().map_err(failed)?;
         Ok(report)
@@ -93,6 +113,12 @@ impl Report {
         if self.has_failed() { self.failure(host) } else { Ok(()) }
     }
 
+    /// [`Report::check`] without a failure that only holds calls.
+    #[inline]
+    pub(super) fn admit(&self, host: Option<&Comm>) -> Result<()> {
+        if self.ends_calls() { self.failure(host) } else { Ok(()) }
+    }
+
     #[cold]
     fn failure(&self, host: Option<&Comm>) -> Result<()> {
         if let Some(cause) = self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone() {
@@ -113,14 +139,36 @@ impl Report {
         Err(self.settle(aborted(self.rank, "a kernel gave up without a reason")))
     }
 
+    /// Makes waiting kernels exit where another rank fails or has failed, until `hold` is set again. Returns whether it
+    /// was set.
+    pub(super) fn set_hold(&self, hold: bool) -> bool {
+        let before = self.hold.swap(hold, Ordering::SeqCst);
+        if !hold && self.held.load(Ordering::SeqCst) {
+            self.words().abort.store(1, Ordering::Release);
+        }
+        before
+    }
+
+    /// Time since the failure; `None` without one.
+    pub(super) fn failure_age(&self) -> Option<Duration> {
+        self.failed_at.get().map(Instant::elapsed)
+    }
+
     /// Keeps the first cause, and returns it.
     fn settle(&self, error: Error) -> Error {
+        self.failed_at.get_or_init(Instant::now);
         self.cause.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error).clone()
     }
 
     /// True once a kernel or the host has reported a failure.
     #[inline]
     pub(super) fn has_failed(&self) -> bool {
+        self.ends_calls() || self.held.load(Ordering::Relaxed)
+    }
+
+    /// True once kernels and streams that wait must give up.
+    #[inline]
+    pub(super) fn ends_calls(&self) -> bool {
         let words = self.words();
         words.state.load(Ordering::Relaxed) != 0 || words.abort.load(Ordering::Relaxed) != 0
     }
@@ -249,7 +297,7 @@ impl Attached for Report {
     /// The host's communicator has learned of a death or an abort, so kernels need not wait for their deadline.
     fn failed(&self, error: &Error) {
         let op = "a call on the device".to_owned();
-        self.abort(match error.clone() {
+        self.settle(match error.clone() {
             Error::PeerLost { rank, peer, address, detail, .. } => Error::PeerLost { op, rank, peer, address, detail },
             Error::Timeout { rank, waited, missing, detail, .. } => {
                 Error::Timeout { op, rank, waited, missing, detail }
@@ -257,6 +305,11 @@ impl Attached for Report {
             Error::Aborted { rank, reason, .. } => Error::Aborted { op, rank, reason },
             other => other,
         });
+        self.held.store(true, Ordering::SeqCst);
+        // After `held`, as `set_hold` looks at them in the other order: one of the two sees the other's store.
+        if !self.hold.load(Ordering::SeqCst) {
+            self.words().abort.store(1, Ordering::Release);
+        }
     }
 }
 

@@ -191,7 +191,7 @@ impl DeviceComm {
         in_turns: bool,
     ) -> Result<DeviceComm> {
         let (layout, patience) = (windows.layout, config.timeout);
-        let report = Arc::new(Report::new(context, rank, patience)?);
+        let report = Arc::new(Report::new(context, rank, patience, config.cuda_failure)?);
         if let Some(host) = &host {
             let weak: Weak<Report> = Arc::downgrade(&report);
             host.attach(weak);

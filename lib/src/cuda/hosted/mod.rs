@@ -46,6 +46,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
@@ -117,7 +118,7 @@ impl Hosted {
         let background = count * first.ranks_here() > cores();
         let failed = |e: DriverError| cuda(op, "making streams and events", e);
         let copies = Copies::new(context, count).map_err(failed)?;
-        let shared = Arc::new(Shared::new(Signals::new(context, count)?));
+        let shared = Arc::new(Shared::new(Signals::new(context, count)?, config.cuda_failure));
         let worker = |(index, comm): (usize, Comm)| {
             let staging = Staging::new(&comm, context, DEPTH, slot)?;
             Ok(Arc::new(Worker::new((index, count), comm, &shared, staging, background)))
@@ -196,6 +197,10 @@ impl DataPath for Hosted {
         self.shared.check()
     }
 
+    fn admit(&self, _: Option<&Comm>) -> Result<()> {
+        if self.shared.holds() { Ok(()) } else { self.shared.check() }
+    }
+
     fn cut_short(&self) -> bool {
         self.shared.cut_short()
     }
@@ -203,7 +208,16 @@ impl DataPath for Hosted {
     fn abort(&self, error: Error) {
         let reason = error.to_string();
         self.shared.fail(error);
+        self.shared.set_hold(false);
         self.workers.iter().for_each(|worker| worker.abort(&reason));
+    }
+
+    fn set_hold(&self, hold: bool) -> bool {
+        self.shared.set_hold(hold)
+    }
+
+    fn failure_age(&self) -> Option<Duration> {
+        self.shared.failure_age()
     }
 }
 

@@ -14,6 +14,7 @@ use super::staging::{DEPTH, Staging};
 use crate::Call;
 use crate::comm::engine::bound::Bound;
 use crate::comm::{Attached, Comm};
+use crate::config::CudaFailure;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::Buffers;
@@ -24,7 +25,9 @@ use crate::threads::lock;
 pub(super) struct Shared {
     pub(super) signals: Signals,
     failed: AtomicBool,
-    failure: Mutex<Option<Error>>,
+    failure: Mutex<Option<(Error, Instant)>>,
+    /// Whether streams go on waiting after a failure ([`CudaFailure::Hold`]).
+    hold: AtomicBool,
     closing: AtomicBool,
     /// Chunks of all calls made, and those that went through.
     pub(super) asked: AtomicU64,
@@ -32,17 +35,35 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(signals: Signals) -> Shared {
+    pub(super) fn new(signals: Signals, on_failure: CudaFailure) -> Shared {
         let (failed, failure, closing) = Default::default();
-        Shared { signals, failed, failure, closing, asked: AtomicU64::new(0), done: AtomicU64::new(0) }
+        let hold = AtomicBool::new(on_failure == CudaFailure::Hold);
+        Shared { signals, failed, failure, hold, closing, asked: AtomicU64::new(0), done: AtomicU64::new(0) }
     }
 
     /// Ends all calls of this rank and keeps the first cause. Streams that wait for the host continue, with undefined
-    /// data in the slots.
+    /// data in the slots, unless they are to be held.
     pub(super) fn fail(&self, error: Error) {
-        lock(&self.failure).get_or_insert(error);
-        self.failed.store(true, Ordering::Release);
-        self.signals.release();
+        lock(&self.failure).get_or_insert_with(|| (error, Instant::now()));
+        self.failed.store(true, Ordering::SeqCst);
+        // After `failed`, as `set_hold` looks at them in the other order: one of the two sees the other's store.
+        if !self.hold.load(Ordering::SeqCst) {
+            self.signals.release();
+        }
+    }
+
+    /// As [`DataPath::set_hold`](super::super::path::DataPath::set_hold).
+    pub(super) fn set_hold(&self, hold: bool) -> bool {
+        let before = self.hold.swap(hold, Ordering::SeqCst);
+        if !hold && self.failed.load(Ordering::SeqCst) {
+            self.signals.release();
+        }
+        before
+    }
+
+    /// Time since the failure; `None` without one.
+    pub(super) fn failure_age(&self) -> Option<Duration> {
+        lock(&self.failure).as_ref().map(|(_, at)| at.elapsed())
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -52,12 +73,20 @@ impl Shared {
     /// The failure of an earlier call, or of a rank that is gone.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
-        if self.has_failed() { lock(&self.failure).clone().map_or(Ok(()), Err) } else { Ok(()) }
+        if !self.has_failed() {
+            return Ok(());
+        }
+        lock(&self.failure).as_ref().map_or(Ok(()), |(error, _)| Err(error.clone()))
+    }
+
+    /// Whether streams go on waiting after a failure.
+    pub(super) fn holds(&self) -> bool {
+        self.hold.load(Ordering::SeqCst)
     }
 
     /// Whether a failure ended a call early.
     pub(super) fn cut_short(&self) -> bool {
-        self.has_failed() && self.done.load(Ordering::Acquire) != self.asked.load(Ordering::Acquire)
+        self.has_failed() && !self.holds() && self.done.load(Ordering::Acquire) != self.asked.load(Ordering::Acquire)
     }
 
     fn ends(&self) -> bool {

@@ -233,12 +233,24 @@ impl DataPath for Phased {
         self.report.check(host)
     }
 
+    fn admit(&self, host: Option<&Comm>) -> Result<()> {
+        self.report.admit(host)
+    }
+
     fn cut_short(&self) -> bool {
         self.report.cut_short()
     }
 
     fn abort(&self, error: Error) {
         self.report.abort(error);
+    }
+
+    fn set_hold(&self, hold: bool) -> bool {
+        self.report.set_hold(hold)
+    }
+
+    fn failure_age(&self) -> Option<Duration> {
+        self.report.failure_age()
     }
 }
 

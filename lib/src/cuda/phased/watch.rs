@@ -102,7 +102,7 @@ impl Shared {
             if moved.0 != (started, finished) || started == finished {
                 // It moved, or the stream now runs other work.
                 moved = ((started, finished), Instant::now());
-            } else if released || moved.1.elapsed() > patience || report.has_failed() {
+            } else if released || moved.1.elapsed() > patience || report.ends_calls() {
                 // Again until all have run: a late signal of another rank undoes it.
                 released = true;
                 if let Err(error) = self.release(report, stream, layout, window, &filled) {

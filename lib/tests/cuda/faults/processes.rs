@@ -28,6 +28,9 @@ const ABORTS: &str = "TINYNCCL_TEST_ABORTS";
 /// Set for ranks that make every call once, and no more.
 const ONCE: &str = "TINYNCCL_TEST_ONCE";
 
+/// Set for ranks that hold calls: rank 1 makes no more calls after a while, and the others one that waits for it.
+const HOLDS: &str = "TINYNCCL_TEST_HOLDS";
+
 /// After which something hangs. Longer than the deadlines of calls here.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Rounds after which a rank says that it runs.
@@ -85,6 +88,10 @@ fn a_rank() {
         }
         device.synchronize()
     };
+    if variable(HOLDS).is_some() {
+        (0..ROUNDS).for_each(|_| round(true).unwrap());
+        return if comm.rank() == 1 { wait_to_be_killed() } else { hold(&device, &stream) };
+    }
     let mut rounds = 0;
     let error = loop {
         if let Err(error) = round(rounds % 3 > 0) {
@@ -114,6 +121,43 @@ fn a_rank() {
     drop(comm);
     let other = stream.clone_htod(&[1f32; 100]).unwrap();
     assert!(stream.clone_dtoh(&other).unwrap().iter().all(|&x| x == 1.0), "the device is of use no more");
+    say("done");
+}
+
+fn wait_to_be_killed() {
+    say("runs");
+    std::thread::sleep(LIMIT);
+}
+
+/// A call that waits for rank 1, which dies: the error comes at once, and the stream still waits until an abort.
+fn hold(device: &DeviceComm, stream: &Arc<CudaStream>) {
+    let mut data = stream.alloc_zeros::<f32>(500).unwrap();
+    device.all_reduce_in_place(stream, &mut data, ReduceOp::Sum).unwrap();
+    say("runs");
+    let busy = || {
+        // SAFETY: the stream is alive.
+        let state = unsafe { sys::cuStreamQuery(stream.cu_stream()) };
+        state == sys::CUresult::CUDA_ERROR_NOT_READY
+    };
+    let error = loop {
+        if let Err(error) = device.check() {
+            break error;
+        }
+        assert!(busy(), "the call ended without rank 1");
+        std::thread::yield_now();
+    };
+    // Kernels look for an abort every few milliseconds.
+    while device.failure_age().expect("no call has ended early") < Duration::from_millis(300) {
+        assert!(busy(), "the call ended after: {error}");
+        std::thread::yield_now();
+    }
+    // Later calls wait behind it.
+    device.all_reduce_in_place(stream, &mut data, ReduceOp::Sum).expect("a call that is held");
+    assert!(busy(), "the call ended after: {error}");
+    say(&error.to_string());
+    device.abort();
+    stream.synchronize().expect("a stream without errors");
+    device.all_reduce_in_place(stream, &mut data, ReduceOp::Sum).expect_err("it was aborted");
     say("done");
 }
 
@@ -217,6 +261,21 @@ fn survivors_of_a_killed_rank_leave_at_once_and_name_it() {
         for rank in (0..devices.len()).filter(|&rank| rank != 1) {
             let failure = ranks.failure(rank);
             assert!(failure.starts_with("lost 1: ") && failure.contains("lost rank 1"), "{failure}");
+        }
+    }
+}
+
+/// Nothing behind a call on its stream may use what the call has not written.
+#[test]
+fn calls_that_are_held_wait_for_a_killed_rank_until_an_abort() {
+    for devices in setups() {
+        let settings = [("TINYNCCL_CUDA_FAILURE", "hold"), (HOLDS, "1")];
+        let mut ranks = Ranks::start(&devices, 60, &settings, None);
+        ranks.all_run();
+        ranks.signal(1, Signal::KILL);
+        for rank in (0..devices.len()).filter(|&rank| rank != 1) {
+            let failure = ranks.failure(rank);
+            assert!(failure.contains("lost rank 1"), "{failure}");
         }
     }
 }

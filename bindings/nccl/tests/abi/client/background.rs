@@ -8,7 +8,7 @@ use super::functions::*;
 use super::rank::{IN_PROGRESS, INVALID_ARGUMENT, Rank, SUCCESS, async_error, gpu, ok, refused, unique_id};
 
 /// NCCL_CONFIG_INITIALIZER, and not blocking.
-fn config() -> Config {
+pub(super) fn config() -> Config {
     Config { version: 23_007, blocking: 0, comm_name: c"in the background".as_ptr(), ..Config::NOTHING }
 }
 
@@ -24,7 +24,7 @@ fn settled(comm: Comm) -> c_int {
 
 /// A call of a communicator that may be in progress then.
 #[track_caller]
-fn begun(status: c_int, comm: Comm) {
+pub(super) fn begun(status: c_int, comm: Comm) {
     assert!(status == SUCCESS || status == IN_PROGRESS, "{}: {}", error_string(status), last_error(comm));
     assert_eq!(settled(comm), SUCCESS, "{}", last_error(comm));
 }

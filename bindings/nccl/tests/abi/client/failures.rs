@@ -212,6 +212,56 @@ apart! {
         }
     }
 
+    // What the program has on its stream behind a call that a dead rank leaves unfinished must not run before the
+    // program knows. torchft aborts by its own time-out, and PyTorch would end the process on an earlier error.
+    fn calls_of_a_non_blocking_communicator_wait_for_a_dead_rank_until_the_abort() {
+        const NAME: &str = concat!(
+            module_path!(),
+            "::calls_of_a_non_blocking_communicator_wait_for_a_dead_rank_until_the_abort"
+        );
+        if let Some((number, size, id)) = role() {
+            let rank = Rank::join_in_background(from_hex(&id), number, size);
+            rank.still_works();
+            say("runs");
+            if number == 1 {
+                loop {
+                    std::thread::park();
+                }
+            }
+            let memory = rank.memory(&[0; 4000]);
+            let call = || ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream());
+            ok(call());
+            say("waits");
+            match std::env::var("NCCL_DEBUG_FILE") {
+                // Nothing is reported, and the log has it.
+                Ok(log) => {
+                    while !std::fs::read_to_string(&log).unwrap_or_default().contains("lost rank 1") {
+                        assert_eq!(rank.async_error(), SUCCESS);
+                        std::thread::yield_now();
+                    }
+                }
+                Err(_) => assert_eq!(failure(rank.comm).0, REMOTE_ERROR),
+            }
+            ok(call());
+            assert!(rank.is_busy(), "the call has ended, and nothing was written");
+            ok(ncclCommAbort(rank.comm));
+            rank.stream.synchronize().unwrap();
+            return say("done");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log").to_str().unwrap().to_owned();
+        let quiet =
+            [("TORCH_NCCL_NONBLOCKING_TIMEOUT", "300"), ("NCCL_DEBUG", "WARN"), ("NCCL_DEBUG_FILE", log.as_str())];
+        for settings in [&[][..], &quiet] {
+            let mut ranks = Processes::start(NAME, 2, settings);
+            (0..2).for_each(|rank| assert_eq!(ranks.hear(rank), "runs"));
+            assert_eq!(ranks.hear(0), "waits");
+            kill_process(Pid::from_child(ranks.children[1].as_ref().unwrap()), Signal::KILL).unwrap();
+            assert_eq!(ranks.hear(0), "done", "{settings:?}");
+            ranks.done(0);
+        }
+    }
+
     // The survivors of a killed rank go on without it.
     fn the_rest_shrinks_and_goes_on() {
         const NAME: &str = concat!(module_path!(), "::the_rest_shrinks_and_goes_on");

@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, sys};
 use nccl::abi::UniqueId;
 
+use super::background;
 use super::functions::*;
 
 pub(super) const SUCCESS: c_int = 0;
@@ -80,6 +81,22 @@ impl Rank {
         let mut comm = std::ptr::null_mut();
         ok(ncclCommInitRank(&mut comm, size as c_int, id, rank as c_int));
         Rank::of(comm, rank, size, context)
+    }
+
+    /// The same with a non-blocking communicator.
+    pub(super) fn join_in_background(id: UniqueId, rank: usize, size: usize) -> Rank {
+        let context = gpu(rank);
+        let mut comm = std::ptr::null_mut();
+        let begun = ncclCommInitRankConfig(&mut comm, size as c_int, id, rank as c_int, &background::config());
+        background::begun(begun, comm);
+        Rank::of(comm, rank, size, context)
+    }
+
+    /// Whether work waits on the stream.
+    pub(super) fn is_busy(&self) -> bool {
+        // SAFETY: the stream is alive.
+        let state = unsafe { sys::cuStreamQuery(self.stream.cu_stream()) };
+        state == sys::CUresult::CUDA_ERROR_NOT_READY
     }
 
     pub(super) fn stream(&self) -> Stream {
