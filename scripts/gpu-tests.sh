@@ -3,7 +3,8 @@
 #
 #   scripts/gpu-tests.sh build     here: programs and test programs into out/gpu (stripped; copy it with the checkout)
 #   scripts/gpu-tests.sh run       there: runs them all, from the checkout's root; exit status 1 if one fails.
-#                                  With words after `run`: those whose line (`== ...`) has one of them
+#                                  With words after `run`: those whose line (`== ...`) has one of them; `run 'part 2'` is
+#                                  one of five parts that take ten minutes at most on two GPUs, and `run mpirun` the rest
 #   scripts/gpu-tests.sh           both, on a machine that has everything
 #   scripts/gpu-tests.sh sanitize  there: NVIDIA's compute-sanitizer over every kernel of the collectives, at small sizes
 #
@@ -70,19 +71,28 @@ run() {
     export TINYNCCL_TEST_DRIVER=nvidia
     export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPU=$PWD/$out/ddp-gpu DDP_GPT=$PWD/$out/ddp-gpt
     log=$(mktemp)
-    # The last ones once more: through the hosts' memory, and with windows that are mapped by descriptors.
-    for test in "$out"/*.test hosted:"$out"/lib.cuda.test:peers::,messages::,faults:: \
-        fd:"$out"/allreduce-gpu.process.test fd:"$out"/lib.cuda.test:registered::; do
-        local path=auto handles=auto filters=()
+    # PART PATH HANDLES PROGRAM [ARGUMENTS]
+    local tests=() cuda=$out/lib.cuda.test
+    for test in "$out"/*.test; do
         case $test in
-            hosted:*) path=hosted test=${test#*:} ;;
-            fd:*) handles=fd test=${test#*:} ;;
             # Of milestone 16 what runs on a GPU.
-            */ddp-gpt.main.test) filters=(gpu::) ;;
-            */cuda-standin.driver.test) filters=(captures:: contexts:: events:: memory:: streams::) ;;
+            */ddp-gpt.main.test) tests+=("1 auto auto $test gpu::") ;;
+            */cuda-standin.driver.test) tests+=("1 auto auto $test captures:: contexts:: events:: memory:: streams::") ;;
+            # By its modules, the others first: a new module is in part 2.
+            "$cuda")
+                tests+=("2 auto auto $test --skip peers:: --skip registered:: --skip schedules::"
+                    "3 auto auto $test peers:: schedules::" "4 auto auto $test registered::") ;;
+            *) tests+=("1 auto auto $test") ;;
         esac
-        if [[ $test = *.test:* ]]; then IFS=, read -ra filters <<<"${test#*.test:}" && test=${test%%.test:*}.test; fi
-        local what="${test##*/} ${filters[*]} (path: $path, handles: $handles)" word chosen=$((!$#))
+    done
+    # Once more through the hosts' memory, and with windows that are mapped by descriptors.
+    tests+=("5 hosted auto $cuda peers:: messages:: faults::" "5 auto fd $out/allreduce-gpu.process.test"
+        "5 auto fd $cuda registered::")
+    for test in "${tests[@]}"; do
+        local part path handles filters
+        read -r part path handles test filters <<<"$test"
+        read -ra filters <<<"$filters"
+        local what="part $part: ${test##*/} ${filters[*]} (path: $path, handles: $handles)" word chosen=$((!$#))
         for word in "$@"; do [[ $what != *"$word"* ]] || chosen=1; done
         ((chosen)) || continue
         echo "== $what, $SECONDS s after the begin"
