@@ -19,6 +19,7 @@
 
 mod admission;
 mod calls;
+mod comms;
 mod connection;
 mod detect;
 mod event;

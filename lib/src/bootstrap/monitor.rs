@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::sync::atomic::{Ordering, fence};
 
 use rustix::event::{PollFd, PollFlags};
 
@@ -168,7 +169,7 @@ impl Monitor {
         let calls = tracked.iter().map(|(comm, p)| (*comm, p.untold()));
         let calls = calls.filter(|(_, calls)| !calls.is_empty()).collect();
         // Also the last time of one that is not used any more.
-        tracked.retain(|(_, progress)| Arc::strong_count(progress) > 1);
+        tracked.retain(|_| used.next().unwrap_or(true));
         drop(tracked);
         self.connection.queue(&ToStore::Beat { progress, calls }).map_err(End::Lost)
     }
@@ -208,3 +209,7 @@ impl Monitor {
         });
     }
 }
+        // Asked before what they say: who drops one now has something to say first.
+        let mut used =
+            tracked.iter().map(|(_, progress)| Arc::strong_count(progress) > 1).collect::<Vec<_>>().into_iter();
+        fence(Ordering::Acquire);

@@ -24,6 +24,8 @@ pub struct Progress {
     pub waiting_on: AtomicU32,
     /// No more calls will come.
     pub closed: AtomicBool,
+    /// Number of the communicator's ranks; 0 if the caller does not say it.
+    pub ranks: AtomicU32,
     calls: Calls,
     /// Number of the last call that the store was told.
     told: AtomicU32,
@@ -41,6 +43,7 @@ impl Progress {
             seq_done: AtomicU64::new(0),
             waiting_on: AtomicU32::new(Self::NOBODY),
             closed: AtomicBool::new(false),
+            ranks: AtomicU32::new(0),
             calls: Calls::new(),
             told: AtomicU32::new(0),
         }
@@ -88,6 +91,7 @@ impl Progress {
             seq_done: self.seq_done.load(Relaxed),
             waiting_on: (waiting_on != Self::NOBODY).then_some(waiting_on as usize),
             closed: self.closed.load(Relaxed),
+            ranks: self.ranks.load(Relaxed),
             call: self.calls.get(seq_started as u32),
         }
     }
@@ -104,6 +108,9 @@ pub struct Snapshot {
     pub waiting_on: Option<usize>,
     /// No more calls will come.
     pub closed: bool,
+    /// Number of the communicator's ranks, if it is known.
+    #[serde(default)]
+    pub ranks: u32,
     /// Call that was started last.
     pub call: Option<Made>,
 }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::calls::{Comparison, Disagreement, Made};
+use super::comms::Comms;
 use super::frame::Hello;
 use super::message::{Bytes, Cause, Failure, ToRank, ToStore};
-use super::progress::{Health, RankState, Snapshot};
+use super::progress::{Health, RankState};
 
 /// In what a rank says of itself: the store ends with its process.
 pub(crate) const HOSTS_STORE: &str = "hosts_store";
@@ -18,8 +18,6 @@ const WORLD: u32 = 0;
 const MOST_RANKS: usize = 1 << 20;
 /// Most refusals that are told to the ranks which wait.
 const MAX_NOTES: usize = 8;
-/// Closed communicators of a rank that are remembered, for members that close later.
-const CLOSED: usize = 64;
 
 /// A message and the rank that it goes to.
 pub(crate) type Out = (usize, ToRank);
@@ -36,8 +34,7 @@ pub(crate) struct Store {
     /// The communicator of all ranks has failed, and each of them was told.
     failed: bool,
     exchanges: HashMap<String, Exchange>,
-    /// Calls by number of a communicator.
-    calls: HashMap<u32, Comparison>,
+    comms: Comms,
     notes: Vec<String>,
     announced: Option<(usize, usize)>,
     /// What is to be sent: see [`Store::take_out`].
@@ -49,21 +46,11 @@ struct Member {
     state: RankState,
     info: Value,
     heard: Instant,
-    progress: Vec<(u32, Snapshot)>,
     /// Still here, but only to relay between others, which have been told that it left.
     leaving: bool,
 }
 
 impl Member {
-    /// Its progress now. A communicator that it has closed stays as it was last.
-    fn advance(&mut self, mut progress: Vec<(u32, Snapshot)>) {
-        let known = |comm: u32| progress.iter().any(|(c, _)| *c == comm);
-        let mut closed: Vec<_> = self.progress.drain(..).filter(|(c, p)| p.closed && !known(*c)).collect();
-        closed.drain(..closed.len().saturating_sub(CLOSED));
-        progress.extend(closed);
-        self.progress = progress;
-    }
-
     /// As the others are to see it.
     fn state(&self) -> &RankState {
         if self.leaving { &RankState::Left } else { &self.state }
@@ -104,7 +91,7 @@ impl Store {
             certain: false,
             failed: false,
             exchanges: HashMap::new(),
-            calls: HashMap::new(),
+            comms: Comms::default(),
             notes: Vec::new(),
             announced: None,
             out: Vec::new(),
@@ -164,7 +151,7 @@ impl Store {
             self.members.resize_with(hello.world_size as usize, || None);
         }
         if let Some(member) = self.members.get_mut(rank) {
-            *member = Some(Member { state: RankState::Alive, info, heard: now, progress: Vec::new(), leaving: false });
+            *member = Some(Member { state: RankState::Alive, info, heard: now, leaving: false });
         }
         if self.members.iter().all(Option::is_some) {
             self.formed = true;
@@ -220,10 +207,10 @@ impl Store {
         match message {
             ToStore::Register { .. } | ToStore::Proof { .. } | ToStore::Resume { .. } | ToStore::Took { .. } => {}
             ToStore::Beat { progress, calls } => {
-                if let Some(Some(member)) = self.members.get_mut(rank) {
-                    member.advance(progress);
+                self.comms.advance(rank, progress);
+                for news in self.comms.compare(rank, &calls) {
+                    self.announce(|_| ToRank::Disagree(news.clone()));
                 }
-                self.compare(rank, calls);
             }
             ToStore::Put { key, members, value } => self.put(rank, key, members, value),
             ToStore::GiveUp { key, waited } => self.give_up(rank, &key, waited),
@@ -239,21 +226,6 @@ impl Store {
                 let detail = if reason.is_empty() { "it said goodbye".to_owned() } else { reason };
                 self.gone(rank, RankState::Left, &detail);
             }
-        }
-    }
-
-    /// Compares what `rank` tells of its calls with what others told.
-    fn compare(&mut self, rank: usize, calls: Vec<(u32, Vec<Made>)>) {
-        for (comm, calls) in calls {
-            if let Some((ranks, calls)) = self.calls.entry(comm).or_default().take(rank, &calls) {
-                let news = Disagreement { comm, ranks, calls };
-                self.announce(|_| ToRank::Disagree(news.clone()));
-            }
-        }
-        if self.calls.len() > CLOSED {
-            let used: BTreeSet<u32> =
-                self.members.iter().flatten().flat_map(|m| &m.progress).map(|(comm, _)| *comm).collect();
-            self.calls.retain(|comm, _| used.contains(comm));
         }
     }
 
@@ -292,6 +264,7 @@ impl Store {
         if member.state != RankState::Alive {
             return;
         }
+        self.comms.gone(rank);
         if member.leaving {
             // The others have heard it.
             member.state = RankState::Left;
@@ -392,12 +365,11 @@ impl Store {
     fn health(&self, comm: u32, now: Instant) -> Vec<Health> {
         let known = |(rank, member): (usize, &Option<Member>)| {
             let member = member.as_ref()?;
-            let progress = member.progress.iter().find(|(c, _)| *c == comm).map(|(_, p)| *p);
             Some(Health {
                 rank,
                 state: member.state().clone(),
                 age: now.saturating_duration_since(member.heard),
-                progress,
+                progress: self.comms.progress(comm, rank),
             })
         };
         self.members.iter().enumerate().filter_map(known).collect()

@@ -65,6 +65,8 @@ impl State {
         control: Arc<dyn Control>,
         sink: Option<Arc<Sink>>,
     ) -> Result<Arc<State>> {
+        let progress = control.track(id);
+        progress.ranks.store(members.len() as u32, Ordering::Relaxed);
         let state = Arc::new(State {
             id,
             rank,
@@ -72,7 +74,7 @@ impl State {
             members,
             config,
             doorbell: Doorbell::new()?,
-            progress: control.track(id),
+            progress,
             control,
             late_wakes: AtomicU64::new(0),
             origin: Origin::here(),
