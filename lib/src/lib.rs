@@ -42,6 +42,7 @@ mod fork;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod half_open;
 pub mod interrupt;
 pub mod launch;
 pub mod net;

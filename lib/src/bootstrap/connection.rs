@@ -19,6 +19,14 @@ use crate::fork::Kept;
 const MAX_KEPT: usize = 64 << 20;
 /// After so many bytes the peer is told that we took them.
 const MUCH: u64 = 64 << 10;
+/// A peer whose kernel is not heard for so long is lost, with its host or all ways to it.
+pub(crate) const LOST: Duration = Duration::from_secs(30);
+/// The kernel asks an idle peer's so often.
+const PROBE: Duration = Duration::from_secs(5);
+/// The kernel's own limit must not end a connection that may go on over another stream: one that it gives up looks to
+/// the peer like a process that ended. (Zero would leave it to the number of repetitions, which the host's settings
+/// may make small.)
+const NEVER: Duration = Duration::from_secs(10 * 24 * 3600);
 
 /// A framed connection.
 #[derive(Debug)]
@@ -37,6 +45,8 @@ pub(crate) struct Connection {
     written: u64,
     /// Bytes of them that the peer's kernel has, and when that number last changed, or nothing was missing.
     arrived: (u64, Instant),
+    /// Why it could not be written to any more. The kernel says it once, and after that only that the stream is over.
+    broke: Option<io::ErrorKind>,
 }
 
 /// Outcome of [`Connection::fill`].
@@ -52,15 +62,10 @@ impl Connection {
     pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        // A peer whose host vanished is noticed within half a minute, busy or idle.
+        // For `silent_for`: so a peer whose host vanished is noticed, busy or idle.
         let socket = socket2::SockRef::from(&stream);
-        let keepalive = socket2::TcpKeepalive::new()
-            .with_time(Duration::from_secs(10))
-            .with_interval(Duration::from_secs(5))
-            .with_retries(3);
-        socket.set_tcp_keepalive(&keepalive)?;
-        #[cfg(target_os = "linux")]
-        socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
+        socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(PROBE).with_interval(PROBE))?;
+        socket.set_tcp_user_timeout(Some(NEVER))?;
         let stream = Kept::new(stream);
         Ok(Connection {
             stream,
@@ -71,6 +76,7 @@ impl Connection {
             told: 0,
             written: 0,
             arrived: (0, Instant::now()),
+            broke: None,
         })
     }
 
@@ -83,7 +89,7 @@ impl Connection {
         let mut chunk = [0; 64 << 10];
         loop {
             return match self.stream.read(&mut chunk) {
-                Ok(0) => Ok(Fill::End),
+                Ok(0) => self.broke.map_or(Ok(Fill::End), |kind| Err(kind.into())),
                 Ok(n) => {
                     self.decoder.extend(chunk.get(..n).unwrap_or_default());
                     Ok(Fill::Open)
@@ -140,7 +146,10 @@ impl Connection {
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
+                Err(e) => {
+                    self.broke.get_or_insert(e.kind());
+                    return Err(e);
+                }
             }
         }
         Ok(true)
@@ -162,8 +171,13 @@ impl Connection {
         (self.decoder.taken() - self.told > MUCH).then(|| self.account())
     }
 
-    /// The peer says that it has taken so many bytes: they are kept no longer.
+    /// The peer says that it has taken so many bytes: they are kept no longer. An older number may come behind a newer
+    /// one: after [`Connection::go_on`] what was sent before comes once more.
     pub(crate) fn settle(&mut self, taken: u64) -> Result<(), String> {
+        self.settle_to(taken.max(self.took))
+    }
+
+    fn settle_to(&mut self, taken: u64) -> Result<(), String> {
         let settled = taken.checked_sub(self.took).and_then(|n| usize::try_from(n).ok());
         let Some(settled) = settled.filter(|n| *n <= self.kept.len()) else {
             let (from, to) = (self.took, self.took + self.kept.len() as u64);
@@ -186,15 +200,28 @@ impl Connection {
         self.arrived.1.elapsed()
     }
 
+    /// For how long nothing has come from the peer's kernel, not even an acknowledgement.
+    pub(crate) fn silent_for(&self) -> Duration {
+        // SAFETY: integers alone, for which zeros are values.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut len = size_of_val(&info) as libc::socklen_t;
+        let fd = self.stream.as_raw_fd();
+        // SAFETY: the kernel writes at most `len` bytes, into a value of ours of this length.
+        let status =
+            unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len) };
+        let silence = if status == 0 { info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv) } else { 0 };
+        Duration::from_millis(silence.into())
+    }
+
     /// Goes on over the stream of `other`, where the peer sends from byte `from` of this connection on, and has taken
     /// `taken` of our bytes. `other` has the stream of before.
     pub(crate) fn go_on(&mut self, other: &mut Connection, taken: u64, from: u64) -> Result<(), String> {
         // Nothing that the peer has taken goes over the new stream.
         let sent = std::mem::replace(&mut self.sent, self.kept.len());
-        self.settle(taken).inspect_err(|_| self.sent = sent)?;
+        self.settle_to(taken).inspect_err(|_| self.sent = sent)?;
         self.decoder.go_on(&other.decoder, from)?;
         std::mem::swap(&mut self.stream, &mut other.stream);
-        (self.sent, self.written, self.arrived) = (0, 0, (0, Instant::now()));
+        (self.sent, self.written, self.arrived, self.broke) = (0, 0, (0, Instant::now()), None);
         Ok(())
     }
 
@@ -218,6 +245,9 @@ pub(crate) fn unacknowledged(socket: impl AsFd) -> u64 {
     if status == 0 { bytes.max(0) as u64 } else { 0 }
 }
 
+/// What is known of a peer after [`LOST`].
+pub(crate) const GONE_HOST: &str = "its host does not answer any more";
+
 /// A message as a frame.
 pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, String> {
     let body = serde_json::to_vec(message).map_err(|e| e.to_string())?;
@@ -226,13 +256,19 @@ pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, String> {
     Ok(frame)
 }
 
+/// Whether an error of a connection is one of the way to the peer, and says nothing about its process.
+pub(crate) fn is_of_the_way(error: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
+    matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable | NetworkDown)
+}
+
 /// What an error of a connection means for the peer, in words.
 pub(crate) fn broken(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
             "its connection to the store was reset: the process ended or was killed".to_owned()
         }
-        io::ErrorKind::TimedOut => "its host does not answer any more".to_owned(),
+        _ if is_of_the_way(error) => GONE_HOST.to_owned(),
         _ => format!("its connection to the store failed: {error}"),
     }
 }
@@ -340,8 +376,12 @@ mod tests {
         assert!(one.settle(11).unwrap_err().contains("where 0 to 10 are possible"));
         one.flush().unwrap();
         one.settle(10).unwrap();
-        assert!(one.settle(9).unwrap_err().contains("where 10 to 10 are possible"));
+        // An older count, which came behind a newer one, is none.
+        one.settle(9).unwrap();
+        assert!(one.settle(11).unwrap_err().contains("where 10 to 10 are possible"));
         let [mut new, _end] = pair();
+        // Bytes that are not kept any more cannot be sent again.
+        assert!(one.go_on(&mut new, 9, 0).unwrap_err().contains("where 10 to 10 are possible"));
         // Then all is as it was.
         one.queue(&"more").unwrap();
         assert!(one.go_on(&mut new, 99, 0).unwrap_err().contains("where 10 to 20 are possible"));

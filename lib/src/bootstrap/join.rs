@@ -148,7 +148,7 @@ impl Attempt {
 
     fn at(&self, address: SocketAddr) -> Result<Joined, Failed> {
         let hello = Hello::new(self.rank, self.world_size).map_err(Failed::Final)?;
-        let mut connection = dial(address, &hello, left(self.limit())).map_err(Failed::Again)?;
+        let mut connection = dial(address, &hello, left(self.limit())).map_err(|e| Failed::Again(e.to_string()))?;
         let (generation, mut addresses) = loop {
             match wait(&mut connection, self.limit()) {
                 Heard::Message(ToRank::Challenge { nonce, proof }) => {
@@ -188,6 +188,7 @@ impl Attempt {
                 links: admission::link_secret(&self.secret, &generation),
                 addresses: ways.into_iter().map(|(address, _)| address).collect(),
                 address,
+                tries: 0,
             },
         )
     }
@@ -254,15 +255,15 @@ impl Attempt {
 }
 
 /// Connects and says hello.
-pub(super) fn dial(address: SocketAddr, hello: &Hello, limit: Duration) -> Result<Connection, String> {
+pub(super) fn dial(address: SocketAddr, hello: &Hello, limit: Duration) -> std::io::Result<Connection> {
     let limit = limit.max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&address, limit).map_err(|e| e.to_string())?;
+    let stream = TcpStream::connect_timeout(&address, limit)?;
     // A connect to a free port of this host can meet itself when the kernel picks that very port for our side.
     if stream.local_addr().is_ok_and(|own| own == address) {
-        return Err("nobody listens there".to_owned());
+        return Err(std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "nobody listens there"));
     }
-    let mut connection = Connection::new(stream).map_err(|e| e.to_string())?;
-    connection.queue_bytes(&hello.encode())?;
+    let mut connection = Connection::new(stream)?;
+    connection.queue_bytes(&hello.encode()).map_err(std::io::Error::other)?;
     Ok(connection)
 }
 

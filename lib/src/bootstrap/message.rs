@@ -14,8 +14,13 @@ use super::progress::{Health, Snapshot};
 pub(crate) enum ToStore {
     /// Answer to [`ToRank::Challenge`]: that we know the job's secret, too.
     Proof { proof: Bytes },
-    /// The same of a rank that is a member and comes again, over another stream: it knows the secret of the links.
-    Resume { proof: Bytes },
+    /// The same of a rank that is a member and comes again, over another stream: it knows the secret of the links. Its
+    /// tries are numbered, since one of before may be heard of later.
+    Resume {
+        proof: Bytes,
+        #[serde(default)]
+        number: u64,
+    },
     /// So many bytes of the store's were taken since the connection began.
     Took { bytes: u64 },
     /// First message of a rank that is welcome: what it says of itself, opaque to the store.

@@ -1,26 +1,31 @@
 //! The thread of a session: reads what the store says, sends heartbeats and what the callers queued.
 
+use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::connection::{Connection, Fill};
+use super::connection::{Connection, Fill, GONE_HOST, LOST, is_of_the_way};
 use super::event::Event;
 use super::frame::MAX_FRAME;
 use super::mailbox::{Exchanged, Mailbox};
 use super::message::{ToRank, ToStore};
-use super::resume::Ways;
+use super::resume::{NoWay, Ways};
 use crate::threads::{deadline_after, left, lock, poll};
 
 /// How long the goodbye may take.
 const BYE_LIMIT: Duration = Duration::from_secs(1);
-/// A stream that gets nothing through for so long is given up for another, if there is one. It is less than 30 s, after
-/// which a stream fails by itself.
+/// A stream that gets nothing through for so long is given up for another, if there is one.
 const STUCK: Duration = Duration::from_secs(2);
 /// The same for the goodbye, for which nobody should wait long.
 const STUCK_BYE: Duration = Duration::from_millis(250);
+/// The same for a stream over which nothing is sent: the kernel has asked the store's twice meanwhile.
+const SILENT: Duration = Duration::from_secs(12);
+/// A stream that ended may go on over another for so long. That is the end of the process, if nobody listens any more; if
+/// somebody does, its kernel gave the stream up while nothing got through.
+const RESET: Duration = Duration::from_secs(1);
 /// Time between two searches for another way.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -71,17 +76,15 @@ impl Monitor {
     /// Until the end of the connection.
     fn listen(&mut self) -> End {
         let mut next_beat = Instant::now();
-        let mut state: std::io::Result<Fill> = Ok(Fill::Open);
+        let mut state: io::Result<Fill> = Ok(Fill::Open);
         loop {
             // What came before the end counts: the store may have said why. Some came with the answer to our
             // registration.
             if let Err(end) = self.handle_all() {
                 return end;
             }
-            match state {
-                Ok(Fill::Open) => {}
-                Ok(Fill::End) => return gone("it closed without a word"),
-                Err(e) => return gone(&e.to_string()),
+            if let Err(end) = self.stay(state) {
+                return end;
             }
             if let Err(end) = self.take_outbox() {
                 return end;
@@ -102,14 +105,55 @@ impl Monitor {
                     PollFd::new(&self.mailbox.bell, PollFlags::IN),
                     PollFd::from_borrowed_fd(self.connection.fd(), self.connection.interest()),
                 ];
-                poll(&mut fds, left(until)).map_err(std::io::Error::from)
+                poll(&mut fds, left(until)).map_err(io::Error::from)
             };
             self.mailbox.bell.drain();
             let filled = self.connection.fill();
             state = flushed.and(polled).and(filled);
-            if matches!(state, Ok(Fill::Open)) {
-                self.find_way();
+        }
+    }
+
+    /// Goes on over another stream if this one is over, or gets nothing through.
+    fn stay(&mut self, state: io::Result<Fill>) -> Result<(), End> {
+        match state {
+            Ok(Fill::Open) => self.find_way(),
+            // The store's last words were read, or it did not take ours.
+            _ if self.bye.is_some() => Err(End::Good("this session is closed")),
+            Ok(Fill::End) => self.replace("it closed without a word", RESET),
+            // The kernel gave the stream up.
+            Err(e) if is_of_the_way(&e) => {
+                self.replace(&e.to_string(), LOST.saturating_sub(self.connection.silent_for()))
             }
+            Err(e) => self.replace(&e.to_string(), RESET),
+        }
+    }
+
+    /// Puts another stream in the place of one that is over, for this reason, within `limit`.
+    fn replace(&mut self, why: &str, limit: Duration) -> Result<(), End> {
+        let until = deadline_after(limit);
+        let ended = || lock(&self.mailbox.outbox).bye;
+        loop {
+            let found = if limit > RESET {
+                self.ways.resume(&mut self.connection, ended)
+            } else {
+                // The end of a stream came over the address in use: there is a way.
+                self.ways.resume_here(&mut self.connection)
+            };
+            match found {
+                Ok(_) => return Ok(()),
+                Err(NoWay::Ever(reason)) => return Err(End::Lost(reason)),
+                Err(NoWay::Nobody) => return Err(gone(why)),
+                Err(NoWay::Yet) if ended() => return Err(End::Good("this session is closed")),
+                Err(NoWay::Yet) if left(until).is_zero() && limit > RESET => {
+                    return Err(End::Lost(format!("{GONE_HOST}: {why}")));
+                }
+                Err(NoWay::Yet) if left(until).is_zero() => return Err(gone(why)),
+                Err(NoWay::Yet) => {}
+            }
+            let mut bell = [PollFd::new(&self.mailbox.bell, PollFlags::IN)];
+            // A failing poll shortens the pause.
+            let _ = poll(&mut bell, PAUSE.min(limit / 10));
+            self.mailbox.bell.drain();
         }
     }
 
@@ -118,17 +162,24 @@ impl Monitor {
     }
 
     /// Looks for another way to the store if this one gets nothing through.
-    fn find_way(&mut self) {
-        if self.connection.stuck_for() < self.patience() || Instant::now() < self.next_search {
-            return;
+    fn find_way(&mut self) -> Result<(), End> {
+        let silent = self.connection.silent_for();
+        if (self.connection.stuck_for() < self.patience() && silent < SILENT) || Instant::now() < self.next_search {
+            return Ok(());
         }
         let bye = self.bye;
         let ended = || bye.map_or_else(|| lock(&self.mailbox.outbox).bye, |until| left(until).is_zero());
-        if let Some(former) = self.ways.resume(&mut self.connection, ended) {
-            self.former.push(former);
-            self.bye = bye.map(|_| deadline_after(BYE_LIMIT));
+        match self.ways.resume(&mut self.connection, ended) {
+            Ok(former) => {
+                self.former.push(former);
+                self.bye = bye.map(|_| deadline_after(BYE_LIMIT));
+            }
+            Err(NoWay::Ever(reason)) => return Err(End::Lost(reason)),
+            Err(_) if silent >= LOST => return Err(End::Lost(GONE_HOST.to_owned())),
+            Err(NoWay::Yet | NoWay::Nobody) => {}
         }
         self.next_search = deadline_after(PAUSE);
+        Ok(())
     }
 
     fn handle_all(&mut self) -> Result<(), End> {
@@ -164,6 +215,10 @@ impl Monitor {
 
     fn beat(&mut self) -> Result<(), End> {
         let mut tracked = lock(&self.mailbox.tracked);
+        // Asked before what they say: who drops one now has something to say first.
+        let mut used =
+            tracked.iter().map(|(_, progress)| Arc::strong_count(progress) > 1).collect::<Vec<_>>().into_iter();
+        fence(Ordering::Acquire);
         // First the number of the last call, then the calls: the store knows those that it hears of.
         let progress = tracked.iter().map(|(comm, p)| (*comm, p.snapshot())).collect();
         let calls = tracked.iter().map(|(comm, p)| (*comm, p.untold()));
@@ -209,7 +264,3 @@ impl Monitor {
         });
     }
 }
-        // Asked before what they say: who drops one now has something to say first.
-        let mut used =
-            tracked.iter().map(|(_, progress)| Arc::strong_count(progress) > 1).collect::<Vec<_>>().into_iter();
-        fence(Ordering::Acquire);

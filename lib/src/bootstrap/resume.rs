@@ -9,7 +9,7 @@
 //!   took: so many bytes I have taken           ─▶
 //!   all bytes after those                      ◀▶   all bytes after those
 //! ```
-//! Up to the last message of the rank both still have the stream of before, and may go on with that. The store closes
+//! The rank does so again and again, for half a minute. Up to the last message of the rank both still have the stream of before, and may go on with that. The store closes
 //! it when it hears that message, and the rank when it hears more: a stream that ends is a process that ended, and one
 //! that is given up must not look like that.
 
@@ -40,59 +40,108 @@ pub(crate) struct Ways {
     pub(crate) addresses: Vec<SocketAddr>,
     /// The one of them that is in use.
     pub(crate) address: SocketAddr,
+    /// Tries so far to go on over another stream.
+    pub(crate) tries: u64,
+}
+
+/// Why there is no other stream.
+#[derive(Debug)]
+pub(crate) enum NoWay {
+    /// None was found.
+    Yet,
+    /// Nobody listens at the address in use any more.
+    Nobody,
+    /// The store has answered, and says this.
+    Ever(String),
 }
 
 impl Ways {
-    /// Tries the addresses, the one in use last, until one answers or `ended`. Then `connection` goes on there, and the
+    /// Tries the addresses, the one in use last, until one answers or `stop`. Then `connection` goes on there, and the
     /// stream that it had comes back.
-    pub(crate) fn resume(&mut self, connection: &mut Connection, ended: impl Fn() -> bool) -> Option<Connection> {
+    pub(crate) fn resume(&mut self, connection: &mut Connection, stop: impl Fn() -> bool) -> Result<Connection, NoWay> {
         let others = self.addresses.iter().copied().filter(|address| *address != self.address);
         let all: Vec<SocketAddr> = others.chain([self.address]).collect();
         for address in all {
-            if ended() {
+            if stop() {
                 break;
             }
             match self.resume_at(address, connection) {
-                Ok(former) => {
-                    log::warn!(
-                        "rank {}: nothing gets through to the rendezvous store at {} any more: it goes on over {address}",
-                        self.rank,
-                        self.address
-                    );
-                    self.address = address;
-                    return Some(former);
-                }
-                Err(detail) => log::debug!("rank {}: no way to the store over {address}: {detail}", self.rank),
+                // The host has another address that it gave to the store, perhaps.
+                Err(NoWay::Yet | NoWay::Nobody) => {}
+                outcome => return outcome,
             }
         }
-        None
+        Err(NoWay::Yet)
     }
 
-    fn resume_at(&self, address: SocketAddr, connection: &mut Connection) -> Result<Connection, String> {
+    /// As [`Ways::resume`], over the address in use.
+    pub(crate) fn resume_here(&mut self, connection: &mut Connection) -> Result<Connection, NoWay> {
+        self.resume_at(self.address, connection)
+    }
+
+    fn resume_at(&mut self, address: SocketAddr, connection: &mut Connection) -> Result<Connection, NoWay> {
+        let (rank, before) = (self.rank, self.address);
+        match self.over(address, connection) {
+            Ok(former) => {
+                log::warn!(
+                    "rank {rank}: nothing gets through to the rendezvous store at {before} any more: it goes on over {address}"
+                );
+                self.address = address;
+                Ok(former)
+            }
+            Err(Failed::Refused(reason)) => Err(NoWay::Ever(reason)),
+            Err(Failed::Silent(detail)) => {
+                log::debug!("rank {rank}: no way to the store over {address}: {detail}");
+                Err(NoWay::Yet)
+            }
+            Err(Failed::Nobody) => Err(NoWay::Nobody),
+        }
+    }
+
+    fn over(&mut self, address: SocketAddr, connection: &mut Connection) -> Result<Connection, Failed> {
         let hello = Hello::new(self.rank, self.world_size).map_err(|e| e.to_string())?;
         let until = deadline_after(LIMIT);
-        let mut other = dial(address, &hello, LIMIT)?;
+        let mut other = dial(address, &hello, LIMIT).map_err(|e| match e.kind() {
+            std::io::ErrorKind::ConnectionRefused => Failed::Nobody,
+            _ => Failed::Silent(e.to_string()),
+        })?;
         let nonce = match hear(&mut other, until)? {
             ToRank::Challenge { nonce, proof } => {
-                admission::answer(&self.secret, &hello, &nonce, &proof).ok_or("it is another job's")?;
+                admission::answer(&self.secret, &hello, &nonce, &proof).ok_or("it is another job's".to_owned())?;
                 nonce
             }
-            message => return Err(format!("unexpected first answer {message:?}")),
+            message => return Err(format!("unexpected first answer {message:?}").into()),
         };
-        other.queue(&ToStore::Resume { proof: admission::answer_again(&self.links, &hello, &nonce) })?;
+        self.tries += 1;
+        let proof = admission::answer_again(&self.links, &hello, &nonce);
+        other.queue(&ToStore::Resume { proof, number: self.tries })?;
         let taken = match hear(&mut other, until)? {
             ToRank::Resumed { bytes } => bytes,
-            ToRank::Rejected { reason, .. } => return Err(reason),
-            message => return Err(format!("unexpected answer {message:?}")),
+            ToRank::Rejected { reason, .. } => return Err(Failed::Refused(reason)),
+            message => return Err(format!("unexpected answer {message:?}").into()),
         };
         let ours = connection.account();
         other.queue(&ToStore::Took { bytes: ours })?;
         // A stream that is new takes a few bytes.
         if !other.flush().map_err(|e| e.to_string())? {
-            return Err("it takes no bytes".to_owned());
+            return Err("it takes no bytes".to_owned().into());
         }
         connection.go_on(&mut other, taken, ours)?;
         Ok(other)
+    }
+}
+
+enum Failed {
+    /// By the store of this job.
+    Refused(String),
+    /// By the host.
+    Nobody,
+    Silent(String),
+}
+
+impl From<String> for Failed {
+    fn from(detail: String) -> Failed {
+        Failed::Silent(detail)
     }
 }
 

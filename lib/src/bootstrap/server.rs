@@ -22,13 +22,14 @@ use crate::config::Config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::{Kept, Origin};
+use crate::half_open::{self, Source};
 use crate::secret::Secret;
 use crate::strangers::Strangers;
 use crate::threads::{Thread, deadline_after, left, lock, poll};
 
 /// A client that has not registered within this time is dropped.
 const REGISTER_LIMIT: Duration = Duration::from_secs(10);
-/// Clients above the world size that may be connected without having proven themselves; the oldest goes first.
+/// Clients above the world size that may be connected without having proven themselves; addresses share them.
 const STRANGERS: usize = 128;
 /// Ranks that are expected at once where their number is not known.
 const UNKNOWN_SIZE: usize = 4096;
@@ -336,14 +337,15 @@ impl Loop {
     /// Waits for something to do, at most until `until`, and does it.
     fn wait(&mut self, orders: &Orders, until: Instant) -> std::io::Result<()> {
         let accepting = self.accept_again.is_none_or(|at| Instant::now() >= at);
+        // A stream that is over would end every wait.
+        let open: Vec<usize> = (0..self.clients.len()).filter(|&i| self.clients[i].over.is_none()).collect();
         let ready: Vec<PollFlags> = {
-            let mut fds = Vec::with_capacity(self.clients.len() + 2);
+            let mut fds = Vec::with_capacity(open.len() + 2);
             fds.push(PollFd::new(&orders.bell, PollFlags::IN));
             let listen = if accepting { PollFlags::IN } else { PollFlags::empty() };
             fds.push(PollFd::from_borrowed_fd(self.listener.as_fd(), listen));
-            fds.extend(
-                self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.connection.fd(), c.connection.interest())),
-            );
+            let connections = open.iter().map(|&index| &self.clients[index].connection);
+            fds.extend(connections.map(|c| PollFd::from_borrowed_fd(c.fd(), c.interest())));
             poll(&mut fds, left(until))?;
             self.interrupted = orders.interrupted.load(Ordering::Relaxed);
             fds.iter().map(PollFd::revents).collect()
@@ -353,7 +355,7 @@ impl Loop {
             orders.bell.drain();
         }
         let connecting = ready.next().is_some_and(|r| !r.is_empty());
-        for (index, events) in ready.enumerate() {
+        for (index, events) in open.into_iter().zip(ready) {
             if !events.is_empty() {
                 self.serve(index);
             }
@@ -371,8 +373,16 @@ impl Loop {
                 Ok((stream, address)) => match Connection::new(stream) {
                     Ok(connection) => {
                         self.next_id += 1;
-                        let (id, address, until) = (self.next_id, address.to_string(), deadline_after(REGISTER_LIMIT));
-                        self.clients.push(Client { id, connection, address, phase: Phase::Hello, until });
+                        self.clients.push(Client {
+                            id: self.next_id,
+                            connection,
+                            source: Source::of(address.ip()),
+                            address: address.to_string(),
+                            phase: Phase::Hello,
+                            until: deadline_after(REGISTER_LIMIT),
+                            over: None,
+                            tries: 0,
+                        });
                     }
                     Err(e) => log::debug!("rendezvous store: {address}: {e}"),
                 },
@@ -388,9 +398,13 @@ impl Loop {
         }
         // A client that has proven itself stays.
         let unproven = |c: &Client| matches!(c.phase, Phase::Hello | Phase::Prove { .. } | Phase::Ending { .. });
-        let excess = self.clients.iter().filter(|c| unproven(c)).count().saturating_sub(self.strangers);
-        for client in self.clients.iter_mut().filter(|c| unproven(c)).take(excess) {
-            client.phase = Phase::Gone;
+        let places: Vec<usize> = (0..self.clients.len()).filter(|&place| unproven(&self.clients[place])).collect();
+        let crowd = places.iter().map(|&place| {
+            let client = &self.clients[place];
+            (client.source, matches!(client.phase, Phase::Prove { .. }))
+        });
+        for gone in half_open::excess(crowd, self.strangers) {
+            self.clients[places[gone]].phase = Phase::Gone;
         }
     }
 }

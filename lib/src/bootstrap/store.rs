@@ -362,6 +362,12 @@ impl Store {
         }
     }
 
+    /// For how long a rank has said nothing.
+    pub(crate) fn silence(&self, rank: usize, now: Instant) -> Duration {
+        let heard = self.members.get(rank).and_then(Option::as_ref).map_or(now, |member| member.heard);
+        now.saturating_duration_since(heard)
+    }
+
     fn health(&self, comm: u32, now: Instant) -> Vec<Health> {
         let known = |(rank, member): (usize, &Option<Member>)| {
             let member = member.as_ref()?;

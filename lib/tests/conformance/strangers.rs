@@ -192,3 +192,25 @@ fn what_is_public_makes_nobody_rank_0_over_shared_memory() {
     }
     link(&low, &high, &high.info());
 }
+
+#[test]
+fn an_address_that_floods_a_rank_crowds_out_itself_alone() {
+    let [low, high] = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &config(TransportChoice::Tcp)).unwrap());
+    // Before the flood, and slow.
+    let mut first = TcpStream::connect(loopback(&high)).unwrap();
+    let flood: Vec<TcpStream> = (0..300)
+        .map(|_| {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([127, 0, 0, 9], 0)).into()).unwrap();
+            socket.connect(&loopback(&high).into()).unwrap();
+            socket.into()
+        })
+        .collect();
+    // Too many: its oldest goes.
+    flood[0].set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!((&flood[0]).read(&mut [0; 1]).unwrap_or(0), 0);
+    first.set_read_timeout(Some(PATIENCE)).unwrap();
+    first.write_all(&hello()).unwrap();
+    assert_eq!(reply(&mut first).0, PROVE);
+    link(&low, &high, &high.info());
+}

@@ -1,5 +1,7 @@
-//! Ranks on two nodes with two cables between them, and the connection to the rendezvous store over one of these: it
-//! goes on over the other when that one is cut.
+//! Ranks on two nodes with cables between them, and the connection to the rendezvous store over one of these: it goes on
+//! over the other when that one is cut, and over the same when it is back.
+
+use std::time::Duration;
 
 use program_kit::again::{Process, hear, say};
 use program_kit::nodes::{cable, makes_nodes, run};
@@ -38,29 +40,102 @@ fn meet(test: &str, cables: [&str; 2], cut: &str, rails: &str) {
     if !makes_nodes(test, rank) {
         return;
     }
-    let settings = [("TINYNCCL_IFNAME", "r"), ("TINYNCCL_TCP_RAILS", rails)];
-    let mut ranks = on_nodes::ranks(test, ["10.0.9.1"; 2], &settings);
-    let [a, b] = &ranks;
-    for (subnet, name) in (1..).zip(cables) {
-        cable((name, a), (name, b), if name == cut { 9 } else { subnet });
-    }
-    ranks.iter_mut().for_each(|rank| rank.tell("cabled"));
-    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line(), "joined"));
-    let split = |ranks: &mut [Process; 2]| {
-        ranks.iter_mut().for_each(|rank| rank.tell("split"));
-        ranks.iter_mut().for_each(|rank| assert_eq!(rank.line(), "split"));
-    };
+    let mut ranks = joined(test, &cables, cut, &[("TINYNCCL_IFNAME", "r"), ("TINYNCCL_TCP_RAILS", rails)]);
     split(&mut ranks);
     run(&ranks[1], &format!("ip link set {cut} down"));
     split(&mut ranks);
     // The store has no use for a cable that comes back.
     run(&ranks[1], &format!("ip link set {cut} up"));
     split(&mut ranks);
-    let [mut zero, one] = ranks;
+    end(ranks);
+}
+
+/// Two ranks on nodes with these cables, `meet` of which carries the connection to the store.
+fn joined(test: &str, cables: &[&str], meet: &str, settings: &[(&str, &str)]) -> [Process; 2] {
+    let mut ranks = on_nodes::ranks(test, ["10.0.9.1"; 2], settings);
+    let [a, b] = &ranks;
+    for (subnet, name) in (1..).zip(cables) {
+        cable((name, a), (name, b), if *name == meet { 9 } else { subnet });
+    }
+    ranks.iter_mut().for_each(|rank| rank.tell("cabled"));
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line(), "joined"));
+    ranks
+}
+
+fn split(ranks: &mut [Process; 2]) {
+    split_during(ranks, |_| {});
+}
+
+/// Both ranks need the store while something happens.
+fn split_during(ranks: &mut [Process; 2], meanwhile: impl FnOnce(&[Process; 2])) {
+    ranks.iter_mut().for_each(|rank| rank.tell("split"));
+    meanwhile(ranks);
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line(), "split"));
+}
+
+fn end([mut zero, one]: [Process; 2]) {
     one.kill();
     zero.tell("end");
     zero.finish();
     say("done");
+}
+
+/// Milliseconds for which something is away: fewer and more than it takes until another way is looked for.
+const AWAY: [u64; 4] = [400, 700, 2500, 1200];
+
+/// Address by address, of the store's host and of the other one, is away for a while.
+fn addresses_go_and_come(test: &str, cables: &[&str], interfaces: &str) {
+    if !makes_nodes(test, rank) {
+        return;
+    }
+    let settings = [("TINYNCCL_IFNAME", interfaces), ("TINYNCCL_HEARTBEAT", "0.02")];
+    let mut ranks = joined(test, cables, "meet", &settings);
+    for away in AWAY {
+        for end in [0, 1] {
+            let address = format!("10.0.9.{}/30 dev meet", end + 1);
+            split_during(&mut ranks, |ranks| {
+                run(&ranks[end], &format!("ip addr del {address}"));
+                std::thread::sleep(Duration::from_millis(away));
+                run(&ranks[end], &format!("ip addr add {address}"));
+            });
+        }
+    }
+    end(ranks);
+}
+
+#[test]
+fn an_address_that_comes_back_ends_no_rank() {
+    addresses_go_and_come("meeting::an_address_that_comes_back_ends_no_rank", &["meet"], "meet");
+}
+
+#[test]
+fn an_address_that_comes_back_ends_no_rank_that_has_another() {
+    const TEST: &str = "meeting::an_address_that_comes_back_ends_no_rank_that_has_another";
+    addresses_go_and_come(TEST, &["r0", "meet"], "r");
+}
+
+/// What one host sends over a cable is lost, one cable and direction after the other.
+#[test]
+fn a_cable_that_is_blocked_one_way_ends_no_rank() {
+    const TEST: &str = "meeting::a_cable_that_is_blocked_one_way_ends_no_rank";
+    if !makes_nodes(TEST, rank) {
+        return;
+    }
+    let settings = [("TINYNCCL_IFNAME", "r"), ("TINYNCCL_HEARTBEAT", "0.02")];
+    let mut ranks = joined(TEST, &["r0", "meet"], "meet", &settings);
+    for (round, away) in AWAY.into_iter().enumerate() {
+        for end in [0, 1] {
+            let (subnet, name) = [(9, "meet"), (1, "r0")][round % 2];
+            let neighbour = format!("10.0.{subnet}.{} dev {name}", 2 - end);
+            split_during(&mut ranks, |ranks| {
+                // To an address of nobody's.
+                run(&ranks[end], &format!("ip neigh replace {neighbour} lladdr 02:00:00:00:00:77 nud permanent"));
+                std::thread::sleep(Duration::from_millis(away));
+                run(&ranks[end], &format!("ip neigh del {neighbour}"));
+            });
+        }
+    }
+    end(ranks);
 }
 
 #[test]

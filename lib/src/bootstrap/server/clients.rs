@@ -1,14 +1,22 @@
 //! The store's clients: what is heard from them, and what they are told.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use super::{Loop, REGISTER_LIMIT};
 use crate::bootstrap::admission::Challenge;
-use crate::bootstrap::connection::{Connection, Fill, broken};
+use crate::bootstrap::connection::{Connection, Fill, GONE_HOST, LOST, broken, is_of_the_way};
 use crate::bootstrap::frame::MAX_FRAME;
 use crate::bootstrap::message::{ToRank, ToStore};
+use crate::half_open::Source;
 use crate::threads::deadline_after;
 
+/// A member that has said nothing for so long may be stopped, or its host gone: its kernel knows.
+const SILENT: Duration = Duration::from_secs(5);
+/// A member whose connection was reset may go on over another stream for so long: its kernel may have given up one that
+/// got nothing through, and says so when the way is back. A process that ended resets its connection only if it had not
+/// read all.
+const RESET_LIMIT: Duration = Duration::from_secs(1);
 /// A refused client may take this long to read why, one that said goodbye to close.
 const ENDING_LIMIT: Duration = Duration::from_secs(2);
 
@@ -16,10 +24,15 @@ const ENDING_LIMIT: Duration = Duration::from_secs(2);
 pub(super) struct Client {
     pub(super) id: u64,
     pub(super) connection: Connection,
+    pub(super) source: Source,
     pub(super) address: String,
     pub(super) phase: Phase,
     /// When its phase must be over, unless it is a member.
     pub(super) until: Instant,
+    /// Its stream is over, and how; it is a member that may go on over another until then.
+    pub(super) over: Option<(Instant, String)>,
+    /// Its tries to do so, as far as it has counted them to us.
+    pub(super) tries: u64,
 }
 
 impl Client {
@@ -80,8 +93,23 @@ impl Loop {
         match filled.and_then(|f| flushed.map(|_| f)) {
             Ok(Fill::Open) => {}
             Ok(Fill::End) => self.ended(index),
-            Err(e) => self.fail(index, broken(&e)),
+            Err(e) => self.broke(index, &e),
         }
+    }
+
+    /// The client's stream has failed.
+    fn broke(&mut self, index: usize, error: &io::Error) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        let limit = match error.kind() {
+            _ if self.closing || !matches!(client.phase, Phase::Member { .. }) => Duration::ZERO,
+            _ if is_of_the_way(error) => LOST.saturating_sub(client.connection.silent_for()),
+            io::ErrorKind::ConnectionReset => RESET_LIMIT,
+            _ => Duration::ZERO,
+        };
+        if limit.is_zero() {
+            return self.fail(index, broken(error));
+        }
+        client.over = Some((deadline_after(limit), broken(error)));
     }
 
     /// The client will send no more.
@@ -207,7 +235,21 @@ impl Loop {
     pub(super) fn expire(&mut self) {
         let now = Instant::now();
         for index in 0..self.clients.len() {
-            let Some(client) = self.clients.get_mut(index).filter(|c| now >= c.until) else { continue };
+            let Some(client) = self.clients.get_mut(index) else { continue };
+            if let Phase::Member { rank } = client.phase {
+                let quiet = || self.store.silence(rank, now) > SILENT && client.connection.silent_for() >= LOST;
+                let lost = match &client.over {
+                    Some((until, detail)) => (now >= *until).then(|| detail.clone()),
+                    None => quiet().then(|| GONE_HOST.to_owned()),
+                };
+                if let Some(detail) = lost {
+                    self.fail(index, detail);
+                }
+                continue;
+            }
+            if now < client.until {
+                continue;
+            }
             match client.phase {
                 Phase::Hello | Phase::Prove { .. } | Phase::Register { .. } | Phase::Resume { .. } => {
                     self.refuse_stranger(index, format!("no registration within {REGISTER_LIMIT:?}"), false);

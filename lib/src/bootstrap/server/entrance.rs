@@ -37,7 +37,9 @@ impl Loop {
         let proof = match client.connection.next::<ToStore>(MAX_PROOF) {
             Ok(None) => return false,
             Ok(Some(ToStore::Proof { proof })) => proof,
-            Ok(Some(ToStore::Resume { proof })) => return self.offer_resume(index, challenge, &proof),
+            Ok(Some(ToStore::Resume { proof, number })) => {
+                return self.offer_resume(index, challenge, &proof, number);
+            }
             // It does not take ours, and says so.
             Ok(Some(ToStore::Bye { .. })) => Bytes::default(),
             // Words of a stranger have no place in our log.
@@ -65,25 +67,34 @@ impl Loop {
     }
 
     /// A rank that is a member comes again, over another stream (`resume.rs`).
-    fn offer_resume(&mut self, index: usize, challenge: &Challenge, proof: &Bytes) -> bool {
+    fn offer_resume(&mut self, index: usize, challenge: &Challenge, proof: &Bytes, number: u64) -> bool {
         let links = admission::link_secret(&self.secret, &self.generation);
         if !challenge.is_met_again(&links, proof) {
             return self.refuse_stranger(index, admission::WRONG_SECRET.to_owned(), true);
         }
         let rank = challenge.hello.rank as usize;
-        // Its tries of before are over, also those that are heard of later.
-        for client in &mut self.clients {
-            if matches!(client.phase, Phase::Resume { rank: other, .. } if other == rank) {
-                client.phase = Phase::Gone;
-            }
-        }
         let member = self.place_of(rank).and_then(|place| self.clients.get_mut(place));
         let Some(member) = member.filter(|c| matches!(c.phase, Phase::Member { .. })) else {
             let reason = format!("rank {rank} is no member any more");
             self.refuse(index, Refusal { reason, note: false, again: false });
             return false;
         };
+        // It has given this try up, and made another one since, which was faster.
+        let late = number <= member.tries;
+        member.tries = member.tries.max(number);
+        if late {
+            if let Some(client) = self.clients.get_mut(index) {
+                client.phase = Phase::Gone;
+            }
+            return false;
+        }
         let told = member.connection.account();
+        // Its tries of before are over, also those that are heard of later.
+        for client in &mut self.clients {
+            if matches!(client.phase, Phase::Resume { rank: other, .. } if other == rank) {
+                client.phase = Phase::Gone;
+            }
+        }
         let Some(client) = self.clients.get_mut(index) else { return false };
         let _ = client.connection.queue(&ToRank::Resumed { bytes: told });
         let _ = client.connection.flush();
@@ -109,6 +120,7 @@ impl Loop {
         match member.connection.go_on(&mut client.connection, taken, told) {
             Ok(()) => {
                 member.address = std::mem::take(&mut client.address);
+                member.over = None;
                 // Then it closes its stream of before. A failing connection shows when it is read.
                 let bytes = member.connection.account();
                 let _ = member.connection.queue(&ToRank::Took { bytes });

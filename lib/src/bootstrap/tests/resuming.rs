@@ -1,5 +1,8 @@
 //! Members that go on over another stream, and clients that must not.
 
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 use crate::bootstrap::admission::{answer_again, link_secret};
 use crate::bootstrap::resume::Ways;
@@ -21,7 +24,7 @@ fn member(server: &Server, rank: u32, world_size: u32) -> (Raw, Ways) {
     let links = link_secret(&SECRET, &raw.welcomed());
     raw.tell(&ToStore::Register { info: Value::Null });
     let (rank, world_size) = (rank as usize, world_size as usize);
-    (raw, Ways { rank, world_size, secret: SECRET, links, addresses: vec![address], address })
+    (raw, Ways { rank, world_size, secret: SECRET, links, addresses: vec![address], address, tries: 0 })
 }
 
 impl Raw {
@@ -41,13 +44,13 @@ impl Raw {
         }
     }
 
-    /// Asks to go on as a member.
-    fn ask(ways: &Ways) -> Raw {
+    /// Asks to go on as a member, with the number of the try.
+    fn ask(ways: &Ways, number: u64) -> Raw {
         let mut raw = Raw::connect(ways.address);
         let hello = Hello { nonce: [7; 16], rank: ways.rank as u32, world_size: ways.world_size as u32 };
         raw.send(&hello.encode());
         let Some(ToRank::Challenge { nonce, .. }) = raw.recv() else { panic!("no challenge") };
-        raw.tell(&ToStore::Resume { proof: answer_again(&ways.links, &hello, &nonce) });
+        raw.tell(&ToStore::Resume { proof: answer_again(&ways.links, &hello, &nonce), number });
         raw
     }
 }
@@ -90,6 +93,28 @@ fn every_message_arrives_once_over_all_streams_of_a_member() {
 }
 
 #[test]
+fn a_count_of_before_behind_a_newer_one_is_no_break() {
+    let server = start(2);
+    let (mut zero, mut one, mut ways) = two(&server);
+    let mut former = Vec::new();
+    for comm in 0..20 {
+        // It waits in the stream that is given up, or has left it and not arrived.
+        let bytes = one.0.account();
+        one.0.queue(&ToStore::Took { bytes }).unwrap();
+        if comm % 2 == 0 {
+            one.0.flush().unwrap();
+        }
+        zero.tell(&abort(comm));
+        while one.recv() != Some(heard_abort(comm, 0)) {}
+        // That tells a newer one.
+        former.push(ways.resume(&mut one.0, || false).expect("the store is there"));
+        one.tell(&abort(comm));
+    }
+    one.tell(&ToStore::Bye { reason: String::new() });
+    assert_eq!(zero.until_left(1), (0..20).map(|comm| heard_abort(comm, 1)).collect::<Vec<_>>());
+}
+
+#[test]
 fn the_store_goes_on_too() {
     let server = start(2);
     let (mut zero, mut one, mut ways) = two(&server);
@@ -113,19 +138,19 @@ fn only_a_member_goes_on() {
     let of = |rank| Ways { rank, world_size: 3, addresses: ways.addresses.clone(), ..ways };
     // The job's secret alone, or that of an older start, is not enough.
     let older = Ways { links: SECRET, ..of(1) };
-    assert!(Raw::ask(&older).rejected().contains("wrong secret"));
+    assert!(Raw::ask(&older, 1).rejected().contains("wrong secret"));
     // Nobody has come with this rank, or with such a one.
-    assert!(Raw::ask(&of(2)).rejected().contains("rank 2 is no member any more"));
-    assert!(Raw::ask(&of(7)).rejected().contains("rank 7 is no member any more"));
+    assert!(Raw::ask(&of(2), 1).rejected().contains("rank 2 is no member any more"));
+    assert!(Raw::ask(&of(7), 1).rejected().contains("rank 7 is no member any more"));
     // Something else than the count of bytes, and a count that cannot be.
-    let mut raw = Raw::ask(&of(1));
+    let mut raw = Raw::ask(&of(1), 1);
     assert!(matches!(raw.recv(), Some(ToRank::Resumed { .. })));
     raw.tell(&abort(0));
     assert!(raw.rejected().contains("expected a count of bytes"));
     // It has asked again since: the first try is over, whatever is said there.
-    let mut first = Raw::ask(&of(1));
+    let mut first = Raw::ask(&of(1), 2);
     assert!(matches!(first.recv(), Some(ToRank::Resumed { .. })));
-    let mut second = of(1);
+    let mut second = Ways { tries: 2, ..of(1) };
     let former = second.resume(&mut one.0, || false).expect("rank 1 is a member");
     first.0.queue(&ToStore::Took { bytes: 0 }).unwrap();
     // The store may have closed it.
@@ -134,18 +159,126 @@ fn only_a_member_goes_on() {
     drop(former);
     one.tell(&ToStore::Bye { reason: "enough".to_owned() });
     while one.recv().is_some() {}
-    assert!(Raw::ask(&of(1)).rejected().contains("rank 1 is no member any more"));
+    assert!(Raw::ask(&of(1), 4).rejected().contains("rank 1 is no member any more"));
 }
 
 #[test]
 fn a_count_that_cannot_be_loses_the_member() {
     let server = start(2);
     let (mut zero, _one, ways) = two(&server);
-    let mut raw = Raw::ask(&ways);
+    let mut raw = Raw::ask(&ways, 1);
     assert!(matches!(raw.recv(), Some(ToRank::Resumed { .. })));
     raw.tell(&ToStore::Took { bytes: 1 << 40 });
     match zero.recv() {
         Some(ToRank::Lost { rank: 1, detail }) => assert!(detail.contains("broke the protocol"), "{detail}"),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_try_of_before_does_not_end_one_of_later() {
+    let server = start(2);
+    let (mut zero, one, ways) = two(&server);
+    let mut later = Raw::ask(&ways, 5);
+    assert!(matches!(later.recv(), Some(ToRank::Resumed { .. })));
+    // It was on its way longer than the one that came after it.
+    assert_eq!(Raw::ask(&ways, 4).recv(), None);
+    let bytes = one.0.decoder.taken();
+    later.tell(&ToStore::Took { bytes });
+    while !matches!(later.recv(), Some(ToRank::Took { .. })) {}
+    later.tell(&ToStore::Bye { reason: String::new() });
+    assert_eq!(zero.until_left(1), []);
+}
+
+/// A cable in the middle, which resets both ends of a connection after some bytes, and then takes another one.
+struct Cable {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Cable {
+    /// Each connection to `store` may carry as many bytes as `budget` says.
+    fn to(store: SocketAddr, mut budget: impl FnMut() -> usize + Send + 'static) -> Cable {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&connections);
+        std::thread::spawn(move || {
+            while let Ok((near, _)) = listener.accept() {
+                let Ok(far) = TcpStream::connect(store) else { return };
+                counted.fetch_add(1, Ordering::Relaxed);
+                let left = budget();
+                std::thread::spawn(move || carry([near, far], left));
+            }
+        });
+        Cable { address, connections }
+    }
+}
+
+/// Carries bytes both ways until `left` of them have passed, or one side ends: then nothing more arrives.
+fn carry(mut ends: [TcpStream; 2], mut left: usize) {
+    for end in &ends {
+        end.set_nonblocking(true).unwrap();
+        socket2::SockRef::from(end).set_linger(Some(Duration::ZERO)).unwrap();
+    }
+    let mut bytes = [0; 256];
+    loop {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let most = bytes.len().min(left);
+            match ends[from].read(&mut bytes[..most]) {
+                // The end of a process is not to look like a reset.
+                Ok(0) if left > 0 => {
+                    let _ = ends[to].shutdown(std::net::Shutdown::Both);
+                    return;
+                }
+                Ok(n) => {
+                    left -= n;
+                    ends[to].set_nonblocking(false).unwrap();
+                    if ends[to].write_all(&bytes[..n]).is_err() || left == 0 {
+                        return;
+                    }
+                    ends[to].set_nonblocking(true).unwrap();
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// A rank goes on whenever its connection is reset, and the store, too: no exchange is lost or doubled, nobody is.
+#[test]
+fn a_connection_that_is_reset_again_and_again_costs_nothing() {
+    let server = start(3);
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let budget = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        // More than it takes to go on.
+        2048 + (state % 6000) as usize
+    };
+    let cable = Cable::to(address(&server), budget);
+    let config = Config { heartbeat: Duration::from_millis(20), ..config() };
+    let (id, far) = (server.unique_id(), UniqueId::new(SECRET, vec![cable.address]));
+    let ids = [&id, &far, &far];
+    let call = |rank: usize| {
+        let session = Session::join(ids[rank], rank, 3, Value::Null, &config).unwrap();
+        let news = events(&session);
+        for n in 0..400u32 {
+            let ours = (n + rank as u32).to_le_bytes().to_vec();
+            let all = session.exchange(&format!("{n}"), &[0, 1, 2], ours, LONG).unwrap();
+            assert_eq!(all, (0..3).map(|r| (n + r).to_le_bytes().to_vec()).collect::<Vec<_>>());
+        }
+        assert_eq!(news.try_iter().collect::<Vec<_>>(), []);
+        session
+    };
+    let sessions: Vec<Session> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || call(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(sessions[0].health(0).unwrap().iter().all(|h| h.state == RankState::Alive));
+    let connections = cable.connections.load(Ordering::Relaxed);
+    assert!(connections > 10, "{connections}");
 }

@@ -129,3 +129,34 @@ fn a_session_says_why_it_was_refused() {
     let e = refuse(&other, 1, 2);
     assert!(e.contains("protocol version 1, this build speaks 4"), "{e}");
 }
+
+/// A connection from another address of this host.
+fn from(source: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.into()
+}
+
+#[test]
+fn an_address_that_floods_the_store_crowds_out_itself_alone() {
+    let server = start(1);
+    let slow = Raw::connect(address(&server));
+    let mut slow_and_known = Raw::connect(address(&server));
+    slow_and_known.send(&Hello { nonce: [1; 16], rank: 0, world_size: 1 }.encode());
+    assert!(matches!(slow_and_known.recv(), Some(ToRank::Challenge { .. })));
+    let flood: Vec<TcpStream> = (0..160).map(|_| from([127, 0, 0, 9], address(&server))).collect();
+    // Too many: its oldest goes.
+    flood[0].set_read_timeout(Some(LONG)).unwrap();
+    let ended =
+        (&flood[0]).read(&mut [0; 1]).map_or_else(|e| e.kind() == std::io::ErrorKind::ConnectionReset, |n| n == 0);
+    assert!(ended);
+    // Others are still heard.
+    slow_and_known.send(&encode(&ToStore::Proof { proof: Bytes(vec![7; 32]) }).unwrap());
+    assert!(slow_and_known.rejected().contains("wrong secret"));
+    let mut slow = slow;
+    slow.hello(0, 1);
+    slow.welcomed();
+    slow.send(&encode(&ToStore::Register { info: Value::Null }).unwrap());
+    assert!(matches!(slow.recv(), Some(ToRank::Table { .. })));
+}

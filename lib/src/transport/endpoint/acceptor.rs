@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::{Inner, hop};
 use crate::doorbell::Doorbell;
 use crate::error::Result;
+use crate::half_open::{self, Source};
 use crate::secret::{Proof, Secret};
 use crate::strangers::Strangers;
 use crate::threads::{Thread, lock, poll};
@@ -21,7 +22,7 @@ use crate::transport::wait::Wait;
 
 /// How long a connection may take to prove who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Connections that have not proven who they are, at once; the oldest goes when there are more.
+/// Connections that have not proven who they are, at once; addresses share them.
 const HALF_OPEN: usize = 256;
 /// Connections that wait for our side to ask for them.
 const FILED: usize = 16 << 10;
@@ -153,6 +154,7 @@ struct Acceptor {
 /// A connection that has not proven who it is.
 struct HalfOpen {
     incoming: Incoming,
+    source: Source,
     deadline: Instant,
     /// What it said, and what we asked.
     asked: Option<(Hello, Challenge)>,
@@ -201,8 +203,9 @@ impl Acceptor {
             for _ in 0..HALF_OPEN {
                 match fabric.incoming() {
                     Ok(Some(conn)) => {
+                        let source = Source::from(conn.address().as_str());
                         let incoming = Incoming { fabric: index, conn };
-                        self.half_open.push_back(HalfOpen { incoming, deadline, asked: None });
+                        self.half_open.push_back(HalfOpen { incoming, source, deadline, asked: None });
                     }
                     Ok(None) => break,
                     Err(e) => {
@@ -219,7 +222,8 @@ impl Acceptor {
     /// Reads from all connections that have not proven who they are.
     fn read_all(&mut self) {
         let now = Instant::now();
-        let excess = self.half_open.len().saturating_sub(HALF_OPEN);
+        let crowd = self.half_open.iter().map(|half| (half.source, half.asked.is_some()));
+        let excess = half_open::excess(crowd, HALF_OPEN);
         for (i, mut half) in std::mem::take(&mut self.half_open).into_iter().enumerate() {
             let read = match half.asked {
                 None => self.read_hello(&mut half),
@@ -237,7 +241,9 @@ impl Acceptor {
                 }
             };
             match read {
-                Ok(()) if i < excess => self.turn_away(half, "too many connections at once that prove nothing", false),
+                Ok(()) if excess.contains(&i) => {
+                    self.turn_away(half, "too many connections at once that prove nothing", false)
+                }
                 Ok(()) if now >= half.deadline => self.turn_away(half, "it has not proven who it is in time", false),
                 Ok(()) => self.half_open.push_back(half),
                 Err((reason, answer)) => self.turn_away(half, &reason, answer),
