@@ -10,18 +10,32 @@
 //! | MPICH, Intel MPI (Hydra) | `PMI_RANK` `PMI_SIZE` `MPI_LOCALRANKID` | the same |
 //! | Slurm (srun) | `SLURM_PROCID` `SLURM_STEP_NUM_TASKS` `SLURM_LOCALID` | the same if set; else the step's first host, port 61440 + (job + step) mod 4096 |
 //!
-//! Starts of a job are told apart by torchrun's run id and restart count, or by Slurm's job, step and restart count,
-//! where there are such.
+//! Jobs are told apart by torchrun's run id, or by Slurm's job and step, where there are such.
+//!
+//! Launchers nest, and the inner one's ranks have the outer one's variables, too. The order above is that from the inside
+//! to the outside: torchrun and `mpirun` are started in a step of Slurm's, once per host or in a shell (`srun --pty`), and
+//! our launcher anywhere. What does not fit it is told by the numbers:
+//! - Where `PMI_RANK` and `PMI_SIZE` are Slurm's numbers, `srun --mpi=pmi2` has set them, and not a Hydra inside the step.
+//!   (Hydra says the local rank, too.)
+//! - Of two MPIs one that started a single process started the other.
+//! - `RANK=0` and `WORLD_SIZE=1` without a place to meet are nobody's, where another launcher started several ranks.
+//! - A step of one task is a place to start ranks in, not a rank of others: a world of one is made of it only on request.
 
 mod meeting;
 
 pub(crate) use meeting::{Meeting, is_loopback_host};
 
 use self::meeting::{is_loopback, meeting};
+use crate::config::Environment;
 use crate::error::{Error, Result};
 
 /// Slurm's pseudo steps (batch script, interactive shell, extern) have ids from here on: their processes are not ranks.
 const SLURM_PSEUDO_STEPS: usize = 0xffff_fff0;
+
+/// Torchrun sets it.
+const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+/// The variables by which torchrun's ranks know that it has started them. Other launchers' ranks must not have them.
+pub(crate) const OF_TORCHRUN: [&str; 3] = [RUN_ID, "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"];
 
 /// Source of variables.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -71,16 +85,23 @@ pub(crate) struct Plan {
 /// True when some launcher started this process as one of its ranks:
 /// [`rendezvous_from_env`](super::rendezvous_from_env) will succeed, or say what is wrong with the environment.
 pub fn is_rank() -> bool {
-    started_as_rank(&environment)
-}
-
-pub(crate) fn environment(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|v| v.to_string_lossy().into_owned())
+    let environment = Environment::default();
+    started_as_rank(&|name| environment.get(name))
 }
 
 pub(crate) fn started_as_rank(lookup: Lookup<'_>) -> bool {
     ["TINYNCCL_UNIQUE_ID", "RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK"].iter().any(|n| lookup(n).is_some())
-        || slurm_step(lookup).is_some()
+        || (slurm_step(lookup).is_some() && size(lookup, slurm_size(lookup)) != Some(1))
+}
+
+/// The variable that holds the number of a step's tasks.
+fn slurm_size(lookup: Lookup<'_>) -> &'static str {
+    if lookup("SLURM_STEP_NUM_TASKS").is_some() { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" }
+}
+
+/// The number in a variable, if it is one.
+fn size(lookup: Lookup<'_>, name: &str) -> Option<usize> {
+    number(lookup, name).ok().flatten()
 }
 
 /// The step's number, when this process is a task of an `srun` (and not the batch script or an interactive shell).
@@ -131,23 +152,29 @@ fn ranks(lookup: Lookup<'_>) -> Result<Ranks> {
         let one_host = world_size == 1 || number(lookup, local_size)? == Some(world_size);
         Ok(Ranks { launcher, rank, world_size, size_variable, local_rank: number(lookup, local)?, one_host })
     };
-    if here("RANK") {
-        let launcher = if here("TINYNCCL_UNIQUE_ID") { Launcher::Tinynccl } else { Launcher::Torchrun };
+    let step = slurm_step(lookup);
+    let pmi = (here("PMI_RANK") || here("PMI_SIZE")) && !(step.is_some() && is_sruns_pmi(lookup));
+    let open_mpi = here("OMPI_COMM_WORLD_RANK") || here("OMPI_COMM_WORLD_SIZE");
+    let several = |name: &str| size(lookup, name).is_some_and(|size| size > 1);
+    let others = (open_mpi && several("OMPI_COMM_WORLD_SIZE"))
+        || (pmi && several("PMI_SIZE"))
+        || (step.is_some() && several(slurm_size(lookup)));
+    let nowhere = ["TINYNCCL_UNIQUE_ID", "MASTER_ADDR", RUN_ID].iter().all(|name| !here(name));
+    let left_over = others && nowhere && size(lookup, "WORLD_SIZE") == Some(1);
+    if here("RANK") && !left_over {
+        let launcher = if is_ours(lookup) { Launcher::Tinynccl } else { Launcher::Torchrun };
         return set(launcher, "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
     }
-    if here("OMPI_COMM_WORLD_RANK") || here("OMPI_COMM_WORLD_SIZE") {
+    let started_hydra = pmi && several("PMI_SIZE") && size(lookup, "OMPI_COMM_WORLD_SIZE") == Some(1);
+    if open_mpi && !started_hydra {
         let local_size = "OMPI_COMM_WORLD_LOCAL_SIZE";
         return set(Launcher::OpenMpi, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", local_size);
     }
-    let step = slurm_step(lookup);
-    // srun --mpi=pmi2 sets PMI_RANK too, but only Slurm's own variables tell where the ranks are.
-    let srun_pmi = step.is_some() && lookup("PMI_RANK") == lookup("SLURM_PROCID");
-    if (here("PMI_RANK") || here("PMI_SIZE")) && !srun_pmi {
+    if pmi {
         return set(Launcher::Hydra, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
     }
     if step.is_some() {
-        let size = if here("SLURM_STEP_NUM_TASKS") { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
-        let mut ranks = set(Launcher::Slurm, size, "SLURM_LOCALID", "")?;
+        let mut ranks = set(Launcher::Slurm, slurm_size(lookup), "SLURM_LOCALID", "")?;
         ranks.one_host |= number(lookup, "SLURM_STEP_NUM_NODES")? == Some(1);
         return Ok(ranks);
     }
@@ -161,6 +188,18 @@ fn ranks(lookup: Lookup<'_>) -> Result<Ranks> {
         "{because}: start the ranks with this program's own launcher, torchrun, mpirun or srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
     );
     Err(Error::config("RANK", "", detail))
+}
+
+/// Whether `srun --mpi=pmi2` has set the PMI variables. Then only Slurm's own tell where the ranks are.
+fn is_sruns_pmi(lookup: Lookup<'_>) -> bool {
+    let same = |one, other| size(lookup, one).is_some_and(|n| size(lookup, other) == Some(n));
+    lookup("MPI_LOCALRANKID").is_none() && same("PMI_RANK", "SLURM_PROCID") && same("PMI_SIZE", slurm_size(lookup))
+}
+
+/// Whether `RANK` is our launcher's. It takes torchrun's variables from its ranks: both are there where one of its ranks
+/// started torchrun.
+fn is_ours(lookup: Lookup<'_>) -> bool {
+    lookup("TINYNCCL_UNIQUE_ID").is_some() && lookup(RUN_ID).is_none()
 }
 
 fn number(lookup: Lookup<'_>, name: &str) -> Result<Option<usize>> {

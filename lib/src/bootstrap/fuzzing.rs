@@ -112,7 +112,8 @@ pub fn environment(data: &[u8]) {
     let lookup = |name: &str| variable(&text, name);
     let is_rank = detect::started_as_rank(&lookup);
     if let Ok(plan) = detect::plan(&lookup) {
-        assert!(is_rank || lookup("OMPI_COMM_WORLD_SIZE").is_some() || lookup("PMI_SIZE").is_some());
+        let half = lookup("OMPI_COMM_WORLD_SIZE").is_some() || lookup("PMI_SIZE").is_some();
+        assert!(is_rank || half || (plan.launcher == detect::Launcher::Slurm && plan.world_size == 1));
         assert!(plan.rank < plan.world_size);
         if let Meeting::Address { hosts, port, .. } = plan.meeting {
             assert!(port > 0 && !hosts.is_empty() && hosts.iter().all(|(_, host)| !host.is_empty()), "{hosts:?}");

@@ -48,6 +48,7 @@ pub(crate) use admission::join_secret as job_secret;
 pub(crate) use calls::{Digests, first_difference, is_later};
 pub use calls::{Disagreement, Made};
 pub(crate) use connection::unacknowledged;
+pub(crate) use detect::OF_TORCHRUN;
 pub use detect::is_rank;
 pub use event::Event;
 pub use host::Host;

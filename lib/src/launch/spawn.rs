@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_sig
 
 use super::output::Relays;
 use super::{Launcher, OP};
-use crate::bootstrap::UniqueId;
+use crate::bootstrap::{OF_TORCHRUN, UniqueId};
 use crate::error::{Error, Result};
 
 /// The path of this program: as `/proc` says it or, where there is none, as it was when this program was started.
@@ -54,6 +54,10 @@ pub(super) fn all(launcher: &Launcher, id: &UniqueId, relays: &mut Relays) -> Re
 fn one(launcher: &Launcher, id: &UniqueId, rank: usize, relays: &mut Relays) -> Result<Child> {
     let Some(program) = &launcher.program else { return Err(Error::invalid(OP, "no program given")) };
     let mut command = Command::new(program);
+    // Of a torchrun whose rank we are.
+    for name in OF_TORCHRUN {
+        command.env_remove(name);
+    }
     command
         .args(&launcher.args)
         .envs(launcher.env.iter().map(|(name, value)| (name, value)))

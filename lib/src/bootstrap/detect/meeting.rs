@@ -1,6 +1,6 @@
 //! Where the ranks meet, and what tells their job from others.
 
-use super::{Launcher, Lookup, Ranks, required, slurm_step};
+use super::{Launcher, Lookup, RUN_ID, Ranks, required, slurm_step};
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};
 
@@ -19,7 +19,9 @@ pub(crate) enum Meeting {
 }
 
 pub(super) fn meeting(lookup: Lookup<'_>, ranks: &Ranks) -> Result<Meeting> {
-    if let Some(text) = lookup("TINYNCCL_UNIQUE_ID") {
+    // Where one of our launcher's ranks has started torchrun, it is the place of that rank.
+    let id = lookup("TINYNCCL_UNIQUE_ID").filter(|_| ranks.launcher != Launcher::Torchrun);
+    if let Some(text) = id {
         let id = text.parse::<UniqueId>().map_err(|e| match e {
             Error::Config { value, detail, .. } => Error::config("TINYNCCL_UNIQUE_ID", value, detail),
             other => other,
@@ -111,14 +113,15 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     (!host.is_empty()).then_some(host)
 }
 
-/// What the launcher says to all ranks of a job, and of one start of it. Others can know it.
+/// What the launcher says to all ranks of a job. Others can know it. How often the job was started before is no part of
+/// it: torchrun's agents count restarts each for itself, so that hosts of one world may differ in that.
 fn job(lookup: Lookup<'_>, launcher: Launcher) -> String {
     let get = |name: &str| lookup(name).unwrap_or_default();
-    if lookup("TORCHELASTIC_RUN_ID").is_some() {
-        format!("torchelastic {:?} {:?}", get("TORCHELASTIC_RUN_ID"), get("TORCHELASTIC_RESTART_COUNT"))
+    if lookup(RUN_ID).is_some() {
+        format!("torchelastic {:?}", get(RUN_ID))
     } else if launcher == Launcher::Slurm {
         let step = slurm_step(lookup).map(|s| s.to_string()).unwrap_or_default();
-        format!("slurm {:?} {step} {:?}", get("SLURM_JOB_ID"), get("SLURM_RESTART_COUNT"))
+        format!("slurm {:?} {step}", get("SLURM_JOB_ID"))
     } else {
         String::new()
     }

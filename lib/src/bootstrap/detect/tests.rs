@@ -62,6 +62,75 @@ fn ours_goes_before_torchrun_before_mpi_before_slurm() {
     assert_eq!(numbers(&format!("{SRUN} {mpi}")).0, "Open MPI");
 }
 
+/// The outer launcher's variables, the inner one's, and who counts. Each world is asked at all of its ranks, since each
+/// finds out by itself.
+#[test]
+fn the_innermost_launcher_counts() {
+    let step = |task: usize, tasks: usize| {
+        format!(
+            "SLURM_PROCID={task} SLURM_STEP_NUM_TASKS={tasks} SLURM_NTASKS=8 SLURM_LOCALID={task} SLURM_STEP_ID=1 SLURM_JOB_ID=7 \
+             SLURM_STEP_NODELIST=n1 "
+        )
+    };
+    let batch = "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=4294967291 SLURM_JOB_ID=7 ".to_owned();
+    let open_mpi = |rank: usize, size: usize| {
+        format!(
+            "OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE={size} OMPI_COMM_WORLD_LOCAL_RANK={rank} \
+             OMPI_COMM_WORLD_LOCAL_SIZE={size} "
+        )
+    };
+    let pmi = |rank: usize, size: usize| format!("PMI_RANK={rank} PMI_SIZE={size} ");
+    let hydra = |rank: usize, size: usize| format!("{}MPI_LOCALRANKID={rank} MPI_LOCALNRANKS={size} ", pmi(rank, size));
+    let plain = |rank: usize, size: usize| format!("RANK={rank} WORLD_SIZE={size} LOCAL_RANK={rank} ");
+    let torchrun = |rank, size| format!("{MASTER} TORCHELASTIC_RUN_ID=a {}", plain(rank, size));
+    let ours = |rank, size| format!("{ID} {}", plain(rank, size));
+    let none = String::new();
+    let hydra_name = "Hydra (MPICH, Intel MPI)";
+    type World<'a> = &'a dyn Fn(usize, usize) -> String;
+    for (outside, inside, sizes, launcher) in [
+        // Each in a step of one task, as `srun --pty` or a batch script's `srun -n 1` makes it, and in a batch script.
+        (&step(0, 1), &open_mpi as World<'_>, &[1, 2, 4][..], "Open MPI"),
+        (&step(0, 1), &hydra, &[1, 2, 4], hydra_name),
+        (&step(0, 1), &pmi, &[2, 4], hydra_name),
+        (&step(0, 1), &torchrun, &[1, 2, 4], "torchrun"),
+        (&step(0, 1), &ours, &[1, 2, 4], "tinynccl"),
+        (&batch, &open_mpi, &[1, 2], "Open MPI"),
+        (&batch, &hydra, &[1, 2], hydra_name),
+        (&batch, &pmi, &[1, 2], hydra_name),
+        (&batch, &torchrun, &[1, 2], "torchrun"),
+        // In a step that has started their daemons, one per host: this host is the first or the second one.
+        (&step(0, 2), &open_mpi, &[1, 2, 4], "Open MPI"),
+        (&step(1, 2), &open_mpi, &[1, 2, 4], "Open MPI"),
+        (&step(0, 2), &hydra, &[1, 2, 4], hydra_name),
+        (&step(1, 2), &hydra, &[1, 2, 4], hydra_name),
+        (&step(1, 2), &torchrun, &[4], "torchrun"),
+        (&step(0, 2), &ours, &[2], "tinynccl"),
+        // A launcher per host, or one that starts another.
+        (&open_mpi(1, 2), &torchrun, &[1, 4], "torchrun"),
+        (&hydra(1, 2), &torchrun, &[1, 4], "torchrun"),
+        (&open_mpi(0, 2), &ours, &[2], "tinynccl"),
+        (&open_mpi(0, 1), &hydra, &[2, 3], hydra_name),
+        (&open_mpi(0, 1), &pmi, &[2, 3], hydra_name),
+        (&hydra(0, 1), &open_mpi, &[2, 3], "Open MPI"),
+        (&ours(0, 2), &torchrun, &[2, 4], "torchrun"),
+        // A shell in which somebody has set the variables of a single process, with no place to meet.
+        (&plain(0, 1), &open_mpi, &[2], "Open MPI"),
+        (&plain(0, 1), &hydra, &[2], hydra_name),
+        (&plain(0, 1), &|rank, size| step(rank, size), &[2], "Slurm"),
+        // srun --mpi=pmi2
+        (&none, &|rank, size| step(rank, size) + &pmi(rank, size), &[1, 2, 4], "Slurm"),
+    ] {
+        for &size in sizes {
+            for rank in 0..size {
+                // The last one that sets a variable counts.
+                let text = format!("{outside} {}", inside(rank, size));
+                let plan = env(&text).unwrap();
+                assert_eq!((plan.launcher.name(), plan.rank, plan.world_size), (launcher, rank, size), "{text}");
+            }
+        }
+    }
+}
+
 #[test]
 fn meeting_places() {
     let one_host = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2";
@@ -97,13 +166,17 @@ fn jobs_of_launchers_are_told_apart() {
     let all = [
         by_hand.clone(),
         format!("{by_hand} TORCHELASTIC_RUN_ID=a"),
-        format!("{by_hand} TORCHELASTIC_RUN_ID=a TORCHELASTIC_RESTART_COUNT=1"),
+        format!("{by_hand} TORCHELASTIC_RUN_ID=b"),
         SRUN.to_owned(),
         SRUN.replace("STEP_ID=2", "STEP_ID=3"),
-        format!("{SRUN} SLURM_RESTART_COUNT=1"),
     ];
     let jobs: std::collections::HashSet<_> = all.iter().map(|t| job(t)).collect();
     assert_eq!(jobs.len(), all.len());
+    // An agent of torchrun's counts its own restarts: hosts of one world may differ in that.
+    let torchrun = |count: &str| job(&format!("{by_hand} TORCHELASTIC_RUN_ID=a {count}"));
+    assert_eq!(torchrun("TORCHELASTIC_RESTART_COUNT=0"), torchrun("TORCHELASTIC_RESTART_COUNT=1"));
+    assert_eq!(torchrun(""), torchrun("TORCHELASTIC_RESTART_COUNT=1"));
+    assert_eq!(job(SRUN), job(&format!("{SRUN} SLURM_RESTART_COUNT=1")));
 }
 
 #[test]
@@ -160,6 +233,12 @@ fn a_batch_script_or_an_interactive_step_is_not_a_rank() {
     assert!(!is_rank(""));
     assert!(!is_rank("SLURM_PROCID=0 SLURM_NTASKS=4"));
     assert!(!is_rank("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_STEP_ID=4294967291"));
+    // `srun --pty bash`, in which our launcher starts ranks.
+    assert!(!is_rank("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1"));
+    assert!(is_rank("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 PMI_RANK=0 PMI_SIZE=2"));
+    assert!(is_rank("SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2"));
+    assert!(is_rank("SLURM_PROCID=0 SLURM_STEP_ID=0"), "how many there are is missing");
+    assert_eq!(numbers(&SRUN.replace("=5", "=0").replace("=8", "=1")), ("Slurm", 0, 1, 1), "on request");
     assert!(is_rank("WORLD_SIZE=2"), "half a set is an error to be told, not a reason to launch");
 }
 
