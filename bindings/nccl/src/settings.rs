@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tinynccl::Config;
-use tinynccl::config::Tune;
+use tinynccl::config::{Environment, Tune};
 
 use crate::fault::Result;
 
@@ -51,7 +51,10 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 /// # Errors
 /// A variable of tinynccl that does not parse.
 pub(crate) fn config() -> Result<Config> {
-    from(&variable)
+    let environment = Environment::default();
+    let config = from(&|name| environment.get(name));
+    environment.check()?;
+    config
 }
 
 /// [`config`] over any source of variables.

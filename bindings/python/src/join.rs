@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use tinynccl::config::Environment;
 use tinynccl::{Config, Error, Result};
 
 use crate::errors::{invalid, raise};
@@ -16,11 +17,13 @@ pub(crate) fn config(
     transport: Option<&str>,
     cuda_blocks: Option<usize>,
 ) -> PyResult<Config> {
+    let environment = Environment::default();
     let lookup = |name: &str| match (name, cuda_blocks) {
         ("TINYNCCL_CUDA_BLOCKS", Some(blocks)) => Some(blocks.to_string()),
-        _ => std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
+        _ => environment.get(name),
     };
-    let mut config = Config::from_lookup(lookup).map_err(|e| raise(py, &e))?;
+    let read = Config::from_lookup(lookup);
+    let mut config = environment.check().and(read).map_err(|e| raise(py, &e))?;
     if let Some(seconds) = timeout {
         config.timeout = Duration::try_from_secs_f64(seconds).ok().filter(|t| !t.is_zero()).ok_or_else(|| {
             invalid(py, "timeout", format!("{seconds} seconds, expected a positive, finite number of seconds"))

@@ -7,7 +7,7 @@ use super::detect::{self, Lookup, Meeting};
 use super::local_meeting::{self, HandOut};
 use super::server::LINGER;
 use super::{Server, UniqueId};
-use crate::config::Config;
+use crate::config::{Config, Environment};
 use crate::error::{Error, Result};
 use crate::secret::Secret;
 
@@ -44,10 +44,11 @@ pub struct Rendezvous {
 /// | Slurm (srun) | `SLURM_PROCID` `SLURM_STEP_NUM_TASKS` `SLURM_LOCALID` | `MASTER_ADDR:MASTER_PORT` if set, else first host of the step |
 ///
 /// - `TORCHELASTIC_USE_AGENT_STORE=True` means that torchrun's agent holds `MASTER_PORT`; the next port is taken.
+/// - Where launchers nest, the innermost one that fits counts: `mpirun` in a step of Slurm's, torchrun in one of `mpirun`'s.
 /// - "This host" is an abstract Unix socket named by user and launcher; it leaves no file behind. Ranks on several
 ///   hosts without `MASTER_ADDR` are an error.
 /// - With `MASTER_ADDR` the ranks prove to each other that they know `config.secret` (or what `config.secret_file`
-///   holds), and that torchrun's or Slurm's numbers of this start of the job are the same. Without a secret whoever
+///   holds), and that torchrun's run id or Slurm's job and step are the same. Without a secret whoever
 ///   reaches the port can take a rank's place; rank 0 says so in one line, unless the port is on loopback. The other
 ///   meetings have a random secret of their own.
 ///
@@ -55,7 +56,9 @@ pub struct Rendezvous {
 /// [`Error::Config`] names the variable, its value and what was expected: missing, not a number, rank out of range,
 /// unknown host, port in use.
 pub fn rendezvous_from_env(config: &Config) -> Result<Rendezvous> {
-    from_lookup(&detect::environment, config)
+    let environment = Environment::default();
+    let place = from_lookup(&|name| environment.get(name), config);
+    environment.check().and(place)
 }
 
 /// As [`rendezvous_from_env`] over any source of variables.

@@ -3,6 +3,7 @@
 //! The documentation page is generated from the same table (`Config::describe`), so that no knob is undocumented.
 
 mod choices;
+mod environment;
 mod port_range;
 mod unknown;
 mod value;
@@ -10,6 +11,7 @@ mod value;
 use std::time::Duration;
 
 pub use choices::{CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, TransportChoice, Tune};
+pub use environment::Environment;
 pub use port_range::PortRange;
 use value::Value;
 pub(crate) use value::secret;
@@ -40,6 +42,17 @@ pub(crate) const MAX_QPS: usize = 16;
 const SECRET: &str = "TINYNCCL_SECRET";
 use value::HIDDEN;
 
+/// The value that a variable's text stands for.
+fn parse<T: Value>(text: &str) -> Result<T, String> {
+    let value = text.trim();
+    // Empty means unset, for a secret, too. Blanks were meant to be something.
+    if value.is_empty() && !text.is_empty() {
+        Err("expected a value, not white space alone".to_owned())
+    } else {
+        T::parse(value)
+    }
+}
+
 macro_rules! config {
     ($($field:ident : $ty:ty = $default:expr, $env:literal, $values:literal, $doc:literal;)*) => {
         /// Settings of a communicator. [`Config::default`] holds the documented defaults, [`Config::from_env`] applies
@@ -61,14 +74,16 @@ macro_rules! config {
             /// `TINYNCCL_…` that nothing reads is a warning in the log, once, with the nearest name.
             pub fn from_env() -> Result<Self> {
                 unknown::warn();
-                Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+                let environment = Environment::default();
+                let config = Self::from_lookup(|name| environment.get(name));
+                environment.check().and(config)
             }
 
             /// As [`Config::from_env`] over any source of variables.
             pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
                 let mut config = Config::default();
                 $(if let Some(text) = lookup($env) {
-                    config.$field = Value::parse(text.trim()).map_err(|detail: String| Error::Config {
+                    config.$field = parse(&text).map_err(|detail| Error::Config {
                         name: $env.to_owned(), value: if $env == SECRET { HIDDEN.to_owned() } else { text }, detail,
                     })?;
                 })*
@@ -304,6 +319,17 @@ mod tests {
         for text in [format!("{config:?} {:?}", config.values()), e] {
             assert!(!text.contains("staple"), "{text}");
         }
+    }
+
+    #[test]
+    fn white_space_alone_is_no_value() {
+        for knob in Config::describe() {
+            for blanks in [" ", "\t\n", "                    "] {
+                let e = parse(knob.env, blanks).unwrap_err().to_string();
+                assert!(e.contains(knob.env) && e.contains("white space"), "{e}");
+            }
+        }
+        assert_eq!(parse("TINYNCCL_SECRET", "").unwrap().secret, None);
     }
 
     #[test]

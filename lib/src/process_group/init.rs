@@ -8,7 +8,7 @@ use super::choose::{Facts, choose};
 use super::{BackendType, ProcessGroup, make, mpi, nccl};
 use crate::bootstrap::{UniqueId, rendezvous_from, rendezvous_from_env};
 use crate::comm::Comm;
-use crate::config::Config;
+use crate::config::{Config, Environment};
 use crate::cuda;
 use crate::error::{Error, Result};
 
@@ -90,16 +90,18 @@ impl InitOptions {
             Join::Environment => rendezvous_from_env(&config)?,
             Join::Id { id, rank, world_size } => return Comm::init(id, *rank, *world_size, config),
             Join::Address { host, port, rank, world_size } => {
+                let environment = Environment::default();
                 let given = |name: &str| match name {
                     "RANK" => Some(rank.to_string()),
                     "WORLD_SIZE" => Some(world_size.to_string()),
                     "MASTER_ADDR" => Some(host.clone()),
                     "MASTER_PORT" => Some(port.to_string()),
                     // Other variables of a launcher do not apply to this group.
-                    "LOCAL_RANK" => std::env::var(name).ok(),
+                    "LOCAL_RANK" => environment.get(name),
                     _ => None,
                 };
-                rendezvous_from(&given, &config)?
+                let place = rendezvous_from(&given, &config);
+                environment.check().and(place)?
             }
         };
         Comm::join(rendezvous, config)

@@ -3,8 +3,10 @@
 //! This test binary runs itself again, once per rank.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
@@ -301,4 +303,47 @@ fn links_listen_at_the_ports_that_were_named() {
     strangers(endpoint.info().tcp[0], 1);
     drop(endpoint);
     Endpoint::local(0, secret, &config).expect("the port is free again");
+}
+
+/// Set for a process that reads its settings.
+const READER: &str = "TINYNCCL_TEST_READER";
+
+#[test]
+fn a_setting_that_is_not_text_is_refused_and_not_taken_for_none_or_for_another() {
+    const TEST: &str = "admission::a_setting_that_is_not_text_is_refused_and_not_taken_for_none_or_for_another";
+    if std::env::var_os(READER).is_some() {
+        let config = Config::from_env().map(drop);
+        let place = tinynccl::bootstrap::rendezvous_from_env(&Config::default()).map(drop);
+        let text = |outcome: tinynccl::Result<()>| outcome.map_or_else(|e| e.to_string(), |()| "fine".to_owned());
+        println!("\n@{} @{}", text(config).replace('\n', " "), text(place).replace('\n', " "));
+        return;
+    }
+    let said = |name: &str, value: &[u8]| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", TEST, "--nocapture"]).env(READER, "1").stdin(Stdio::null());
+        // A world of one that needs no other.
+        command.envs([("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")]);
+        let port = Port::loopback();
+        command.env("MASTER_PORT", port.at.port().to_string()).env("TORCHELASTIC_RUN_ID", "a");
+        command.env(name, OsStr::from_bytes(value));
+        let out = String::from_utf8(command.output().expect("its end").stdout).expect("text");
+        let line = out.lines().find_map(|line| line.strip_prefix('@')).unwrap_or_else(|| panic!("{out}")).to_owned();
+        let (config, place) = line.split_once(" @").expect("two of them");
+        (config.to_owned(), place.to_owned())
+    };
+    assert_eq!(said("TINYNCCL_TIMEOUT", b"9"), ("fine".to_owned(), "fine".to_owned()));
+    let secret = [b"\xff\xfe and sixteen more characters".as_slice(), b"                "];
+    for value in secret {
+        let (config, _) = said("TINYNCCL_SECRET", value);
+        assert!(config.contains("TINYNCCL_SECRET") && config.contains("expected"), "{config}");
+        assert!(!config.contains("sixteen"), "{config}");
+    }
+    for name in ["TINYNCCL_SECRET_FILE", "TINYNCCL_IFNAME", "TINYNCCL_TRACE", "TINYNCCL_ALGO"] {
+        let (config, _) = said(name, b"a\xffb");
+        assert!(config.contains(name) && config.contains("UTF-8"), "{config}");
+    }
+    for name in ["MASTER_ADDR", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"] {
+        let (_, place) = said(name, b"1\xff");
+        assert!(place.contains(name) && place.contains("UTF-8"), "{place}");
+    }
 }
