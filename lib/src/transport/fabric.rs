@@ -152,6 +152,8 @@ pub enum Dialed {
     Linked(LinkPair),
     /// This fabric does not work between the two, for this reason; another one may.
     NotPossible(String),
+    /// The peer does not listen any more, or has gone away: it may have ended, or be busy.
+    Gone(String),
 }
 
 /// A link that is to be accepted.

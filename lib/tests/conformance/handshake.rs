@@ -124,13 +124,15 @@ fn waiting_for_a_rank_that_does_not_come_is_finite_and_can_be_aborted() {
 
 #[test]
 fn nobody_at_the_address_is_a_lost_peer() {
-    let low = Endpoint::new(0, SECRET, &config(TransportChoice::Tcp)).unwrap();
-    let gone = Endpoint::new(1, SECRET, &config(TransportChoice::Tcp)).unwrap();
-    let info = gone.info();
-    drop(gone);
-    let to = ConnectTo { comm: 0, peer_rank: 1, info: &info, channel: 0, options: OPTIONS };
-    let e = low.connect(&to, &Doorbell::new().unwrap(), &|| None, PATIENCE).unwrap_err();
-    assert!(matches!(e, Error::PeerLost { peer: 1, .. }) && e.to_string().contains("refused"), "{e}");
+    for transport in [TransportChoice::Tcp, TransportChoice::Shm, TransportChoice::Auto] {
+        let low = Endpoint::new(0, SECRET, &config(transport)).unwrap();
+        let gone = Endpoint::new(1, SECRET, &config(transport)).unwrap();
+        let info = gone.info();
+        drop(gone);
+        let to = ConnectTo { comm: 0, peer_rank: 1, info: &info, channel: 0, options: OPTIONS };
+        let e = low.connect(&to, &Doorbell::new().unwrap(), &|| None, PATIENCE).unwrap_err();
+        assert!(matches!(e, Error::PeerLost { peer: 1, .. }) && e.to_string().contains("refused"), "{transport}: {e}");
+    }
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod hangs;
 mod line;
 mod meeting;
 mod on_nodes;
+mod opening;
 mod own_program;
 mod persistent;
 mod probe;

@@ -85,7 +85,7 @@ impl Inner {
             let pair = state
                 .control
                 .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.stopped())
-                .map_err(|e| state.first_cause(e))?;
+                .map_err(|e| state.cannot_connect(e))?;
             if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
                 recorder.connected(begin, peer, channel, pair.kind);
             }

@@ -82,6 +82,17 @@ impl State {
         self.fail_everywhere(Error::Timeout { op, rank, waited, missing, detail })
     }
 
+    /// The error for a link that was not made. The peer may have waited for another rank, which is stopped.
+    pub(in crate::comm) fn cannot_connect(&self, error: Error) -> Error {
+        match self.of_members(error) {
+            Error::Timeout { op, rank, waited, missing, detail } => {
+                let (missing, detail) = self.find_absent(&missing).unwrap_or((missing, detail));
+                self.fail_everywhere(Error::Timeout { op, rank, waited, missing, detail })
+            }
+            error => self.first_cause(error),
+        }
+    }
+
     /// The ranks that we wait for, and their known state.
     pub(super) fn diagnose(&self, header: &Header, peers: &[usize]) -> (Vec<usize>, String) {
         let health = match self.control.health(self.id) {

@@ -31,6 +31,10 @@ use crate::threads::Thread;
 use acceptor::{Backlog, Incoming, Key};
 use hop::{Relay, World};
 
+/// Times that a peer is dialed again that has gone away while a link was made, and the first pause before that.
+const ROUNDS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(25);
+
 /// Makes a transport listen; and its name.
 pub(crate) type Bind = (&'static str, fn(&Site<'_>) -> Result<Box<dyn Fabric>>);
 
@@ -354,7 +358,8 @@ impl Inner {
     fn dial(&self, hop: &Hop<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
         let mut candidates = self.candidates(hop.info).0.into_iter().peekable();
         let mut refused = ("a link", "no transport reaches it".to_owned());
-        while let Some(fabric) = candidates.next() {
+        let mut rounds = 0..ROUNDS;
+        while let Some(&fabric) = candidates.peek() {
             let link = (hop.comm, hop.channel);
             let hello = Hello::new((self.rank, hop.next), link, &hop.options, hop.checksum, fabric.streams())
                 .on_the_way(hop.origin, hop.target)
@@ -368,10 +373,21 @@ impl Inner {
                 caller: Caller { hello, secret: self.secret },
                 wait,
             };
-            let why = match fabric.dial(&dial)? {
+            let (why, gone) = match fabric.dial(&dial)? {
                 Dialed::Linked(pair) => return Ok(pair),
-                Dialed::NotPossible(why) => why,
+                Dialed::NotPossible(why) => (why, false),
+                Dialed::Gone(why) => (why, true),
             };
+            // One that has too much to do may close a connection, too.
+            if gone && let Some(round) = rounds.next() {
+                wait.pause(PAUSE * (1 << round), || why.clone())?;
+                continue;
+            }
+            candidates.next();
+            if gone && candidates.peek().is_none() {
+                let peer = Peer { rank: self.rank, peer: hop.next, address: fabric.name().to_owned() };
+                return Err(peer.lost("connect", &why));
+            }
             if let Some(next) = candidates.peek() {
                 let (rank, name, next) = (self.rank, fabric.name(), next.kind());
                 log::warn!("rank {rank}: no {name} with rank {}, using {next}: {why}", hop.next);

@@ -36,13 +36,22 @@ pub(super) fn connect(name: &str, dial: &Dial<'_>, copy: (config::SingleCopy, &Z
     match link(name, dial, copy) {
         Ok(pair) => Ok(Dialed::Linked(pair)),
         Err(Failure::Final(e)) => Err(e),
-        Err(Failure::Wrong(why) | Failure::Slow(why)) => Ok(Dialed::NotPossible(why)),
+        Err(Failure::Wrong(why)) => Ok(Dialed::NotPossible(why)),
+        Err(Failure::Slow(why)) => Ok(Dialed::Gone(why)),
     }
 }
 
 /// Another fabric may do, because `what` failed.
 fn failed<E: Display>(what: &str) -> impl FnOnce(E) -> Failure {
     move |e| Failure::Wrong(format!("{what}: {e}"))
+}
+
+/// The same of a call on the peer's socket. It says when the other end is gone.
+fn ended(what: &str) -> impl FnOnce(Errno) -> Failure {
+    move |e| match e {
+        Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => Failure::Slow(format!("{what}: {e}")),
+        _ => Failure::Wrong(format!("{what}: {e}")),
+    }
 }
 
 fn link(
@@ -64,14 +73,14 @@ fn link(
                 wait.pause(Duration::from_millis(1), || "its Unix socket accepts nothing".to_owned())?;
             }
             Err(Errno::INTR) => {}
-            Err(e) => return Err(failed("connecting to its Unix socket")(e)),
+            Err(e) => return Err(ended("connecting to its Unix socket")(e)),
         }
     }
     // Before anything is told to whoever listens there.
     let pid = unix::same_user(&socket).map_err(failed(SOCKET))?;
     let who = dial.peer(address(pid));
     let caller = dial.caller.fresh()?;
-    packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]).map_err(failed(SOCKET))?;
+    packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]).map_err(ended(SOCKET))?;
     let proof = match recv_reply(&socket, wait)?.0 {
         Reply::Prove(challenge) => caller.answer(&challenge),
         Reply::Stranger(detail) => Err(detail),
@@ -81,7 +90,7 @@ fn link(
     let (memory, memfd) = Mapping::memfd(layout.bytes()).map_err(failed("memory"))?;
     let memory = Arc::new(memory);
     introduce(&memory, layout, 0)?;
-    packet::send(&socket, None, &proof, &[memfd.as_fd(), dial.bell.as_fd()]).map_err(failed("passing the memory"))?;
+    packet::send(&socket, None, &proof, &[memfd.as_fd(), dial.bell.as_fd()]).map_err(ended("passing the memory"))?;
     drop(memfd);
     let fds = match recv_reply(&socket, wait)? {
         (Reply::Welcome, fds) => fds,
@@ -103,21 +112,21 @@ fn link(
 
 /// The next reply and what came with it.
 fn recv_reply(socket: &OwnedFd, wait: &Wait<'_>) -> Result<(Reply, Vec<OwnedFd>), Failure> {
-    let wrong = failed("its Unix socket");
+    const SOCKET: &str = "its Unix socket";
     let mut bytes = [0; Reply::MAX];
     loop {
         match packet::recv(socket, &mut bytes) {
-            Ok((0, _)) => return Err(wrong("closed without an answer".to_owned())),
+            Ok((0, _)) => return Err(Failure::Slow(format!("{SOCKET}: closed without an answer"))),
             Ok((n, fds)) => {
                 let reply = Reply::parse(bytes.get(..n).unwrap_or_default());
-                return reply.map(|reply| (reply, fds)).map_err(wrong);
+                return reply.map(|reply| (reply, fds)).map_err(failed(SOCKET));
             }
             Err(Errno::AGAIN) => {
                 let detail = || "it took the connection and has not asked for this link yet".to_owned();
                 wait.ready(socket, PollFlags::IN, wait.left(), detail)?;
             }
             Err(Errno::INTR) => {}
-            Err(e) => return Err(wrong(e.to_string())),
+            Err(e) => return Err(ended(SOCKET)(e)),
         }
     }
 }
