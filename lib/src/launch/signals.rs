@@ -1,5 +1,6 @@
 //! The signals that a launcher passes on, and news of ended ranks.
 
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -29,6 +30,7 @@ pub(super) struct Came {
 pub(super) struct Signals {
     state: Arc<State>,
     ids: Vec<SigId>,
+    _mask: Unblocked,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,11 @@ impl Signals {
         let watched = keep_default()?;
         let bell = Doorbell::new()?;
         ACTIVE.fetch_add(1, Ordering::SeqCst);
-        let mut signals = Signals { state: Arc::new(State { bell, counts: Default::default() }), ids: Vec::new() };
+        let mut signals = Signals {
+            state: Arc::new(State { bell, counts: Default::default() }),
+            ids: Vec::new(),
+            _mask: Unblocked::here(watched),
+        };
         let failed = |e: std::io::Error| Error::io(OP, "installing a signal handler", &e);
         for (index, &signal) in PASSED_ON.iter().enumerate().filter(|(_, s)| watched.contains(s)) {
             let state = Arc::clone(&signals.state);
@@ -93,6 +99,39 @@ impl Drop for Signals {
             signal_hook_registry::unregister(id);
         }
         ACTIVE.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The watched signals reach this thread, also where who started this process has blocked them, until dropped.
+#[derive(Debug)]
+struct Unblocked {
+    before: libc::sigset_t,
+    /// The mask is a thread's own.
+    _here: PhantomData<*const ()>,
+}
+
+impl Unblocked {
+    fn here(watched: &[i32]) -> Unblocked {
+        let mut sets = [std::mem::MaybeUninit::<libc::sigset_t>::zeroed(); 2];
+        let [ours, before] = &mut sets;
+        // SAFETY: sets of ours, which the calls fill; the numbers are those of signals, and only this thread's mask is
+        // changed. Zeros are a valid value if a call fails.
+        let before = unsafe {
+            libc::sigemptyset(ours.as_mut_ptr());
+            for &signal in watched.iter().chain(&[SIGCHLD]) {
+                libc::sigaddset(ours.as_mut_ptr(), signal);
+            }
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, ours.as_ptr(), before.as_mut_ptr());
+            before.assume_init()
+        };
+        Unblocked { before, _here: PhantomData }
+    }
+}
+
+impl Drop for Unblocked {
+    fn drop(&mut self) {
+        // SAFETY: the mask is the one that this thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
     }
 }
 

@@ -122,6 +122,14 @@ fn helper() {
             let script = std::env::var("SCRIPT").unwrap();
             Launcher::new(2).program("/bin/sh").args(["-c", &script]).run().unwrap()
         }
+        "blocked" => {
+            let signals = signals::Signals::watch().unwrap();
+            let mut child = Command::new("true").spawn().unwrap();
+            let mut fds = [rustix::event::PollFd::from_borrowed_fd(signals.fd(), rustix::event::PollFlags::IN)];
+            let ended = crate::threads::poll(&mut fds, LONG).unwrap();
+            assert!(child.wait().unwrap().success());
+            i32::from(ended == 0)
+        }
         _ if !is_rank() => Launcher::new(3).run_self().unwrap(),
         "exchange" => {
             let (place, session) = join();
@@ -188,6 +196,17 @@ fn output(what: &str) -> (Option<i32>, String, String) {
         String::from_utf8_lossy(&out.stdout).into_owned(),
         String::from_utf8_lossy(&out.stderr).into_owned(),
     )
+}
+
+#[test]
+fn the_end_of_a_rank_is_heard_of_where_its_signal_is_blocked_or_ignored() {
+    for how in ["--block-signal=CHLD", "--ignore-signal=CHLD"] {
+        let helper = helper_process("blocked");
+        let mut command = Command::new("env");
+        command.arg(how).arg(helper.get_program()).args(helper.get_args()).env(HELPER, "blocked");
+        let out = command.output().unwrap();
+        assert!(out.status.success(), "{how}: {out:?}");
+    }
 }
 
 #[test]

@@ -51,6 +51,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    program_kit::process::heed_children();
     program_kit::exit_code(run(), |_| false)
 }
 

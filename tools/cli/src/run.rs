@@ -8,6 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
+use program_kit::process;
 
 use crate::doctor::nccl;
 
@@ -52,6 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         };
         command.env("LD_AUDIT", list(&audit, std::env::var_os("LD_AUDIT"))?).env(AUDITED, &library);
     }
+    process::ignore_children_as_before();
     let error = command.exec();
     Err(error).with_context(|| format!("starting {}", program.display()))
 }

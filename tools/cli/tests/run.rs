@@ -45,6 +45,23 @@ fn a_linked_program_gets_the_library_that_is_named() {
 }
 
 #[test]
+fn who_takes_no_notice_of_children_can_run_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = library(folder.path(), "libnccl.so", 2);
+    let run = |how: &str| {
+        let cli = cli(&["run", "--library", ours.to_str().unwrap(), "--", "grep", "Sig[IB]", "/proc/self/status"]);
+        let mut command = Command::new("env");
+        command.arg(how).arg(cli.get_program()).args(cli.get_args());
+        testing::output(&mut command)
+    };
+    // The program has what it would have without us.
+    let [none, ignored, blocked] = ["-uNONE", "--ignore-signal=CHLD", "--block-signal=CHLD"].map(run);
+    assert!(ignored.contains("SigIgn:\t0000000000010000"), "{ignored}");
+    assert!(blocked.contains("SigBlk:\t0000000000010000"), "{blocked}");
+    assert!(!none.contains("10000"), "{none}");
+}
+
+#[test]
 fn what_is_preloaded_and_audited_stays() {
     let folder = tempfile::tempdir().unwrap();
     let ours = library(folder.path(), "libnccl.so", 2).canonicalize().unwrap();

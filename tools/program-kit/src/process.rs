@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,6 +33,34 @@ impl Outcome {
     /// Whether it exited before the deadline, with exit status 0.
     pub fn success(&self) -> bool {
         self.code == Some(0) && !self.late
+    }
+}
+
+/// Takes notice of children that end, also where who started this process takes none (`SIGCHLD` is ignored): the kernel
+/// would tell nobody how they ended. Whether it was so.
+pub fn heed_children() -> bool {
+    static WAS_IGNORED: OnceLock<bool> = OnceLock::new();
+    *WAS_IGNORED.get_or_init(|| {
+        let mut old = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: asks only: no new action, and `old` is as large as the call needs; zeros are a valid value if it fails.
+        let old = unsafe {
+            libc::sigaction(libc::SIGCHLD, std::ptr::null(), old.as_mut_ptr());
+            old.assume_init()
+        };
+        let ignored = old.sa_sigaction == libc::SIG_IGN;
+        if ignored {
+            // SAFETY: the default needs no function of ours.
+            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+        }
+        ignored
+    })
+}
+
+/// Ends that again, for a program that takes this one's place.
+pub fn ignore_children_as_before() {
+    if heed_children() {
+        // SAFETY: to ignore it needs no function of ours.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     }
 }
 
@@ -83,6 +112,7 @@ pub fn run_group(command: &mut Command, limit: Duration) -> Result<Outcome> {
 }
 
 fn supervise(command: &mut Command, limit: Duration, group: bool) -> Result<Outcome> {
+    heed_children();
     let name = command.get_program().to_string_lossy().into_owned();
     let begin = Instant::now();
     let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
