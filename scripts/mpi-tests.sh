@@ -2,17 +2,28 @@
 # Ranks started by mpirun:
 #
 #   scripts/mpi-tests.sh
+#   scripts/mpi-tests.sh ranks N      milestone 10 alone: every collective once on N ranks; 64 on two cores take a minute or two
 #
 # 1. Backend `mpi` of process groups (cargo feature `mpi`): the conformance suite of lib/tests/process_group on 2, 3 and 4 ranks,
 #    which also compares every collective, type and operator of ours with MPI's own result.
 # 2. Every milestone from 06 on that runs here, with our rendezvous found through mpirun's environment. Of milestone 10 a row per
-#    primitive, and per collective by ring and by tree, on 2 and 3 ranks. 11 and 12 where Python has numpy and torch. RDMA under
-#    mpirun is scripts/verbs-tests.sh's, GPUs are scripts/gpu-tests.sh's; here 08, 09 and 14 say what is missing.
+#    primitive, and per collective by ring and by tree, on 2 and 3 ranks, and every collective once on 16. 11 and 12 where Python
+#    has numpy and torch. RDMA under mpirun is scripts/verbs-tests.sh's, GPUs are scripts/gpu-tests.sh's; here 08, 09 and 14 say
+#    what is missing.
 #
 # Installs Open MPI, its headers and libclang through apt-get if they are missing (as root). Exit code: 0 all passed, 1 something
 # failed, 77 MPI is not here and could not be installed.
 set -u -o pipefail
 cd "$(dirname "$0")/.." || exit 1
+many=0
+case "$*" in
+"") ;;
+"ranks "[1-9]*) many=$2 ;;
+*)
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
 
 say() { printf '%s\n' "mpi-tests: $*" >&2; }
 
@@ -48,6 +59,14 @@ bin=$PWD/${CARGO_TARGET_DIR:-target}/debug
 [[ ${CARGO_TARGET_DIR-} = /* ]] && bin=$CARGO_TARGET_DIR/debug
 out=$(mktemp -d) || exit 1
 trap 'rm -rf "$out"' EXIT
+
+# once N: every collective once, with many more ranks than cores.
+once() { (cd "$out" && timeout 600 mpirun -n "$1" "$bin/stress" -b 1K -e 1K -n 1 -w 0 --repetitions 1 --collective all); }
+if ((many)); then
+    run "stress" cargo build --locked -p stress
+    run "10 every collective once, $many ranks" once "$many"
+    exit $((${#failed[@]} > 0))
+fi
 
 run "clippy with mpi" cargo clippy --locked --workspace --features tinynccl/mpi --test process_group -- -D warnings
 run "backend mpi" cargo test --locked --workspace --features tinynccl/mpi --test process_group -- mpi
@@ -98,6 +117,7 @@ for n in 2 3; do
     run "10 parts of a split, $n ranks" stress $n --split 2 --collective all,neighbours
     run "10 all over TCP, $n ranks" stress $n --transport tcp --collective all,pingpong,neighbours
 done
+run "10 every collective once, 16 ranks" once 16
 
 # Python ranks: mpirun starts the programs, and each becomes the interpreter of its rank.
 if scripts/setup.sh --python; then
