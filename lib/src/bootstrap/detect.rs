@@ -146,16 +146,19 @@ struct Ranks {
 
 fn ranks(lookup: Lookup<'_>) -> Result<Ranks> {
     let here = |name: &str| lookup(name).is_some();
+    let several = |name: &str| size(lookup, name).is_some_and(|size| size > 1);
     let set = |launcher: Launcher, size_variable: &'static str, local: &str, local_size: &str| -> Result<Ranks> {
         let rank = required(lookup, launcher.rank_variable(), size_variable)?;
         let world_size = required(lookup, size_variable, launcher.rank_variable())?;
-        let one_host = world_size == 1 || number(lookup, local_size)? == Some(world_size);
+        // An MPI that does not say how many ranks are here is taken for one of this host: others say nothing that helps
+        // where it is not, and rank 0 names whom it misses.
+        let untold = matches!(launcher, Launcher::OpenMpi | Launcher::Hydra) && !several("SLURM_JOB_NUM_NODES");
+        let one_host = world_size == 1 || number(lookup, local_size)?.map_or(untold, |here| here == world_size);
         Ok(Ranks { launcher, rank, world_size, size_variable, local_rank: number(lookup, local)?, one_host })
     };
     let step = slurm_step(lookup);
     let pmi = (here("PMI_RANK") || here("PMI_SIZE")) && !(step.is_some() && is_sruns_pmi(lookup));
     let open_mpi = here("OMPI_COMM_WORLD_RANK") || here("OMPI_COMM_WORLD_SIZE");
-    let several = |name: &str| size(lookup, name).is_some_and(|size| size > 1);
     let others = (open_mpi && several("OMPI_COMM_WORLD_SIZE"))
         || (pmi && several("PMI_SIZE"))
         || (step.is_some() && several(slurm_size(lookup)));

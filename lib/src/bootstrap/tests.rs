@@ -31,7 +31,7 @@ fn config() -> Config {
 }
 
 fn short() -> Config {
-    Config { connect_timeout: Duration::from_millis(300), ..Config::default() }
+    Config { connect_timeout: Duration::from_secs(1), ..Config::default() }
 }
 
 fn start(world_size: usize) -> Server {

@@ -137,6 +137,12 @@ fn meeting_places() {
     assert_eq!(env(one_host).unwrap().meeting, Meeting::ThisHost);
     assert_eq!(env("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2").unwrap().meeting, Meeting::ThisHost);
     assert_eq!(env("PMI_RANK=0 PMI_SIZE=1").unwrap().meeting, Meeting::Alone);
+    // Nobody says how many are here.
+    assert_eq!(env("PMI_RANK=1 PMI_SIZE=2").unwrap().meeting, Meeting::ThisHost);
+    let in_step = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=0";
+    assert_eq!(env(&format!("{in_step} PMI_RANK=0 PMI_SIZE=2")).unwrap().meeting, Meeting::ThisHost);
+    let several = env(&format!("{in_step} PMI_RANK=0 PMI_SIZE=2 SLURM_JOB_NUM_NODES=2")).unwrap_err().to_string();
+    assert!(several.contains("MASTER_ADDR=\"\""), "{several}");
     assert_eq!(env("RANK=0 WORLD_SIZE=1").unwrap().meeting, Meeting::Alone);
     assert!(matches!(env(&format!("{ID} {one_host}")).unwrap().meeting, Meeting::Id(_)));
     let address = |text: &str| match env(text).unwrap().meeting {
