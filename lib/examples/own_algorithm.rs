@@ -40,7 +40,7 @@ fn program(rank: usize, ranks: usize) -> Program {
 fn main() -> Result<()> {
     let shape = Shape { collective: Collective::AllReduce, ranks: RANKS, root: 0, channels: 1 };
     let schedule = Schedule::new(shape, (0..RANKS).map(|rank| program(rank, RANKS)).collect())?;
-    println!("proved: program {:08x}; rank 0:\n{}", schedule.fingerprint(), draw(&schedule.programs()[0], 0));
+    println!("proved: program {:014x}; rank 0:\n{}", schedule.fingerprint(), draw(&schedule.programs()[0], 0));
 
     let machine = Switch { ranks: RANKS, latency: 2e-6, bandwidth: 10e9, costs: Costs::default() };
     let cut = Cut { count: COUNT, elem_size: 4, max_message: 1 << 20 };

@@ -18,7 +18,7 @@ pub struct Call {
     /// The receiver of a message; 0 for collectives.
     pub peer: usize,
     /// Fingerprint of the caller's program that carries it out; 0: the library chooses an algorithm.
-    pub program: u32,
+    pub program: u64,
     /// Elements per segment: of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the
     /// others.
     pub count: usize,
@@ -86,23 +86,19 @@ impl Call {
     /// Header of the call's messages, without sequence number and length.
     #[inline]
     pub fn header(&self, comm: u32, algorithm: Algorithm) -> Header {
-        let (root, algorithm) = match self.program {
-            0 if self.collective.has_root() => (self.root as u32, algorithm as u8),
-            0 => (Header::NO_ROOT, algorithm as u8),
-            program => (program, Header::PROGRAM),
-        };
-        Header {
+        let header = Header {
             count: self.whole as u64,
             comm,
             seq: 0,
-            root,
+            root: if self.collective.has_root() { self.root as u32 } else { Header::NO_ROOT },
             len: 0,
             crc: 0,
             collective: self.collective as u8,
             dtype: self.dtype as u8,
             op: self.op.map_or(Header::NO_OP, |op| op as u8),
-            algorithm,
-        }
+            algorithm: algorithm as u8,
+        };
+        if self.program == 0 { header } else { header.by_program(self.program) }
     }
 }
 

@@ -186,7 +186,8 @@ impl std::str::FromStr for Algorithm {
 #[derive(Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Header {
-    /// Elements per segment of the whole call; of the pair of ranks if each pair has its own ([`Header::UNEVEN`]).
+    /// Elements per segment of the whole call; of the pair of ranks if each pair has its own ([`Header::UNEVEN`]). Its
+    /// upper bits have a part of the hash or the fingerprint that begins in `root`: [`Header::elements`] has the elements.
     pub count: u64,
     /// Communicator id.
     pub comm: u32,
@@ -194,7 +195,8 @@ pub struct Header {
     /// point).
     pub seq: u32,
     /// Root rank, or [`Header::NO_ROOT`]; in an all_reduce that carries several calls, how many they are (the upper 12
-    /// bits) and a hash of their lengths.
+    /// bits) and the lower bits of a hash of their list; in a call by a program of the caller's, the lower bits of its
+    /// fingerprint.
     pub root: u32,
     /// Payload length of this message in bytes.
     pub len: u32,
@@ -220,16 +222,68 @@ impl Header {
     pub const UNEVEN: u8 = u8::MAX - 1;
     /// `collective` of a relay's notice to an end of a link: its payload says why no more messages will come.
     pub const NOTICE: u8 = u8::MAX;
-    /// The bits of `root` that hold the hash of the lengths of packed calls.
-    pub const PACK_HASH: u32 = (1 << 20) - 1;
+    /// Bits of `count` with the elements of packed calls. The other 44 are those of the hash of their list that have no
+    /// room in the lower 20 bits of `root`.
+    const PACK_COUNT: u32 = 20;
+    /// Bits of `root` with the lower part of that hash.
+    const PACK_HASH: u32 = 20;
     /// Most packed calls that `root` can count; it stands for any larger number.
-    pub const MAX_PACKED: usize = (1 << 12) - 2;
-    /// `algorithm` of a call by a program of the caller's; `root` is then the program's fingerprint.
+    const MAX_PACKED: usize = (1 << 12) - 2;
+    /// Elements of packed calls, and those of a call by a program of the caller's, are below these.
+    pub const PACK_LIMIT: u64 = 1 << Header::PACK_COUNT;
+    /// See [`Header::PACK_LIMIT`].
+    pub const PROGRAM_LIMIT: u64 = 1 << Header::PROGRAM_COUNT;
+    /// Bits of `count` with the elements of a call by a program of the caller's. The other 24 are those of its
+    /// fingerprint that have no room in `root`.
+    const PROGRAM_COUNT: u32 = 40;
+    /// Bits of a program's fingerprint.
+    pub const FINGERPRINT: u32 = 32 + 64 - Header::PROGRAM_COUNT;
+    /// `algorithm` of a call by a program of the caller's.
     pub const PROGRAM: u8 = u8::MAX - 1;
     /// `algorithm` of a call that is announced without a message.
     pub const NO_ALGORITHM: u8 = u8::MAX;
     /// Bytes on the wire.
     pub const BYTES: usize = 32;
+
+    /// The header of an all_reduce that carries so many `calls`; `hash` stands for their list.
+    pub fn packed(self, calls: usize, hash: u64) -> Header {
+        let number = calls.min(Header::MAX_PACKED) as u32;
+        let (low, high) = (hash as u32 & ((1 << Header::PACK_HASH) - 1), hash >> Header::PACK_HASH);
+        let count = self.count | high << Header::PACK_COUNT;
+        Header { count, root: number << Header::PACK_HASH | low, ..self }
+    }
+
+    /// How many calls an all_reduce carries and the hash of their list, if it carries several.
+    pub fn pack(&self) -> Option<(u32, u64)> {
+        let collective = Collective::AllReduce as u8;
+        let is_pack =
+            self.collective == collective && self.root != Header::NO_ROOT && self.algorithm != Header::PROGRAM;
+        is_pack.then(|| {
+            let low = u64::from(self.root & ((1 << Header::PACK_HASH) - 1));
+            (self.root >> Header::PACK_HASH, self.count >> Header::PACK_COUNT << Header::PACK_HASH | low)
+        })
+    }
+
+    /// The header of a call by a program of the caller's with this fingerprint, of [`Header::FINGERPRINT`] bits.
+    pub const fn by_program(self, fingerprint: u64) -> Header {
+        let count = self.count | fingerprint >> 32 << Header::PROGRAM_COUNT;
+        Header { count, root: fingerprint as u32, algorithm: Header::PROGRAM, ..self }
+    }
+
+    /// The fingerprint of the caller's program, if the call is by one.
+    pub fn program(&self) -> Option<u64> {
+        let high = self.count >> Header::PROGRAM_COUNT;
+        (self.algorithm == Header::PROGRAM).then_some(high << 32 | u64::from(self.root))
+    }
+
+    /// Elements per segment, or of the pair of ranks.
+    pub fn elements(&self) -> u64 {
+        match (self.pack(), self.program()) {
+            (Some(_), _) => self.count & (Header::PACK_LIMIT - 1),
+            (None, Some(_)) => self.count & (Header::PROGRAM_LIMIT - 1),
+            (None, None) => self.count,
+        }
+    }
 
     /// `algorithm` where calls are compared without their messages: ranks may have chosen differently, but a program of
     /// the caller's is part of the call.
@@ -272,13 +326,12 @@ impl fmt::Display for Header {
                 None => write!(f, ", unknown op {}", self.op)?,
             }
         }
-        write!(f, ", count {}", self.count)?;
-        if self.algorithm == Header::PROGRAM {
-            return write!(f, ", program {:08x})", self.root);
+        write!(f, ", count {}", self.elements())?;
+        if let Some(fingerprint) = self.program() {
+            return write!(f, ", program {fingerprint:014x})");
         }
-        if self.root != Header::NO_ROOT && self.collective == Collective::AllReduce as u8 {
-            let (calls, hash) = (self.root >> Header::PACK_HASH.count_ones(), self.root & Header::PACK_HASH);
-            write!(f, " in {calls} calls of lengths with hash {hash:05x}")?;
+        if let Some((calls, hash)) = self.pack() {
+            write!(f, " in {calls} calls of lengths with hash {hash:016x}")?;
         } else if self.root != Header::NO_ROOT {
             write!(f, ", root {}", self.root)?;
         }
@@ -356,6 +409,26 @@ mod tests {
             prop_assert_eq!((header.agrees_with(&unknown), unknown.agrees_with(&header)), (in_digest, in_digest));
         }
 
+        /// Every bit of what stands for a list or a program is in the header, beside the elements.
+        #[test]
+        fn a_hash_and_a_fingerprint_come_back_whole(
+            header in any_header(), calls in 2usize..10_000, hash in any::<u64>(), elements in any::<u64>()
+        ) {
+            let all_reduce = Header { collective: Collective::AllReduce as u8, algorithm: 0, ..header };
+            let few = Header { count: elements % Header::PACK_LIMIT, ..all_reduce };
+            let packed = few.packed(calls, hash);
+            let number = calls.min(Header::MAX_PACKED) as u32;
+            prop_assert_eq!((packed.pack(), packed.program()), (Some((number, hash)), None));
+            prop_assert_eq!(packed.elements(), few.count);
+            prop_assert_ne!(packed.root, Header::NO_ROOT);
+            let some = Header { count: elements % Header::PROGRAM_LIMIT, ..header };
+            let fingerprint = hash >> (64 - Header::FINGERPRINT);
+            let own = some.by_program(fingerprint);
+            prop_assert_eq!((own.program(), own.pack(), own.elements()), (Some(fingerprint), None, some.count));
+            let plain = Header { root: Header::NO_ROOT, ..all_reduce };
+            prop_assert_eq!((plain.pack(), plain.program(), plain.elements()), (None, None, plain.count));
+        }
+
         #[test]
         fn codes_go_there_and_back(code in any::<u8>()) {
             prop_assert!(Collective::from_code(code).is_none_or(|c| c as u8 == code));
@@ -388,12 +461,13 @@ mod tests {
     fn header_reads_as_words_even_when_corrupt() {
         let h = Header { count: 10, comm: 1, seq: 3, root: Header::NO_ROOT, len: 40, ..Header::default() };
         assert_eq!(h.to_string(), "all_reduce #3 of comm 1 (f32, sum, count 10, ring; message of 40 bytes)");
-        let packed = Header { root: 3 << 20 | 0xabc, ..h };
-        assert!(packed.to_string().contains("count 10 in 3 calls of lengths with hash 00abc, ring"), "{packed}");
+        let packed = h.packed(3, 0xfedc_0000_0000_0abc);
+        let words = "count 10 in 3 calls of lengths with hash fedc000000000abc, ring";
+        assert!(packed.to_string().contains(words), "{packed}");
         let uneven = Header { collective: Collective::AllToAll as u8, op: Header::UNEVEN, ..h };
         assert_eq!(uneven.to_string(), "all_to_all_v #3 of comm 1 (f32, count 10, ring; message of 40 bytes)");
-        let own = Header { root: 0xabc, algorithm: Header::PROGRAM, ..h };
-        assert_eq!(own.to_string(), "all_reduce #3 of comm 1 (f32, sum, count 10, program 00000abc)");
+        let own = h.by_program(0xfe_dc00_0000_0abc);
+        assert_eq!(own.to_string(), "all_reduce #3 of comm 1 (f32, sum, count 10, program fedc0000000abc)");
         let bad = Header { collective: 99, dtype: 99, op: 99, algorithm: 99, ..h };
         assert!(bad.to_string().contains("unknown collective 99"));
     }

@@ -4,11 +4,15 @@
 //! Every call changes the digest, so that two ranks whose calls differed once differ from then on: it is enough that
 //! they compare now and then. Messages carry it ([`Header::crc`]), so do lines and credits in the shared region, and
 //! heartbeats carry the calls to the store, which compares them where nobody reads a message of the other.
+//!
+//! A digest is shorter than what it stands for. Two lists of calls with one digest cannot be chosen beforehand, because
+//! it depends on random numbers of the job ([`Keys`]).
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use serde::{Deserialize, Serialize};
 
+use crate::secret::Secret;
 use crate::wire::Header;
 
 /// Calls that are remembered: more than twice what a root can be ahead of the others, so that both know the first one
@@ -46,7 +50,7 @@ impl Made {
 /// The first call in which two ranks differ, of those that both remember. Both lists are in order.
 pub(crate) fn first_difference(ours: &[Made], theirs: &[Made]) -> Option<[Made; 2]> {
     let same_call = |a: &Made| theirs.iter().find(|b| b.seq() == a.seq()).map(|b| [*a, *b]);
-    ours.iter().filter_map(same_call).find(|[a, b]| a.stamp != b.stamp)
+    ours.iter().filter_map(same_call).find(|[a, b]| a != b)
 }
 
 /// Two ranks of the world that made different calls on a communicator.
@@ -72,6 +76,7 @@ pub(crate) struct Digests {
 /// The calls of one rank: written by the thread that makes them, read by any.
 #[derive(Debug)]
 pub(crate) struct Calls {
+    keys: Keys,
     running: AtomicU64,
     ring: [Entry; REMEMBERED],
 }
@@ -100,21 +105,46 @@ pub(crate) fn is_later(seq: u32, than: u32) -> bool {
     seq != than && seq.wrapping_sub(than) < 1 << 31
 }
 
-/// One round of a multiplicative hash.
-#[inline(always)]
-fn mix(state: u64, word: u64) -> u64 {
-    let product = (state ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    product ^ (product >> 29)
-}
-
 #[inline(always)]
 fn digest(running: u64) -> u32 {
     ((running >> 32) as u32).max(1)
 }
 
+/// Random numbers, the same on all ranks of a communicator, which all its digests depend on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keys([u64; 3]);
+
+impl Keys {
+    /// Those of communicator `comm` of the job with this secret.
+    pub(crate) fn of(secret: &Secret, comm: u32) -> Keys {
+        let derived = secret.derive("digests of calls", &comm.to_le_bytes());
+        let [first, second, third, _]: [[u8; 8]; 4] = bytemuck::cast(*derived.bytes());
+        Keys([first, second, third].map(u64::from_le_bytes))
+    }
+
+    /// The digest of a list with one more member, of two words. The product of two words that nobody knows is as good
+    /// as random (the folded multiplication of wyhash). Its sum with the state is mixed by steps that can be undone, so
+    /// that two lists that once differ do so from then on.
+    #[inline(always)]
+    fn add(&self, state: u64, [one, other]: [u64; 2]) -> u64 {
+        let product = u128::from(one ^ self.0[0]) * u128::from(other ^ self.0[1]);
+        let mixed = (state ^ product as u64 ^ (product >> 64) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ (mixed >> 29)
+    }
+
+    /// A hash of a list.
+    pub(super) fn hash(&self, list: impl Iterator<Item = [u64; 2]>) -> u64 {
+        list.fold(self.0[2], |state, member| self.add(state, member))
+    }
+}
+
 impl Calls {
-    pub(crate) fn new() -> Calls {
-        Calls { running: AtomicU64::new(0x5bd1_e995_27d4_eb2f), ring: std::array::from_fn(|_| Entry::default()) }
+    pub(crate) fn new(keys: Keys) -> Calls {
+        Calls { running: AtomicU64::new(keys.0[2]), keys, ring: std::array::from_fn(|_| Entry::default()) }
+    }
+
+    pub(super) fn keys(&self) -> &Keys {
+        &self.keys
     }
 
     /// One more call: the library's algorithm and the message's own fields do not count. By one thread at a time.
@@ -123,7 +153,7 @@ impl Calls {
         let kind = u64::from(call.root) << 32
             | u64::from_le_bytes([call.op, call.dtype, call.collective, call.compared_algorithm(), 0, 0, 0, 0]);
         let before = self.running.load(Ordering::Relaxed);
-        let running = mix(mix(before, call.count), kind);
+        let running = self.keys.add(before, [call.count, kind]);
         self.running.store(running, Ordering::Relaxed);
         let stamp = u64::from(call.seq) << 32 | u64::from(digest(running));
         let entry = &self.ring[call.seq as usize % REMEMBERED];
@@ -172,7 +202,7 @@ impl Comparison {
             let slot = &mut self.slots[call.seq() as usize % REMEMBERED];
             match slot {
                 Some((other, theirs)) if theirs.seq() == call.seq() => {
-                    if theirs.stamp != call.stamp && !std::mem::replace(&mut self.found, true) {
+                    if theirs != call && !std::mem::replace(&mut self.found, true) {
                         return Some(([*other, rank], [*theirs, *call]));
                     }
                 }
@@ -193,8 +223,12 @@ mod tests {
         Header { seq, root, count: 8, collective: Collective::Broadcast as u8, op: Header::NO_OP, ..Header::default() }
     }
 
+    fn keys() -> Keys {
+        Keys::of(&Secret::new([7; 32]), 0)
+    }
+
     fn made(roots: impl IntoIterator<Item = u32>) -> (Calls, Vec<Digests>) {
-        let calls = Calls::new();
+        let calls = Calls::new(keys());
         let digests = roots.into_iter().zip(1..).map(|(root, seq)| calls.push(&broadcast(seq, root))).collect();
         (calls, digests)
     }
@@ -220,9 +254,9 @@ mod tests {
         let seqs = |after| calls.since(after).iter().map(Made::seq).collect::<Vec<u32>>();
         assert_eq!(seqs(0), (1001 - REMEMBERED as u32..=1000).collect::<Vec<u32>>());
         assert_eq!(seqs(998), [999, 1000]);
-        assert!(seqs(1000).is_empty() && Calls::new().all().is_empty());
+        assert!(seqs(1000).is_empty() && Calls::new(keys()).all().is_empty());
         // Numbers start again.
-        let calls = Calls::new();
+        let calls = Calls::new(keys());
         for seq in [u32::MAX - 1, u32::MAX, 0, 1] {
             calls.push(&broadcast(seq, 0));
         }
@@ -234,7 +268,7 @@ mod tests {
     #[test]
     fn any_field_counts_but_those_of_the_message() {
         let first = broadcast(1, 0);
-        let stamp = |call: Header| Calls::new().push(&call).stamp;
+        let stamp = |call: Header| Calls::new(keys()).push(&call).stamp;
         for other in [
             Header { count: 9, ..first },
             Header { root: 1, ..first },

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::calls::{Calls, Digests, Made};
+use super::calls::{Calls, Digests, Keys, Made};
+use crate::secret::Secret;
 use crate::wire::Header;
 
 /// Progress of one communicator on one rank. The executor writes, the heartbeat reads; values may be torn between
@@ -35,16 +36,15 @@ impl Progress {
     /// `waiting_on` when nothing is awaited.
     pub const NOBODY: u32 = u32::MAX;
 
-    /// The state of a new communicator.
-    #[expect(clippy::new_without_default, reason = "a communicator makes it")]
-    pub fn new() -> Self {
+    /// The state of a new communicator with this number, of the job with this secret.
+    pub(crate) fn new(secret: &Secret, comm: u32) -> Self {
         Progress {
             seq_started: AtomicU64::new(0),
             seq_done: AtomicU64::new(0),
             waiting_on: AtomicU32::new(Self::NOBODY),
             closed: AtomicBool::new(false),
             ranks: AtomicU32::new(0),
-            calls: Calls::new(),
+            calls: Calls::new(Keys::of(secret, comm)),
             told: AtomicU32::new(0),
         }
     }
@@ -55,6 +55,11 @@ impl Progress {
         let digests = self.calls.push(call);
         self.seq_started.store(u64::from(call.seq), Release);
         digests
+    }
+
+    /// A hash of a list of calls that one message stands for; the same on all ranks that give the same list.
+    pub(crate) fn hash(&self, list: impl Iterator<Item = [u64; 2]>) -> u64 {
+        self.calls.keys().hash(list)
     }
 
     /// The last calls, in order.
@@ -146,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_shows_what_was_written() {
-        let p = Progress::new();
+        let p = Progress::new(&Secret::new([1; 32]), 0);
         assert_eq!(p.snapshot(), Snapshot::default());
         let call = Header { seq: 4, count: 9, algorithm: Header::NO_ALGORITHM, ..Header::default() };
         p.start(&call);

@@ -201,7 +201,7 @@ impl Session {
         if let Some((_, progress)) = tracked.iter().find(|(c, _)| *c == comm) {
             return Arc::clone(progress);
         }
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(Progress::new(&self.secret, comm));
         tracked.push((comm, Arc::clone(&progress)));
         progress
     }

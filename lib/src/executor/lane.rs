@@ -134,7 +134,7 @@ pub(super) unsafe fn advance(
     let plan = task.plan;
     let lane = &plan.lanes[state.lane];
     let program = &plan.instructions[lane.instructions.clone()];
-    let header = Header { count: lane.count, ..task.header };
+    let header = Header { count: lane.count.unwrap_or(task.header.count), ..task.header };
     let mut moved = false;
     while state.window < lane.windows {
         while let Some(instruction) = program.get(state.pc) {

@@ -32,7 +32,7 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
     if plan.zero_copy && bytes > LONGEST {
         return false;
     }
-    let header = Header { count: lane.count, len: bytes as u32, ..task.header };
+    let header = Header { count: lane.count.unwrap_or(task.header.count), len: bytes as u32, ..task.header };
     match instruction.action {
         Action::Send { .. } => {
             // SAFETY: by the caller, the input holds `count` elements.

@@ -83,8 +83,8 @@ pub(super) struct PlanLane {
     pub(super) instructions: Range<usize>,
     pub(super) partition: Partition,
     pub(super) windows: usize,
-    /// Elements per segment in its messages' headers: of the whole call if this is a chunk of one.
-    pub(super) count: u64,
+    /// What its messages' headers have as count, where that is not the call's.
+    pub(super) count: Option<u64>,
 }
 
 /// The transfers of a rank in a collective in which each pair of ranks has its own length. Ranges are elements of the
@@ -182,8 +182,8 @@ impl Plan {
             }
             mark_last_uses(&mut instructions[first..]);
             mark_followed(&mut instructions[first..]);
-            let (windows, count) = (partition.windows(), call.whole as u64);
-            lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count });
+            let windows = partition.windows();
+            lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count: None });
         }
         if zero_copy {
             mark_zero_copy(&mut instructions, &lanes);
@@ -255,7 +255,7 @@ impl Plan {
                 awaits: usize::MAX,
             });
             let partition = Partition::new(count, elem, 1, longest);
-            let (windows, count) = (partition.windows(), count as u64);
+            let (windows, count) = (partition.windows(), Some(count as u64));
             plan.lanes.push(PlanLane { instructions: at..at + 1, partition, windows, count });
         };
         let place = |buf, range: &Range<usize>| Place { buf, segment_offset: range.start };

@@ -276,8 +276,14 @@ fn name_of(collective: u8) -> &'static str {
 }
 
 impl Call {
+    /// The parts of its header that say what `count` and `root` are.
+    fn header(&self) -> Header {
+        let Call { count, root, collective, algorithm, .. } = *self;
+        Header { count, root, collective, algorithm, ..Header::default() }
+    }
+
     fn bytes(&self) -> u64 {
-        self.count * DType::from_code(self.dtype).map_or(1, |d| d.size() as u64)
+        self.header().elements() * DType::from_code(self.dtype).map_or(1, |d| d.size() as u64)
     }
 }
 
@@ -302,14 +308,17 @@ struct CallArgs<'a> {
 
 impl fmt::Display for CallArgs<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Call { count, seq, root, windows, message, algorithm, .. } = self.call;
-        let (comm, bytes) = (self.source.comm, self.call.bytes());
+        let Call { seq, root, windows, message, algorithm, .. } = self.call;
+        let (comm, bytes, header) = (self.source.comm, self.call.bytes(), self.call.header());
+        let count = header.elements();
         if let Some(algorithm) = Algorithm::from_code(algorithm) {
             write!(f, "\"algorithm\":\"{algorithm}\",")?;
         }
         write!(f, "\"comm\":{comm},\"seq\":{seq},\"bytes\":{bytes},\"count\":{count}")?;
-        if algorithm == Header::PROGRAM {
-            write!(f, ",\"program\":\"{root:08x}\"")?;
+        if let Some(program) = header.program() {
+            write!(f, ",\"program\":\"{program:014x}\"")?;
+        } else if let Some((calls, _)) = header.pack() {
+            write!(f, ",\"calls\":{calls}")?;
         } else if root != Header::NO_ROOT {
             write!(f, ",\"root\":{}", self.source.world(root as usize))?;
         }

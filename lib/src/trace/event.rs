@@ -116,10 +116,9 @@ impl fmt::Display for By {
 /// A call, as its header and plan describe it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// Elements per segment.
+    /// As in the header, which says what they hold.
     pub(crate) count: u64,
     pub(crate) seq: u32,
-    /// `Header::NO_ROOT` where there is none.
     pub(crate) root: u32,
     pub(crate) windows: u32,
     /// Longest message in bytes.

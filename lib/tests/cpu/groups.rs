@@ -363,3 +363,60 @@ fn lists_that_differ_are_a_mismatch() {
         }
     }
 }
+
+/// The lists of two calls that a hash of 20 bits (FNV-1a of the lengths, folded) cannot tell apart, by their sum.
+fn lists_of_one_short_hash(sums: std::ops::Range<usize>) -> Vec<[[usize; 2]; 2]> {
+    let hash = |list: [usize; 2]| {
+        let bytes = list.iter().flat_map(|&count| (count as u64).to_le_bytes());
+        let whole =
+            bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        (whole >> 44 ^ whole) & 0xf_ffff
+    };
+    let mut found = Vec::new();
+    for sum in sums {
+        let mut seen = std::collections::HashMap::new();
+        for list in (1..sum).map(|first| [first, sum - first]) {
+            found.extend(seen.insert(hash(list), list).map(|other| [other, list]));
+        }
+    }
+    found
+}
+
+#[test]
+fn lists_that_a_short_hash_cannot_tell_apart_are_a_mismatch() {
+    let found = lists_of_one_short_hash(2..400);
+    assert!(found.len() > 5 && found.contains(&[[3, 57], [52, 8]]), "{found:?}");
+    for fabric in FABRICS {
+        for lists in &found {
+            let errors = run(fabric, 2, &config(), |comm| {
+                let [mut first, mut second] = lists[comm.rank()].map(|count| vec![1.0f32; count]);
+                let mut group = comm.group_start();
+                group.all_reduce_in_place(&mut first, ReduceOp::Sum).expect("a right call");
+                group.all_reduce_in_place(&mut second, ReduceOp::Sum).expect("a right call");
+                group.end().and_then(|()| comm.close()).expect_err("the lists differ")
+            });
+            for error in errors {
+                let text = error.to_string();
+                assert!(matches!(error, Error::Mismatch { .. } | Error::Aborted { .. }), "{text}");
+                assert!(text.contains("rank 0") && text.contains("rank 1"), "{text}");
+            }
+        }
+    }
+}
+
+/// Of the library's digests nothing can be known beforehand: they differ from job to job.
+#[test]
+fn lists_are_told_by_a_hash_of_this_job_alone() {
+    let told = || {
+        let errors = run(Fabric::Inproc, 2, &config(), |comm| {
+            let [mut first, mut second] = [1 + comm.rank(), 2 - comm.rank()].map(|count| vec![1.0f32; count]);
+            let mut group = comm.group_start();
+            group.all_reduce_in_place(&mut first, ReduceOp::Sum).expect("a right call");
+            group.all_reduce_in_place(&mut second, ReduceOp::Sum).expect("a right call");
+            group.end().expect_err("the lists differ").to_string()
+        });
+        let text = errors.iter().find(|text| text.contains("in 2 calls of lengths with hash")).expect("a mismatch");
+        text.split("hash ").nth(1).expect("its digits")[..16].to_owned()
+    };
+    assert_ne!(told(), told());
+}

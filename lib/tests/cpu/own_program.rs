@@ -216,7 +216,7 @@ fn ranks_with_other_programs_are_told_both() {
     for fabric in FABRICS {
         for ranks in [2, 3, 5] {
             let (ring, tree) = (all_reduce(Algorithm::Ring, ranks), all_reduce(Algorithm::Tree, ranks));
-            let names = [&ring, &tree].map(|schedule| format!("program {:08x}", schedule.fingerprint()));
+            let names = [&ring, &tree].map(|schedule| format!("program {:014x}", schedule.fingerprint()));
             for bytes in [8, 1 << 20] {
                 let outcomes = run(fabric, ranks, &patient(), |comm: Comm| {
                     let mut buffer = vec![1.0f32; bytes / 4];
@@ -238,7 +238,7 @@ fn ranks_with_other_programs_are_told_both() {
 fn a_program_beside_the_librarys_call_is_told() {
     for fabric in FABRICS {
         let ring = all_reduce(Algorithm::Ring, 3);
-        let name = format!("program {:08x}", ring.fingerprint());
+        let name = format!("program {:014x}", ring.fingerprint());
         let outcomes = run(fabric, 3, &patient(), |comm: Comm| {
             let mut buffer = [1.0f32; 8];
             comm.run_program_in_place(&ring, &mut buffer, ReduceOp::Sum)?;

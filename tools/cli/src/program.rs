@@ -26,7 +26,7 @@ impl std::fmt::Display for By {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             By::Library(algorithm) => algorithm.fmt(f),
-            By::Own(schedule) => write!(f, "program {:08x}", schedule.fingerprint()),
+            By::Own(schedule) => write!(f, "program {:014x}", schedule.fingerprint()),
         }
     }
 }

@@ -3,9 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use super::draw::draw_all;
 use super::verify::{VerifyError, verify};
 use super::{Program, Shape};
+use crate::wire::Header;
 
 /// Messages that every link holds: the least that a communicator can be set to.
 const DEPTH: usize = 2;
@@ -34,7 +37,7 @@ const WINDOWS: [usize; 2] = [1, 3];
 pub struct Schedule {
     shape: Shape,
     programs: Arc<[Program]>,
-    fingerprint: u32,
+    fingerprint: u64,
     /// Why it must not run in place, if so.
     in_place: Result<(), VerifyError>,
 }
@@ -76,8 +79,9 @@ impl Schedule {
         &self.programs
     }
 
-    /// Equal on all ranks that have the same programs, and never 0; ranks compare it before data moves.
-    pub fn fingerprint(&self) -> u32 {
+    /// Equal on all ranks that have the same programs, and never 0; ranks compare it before data moves. 56 bits of the
+    /// SHA-256 of the text, as 14 hexadecimal digits in errors.
+    pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
@@ -119,12 +123,10 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// FNV-1a (Fowler, Noll, Vo) of the text, folded.
-fn fingerprint(text: &str) -> u32 {
-    let hash = text
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    ((hash >> 32) as u32 ^ hash as u32).max(1)
+/// The first bits of the text's SHA-256: as many as a message's header has room for.
+fn fingerprint(text: &str) -> u64 {
+    let [first, ..]: [[u8; 8]; 4] = bytemuck::cast(<[u8; 32]>::from(Sha256::digest(text)));
+    (u64::from_be_bytes(first) >> (u64::BITS - Header::FINGERPRINT)).max(1)
 }
 
 #[cfg(test)]
@@ -173,11 +175,11 @@ mod tests {
     fn another_step_is_another_fingerprint() {
         let shape = shape(Collective::AllReduce, 4);
         let of = |algorithm| Schedule::new(shape, built_in(algorithm, &shape)).unwrap();
-        let all: std::collections::BTreeSet<u32> =
+        let all: std::collections::BTreeSet<u64> =
             [Algorithm::Ring, Algorithm::Tree, Algorithm::Direct].map(|a| of(a).fingerprint()).into();
         assert_eq!(all.len(), 3);
         assert_ne!(of(Algorithm::Ring), of(Algorithm::Tree));
-        assert_eq!(fingerprint(""), (0xcbf2_9ce4 ^ 0x8422_2325), "FNV's basis, folded: the same in every build");
+        assert_eq!(fingerprint(""), 0xe3_b0c4_4298_fc1c, "SHA-256 of nothing: the same in every build");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
 use crate::schedule::Schedule;
 use crate::threads::lock;
-use crate::wire::Collective;
+use crate::wire::{Collective, Header};
 
 const OP: &str = "run_program";
 /// Schedules that a communicator remembers: a plan is compiled when its call is first made, right behind.
@@ -59,7 +59,7 @@ impl Comm {
         op: ReduceOp,
     ) -> Result<()> {
         let asked = self.inner.by_program(schedule, op)?;
-        self.inner.run(self.inner.call(asked, input, output).and_then(nothing_in_a_barrier))
+        self.inner.run(self.inner.call(asked, input, output).and_then(in_range))
     }
 
     /// [`Comm::run_program`] with one buffer for input and output, as the in-place form of the collective's own call.
@@ -69,14 +69,18 @@ impl Comm {
     pub fn run_program_in_place<T: Element>(&self, schedule: &Schedule, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         schedule.in_place().map_err(|error| Error::invalid(OP, format!("in place the schedule is wrong: {error}")))?;
         let asked = self.inner.by_program(schedule, op)?;
-        self.inner.run(self.inner.call_in_place(asked, buffer).and_then(nothing_in_a_barrier))
+        self.inner.run(self.inner.call_in_place(asked, buffer).and_then(in_range))
     }
 }
 
-/// A barrier has headers alone.
-fn nothing_in_a_barrier(call: Bound) -> Result<Bound> {
+/// A barrier has headers alone, and a header counts fewer elements where it has a fingerprint as well.
+fn in_range(call: Bound) -> Result<Bound> {
     if call.collective == Collective::Barrier && call.count > 0 {
         return Err(Error::invalid(OP, format!("a barrier moves no data: expected 0 elements, got {}", call.count)));
+    }
+    if call.count as u64 >= Header::PROGRAM_LIMIT {
+        let detail = format!("{} elements per segment, expected fewer than {}", call.count, Header::PROGRAM_LIMIT);
+        return Err(Error::invalid(OP, detail));
     }
     Ok(call)
 }
@@ -98,7 +102,7 @@ impl Inner {
             Some(place) if known[place] == *schedule => known[..=place].rotate_right(1),
             Some(_) => {
                 let detail =
-                    format!("rank {}: another schedule has the same fingerprint, {program:08x}", self.state.rank);
+                    format!("rank {}: another schedule has the same fingerprint, {program:014x}", self.state.rank);
                 return Err(Error::invalid(OP, detail));
             }
             None => {

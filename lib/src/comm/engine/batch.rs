@@ -2,7 +2,7 @@
 
 use super::bound::Bound;
 use super::message;
-use super::pack::{self, Unit};
+use super::pack::{self, Pack, Unit};
 use super::run::Turn;
 use crate::Call;
 use crate::comm::{Engine, Inner};
@@ -95,7 +95,7 @@ impl Inner {
                     let first = &calls[pack.calls[0]];
                     let buffers = Buffers { input: packed, output: packed };
                     let call = Bound::new(first.with_count(first.dtype, pack.count), buffers);
-                    let planned = self.planned(engine, &call, Some(pack.digest(calls)))?;
+                    let planned = self.planned(engine, &call, Some((pack, calls)))?;
                     // SAFETY: by the caller.
                     unsafe { pack.gather(calls, packed) };
                     planned
@@ -129,14 +129,21 @@ impl Inner {
         self.open(engine, messages.map(|call| (message::CHANNEL, call.partner(self.state.rank))))
     }
 
-    /// The next call's plan, header and buffers; `lengths` describes the calls of a pack.
-    fn planned(&self, engine: &mut Engine, call: &Bound, lengths: Option<u32>) -> Result<(Arc<Plan>, Header, Buffers)> {
+    /// The next call's plan, header and buffers; `packed` has the calls that it carries, if it is a pack.
+    fn planned(
+        &self,
+        engine: &mut Engine,
+        call: &Bound,
+        packed: Option<(&Pack, &[Bound])>,
+    ) -> Result<(Arc<Plan>, Header, Buffers)> {
+        let progress = &self.state.progress;
+        let carrying = |header| packed.map_or(header, |(pack, calls)| pack.header(calls, progress, header));
         let seq = engine.next_seq(&call.call, self.state.rank);
         let mut turn = Turn { seq, before: 0 };
         if call.collective != Collective::SendRecv {
             let header = turn.of(&call.header(self.state.id, Algorithm::Direct));
             let op = if call.transfers.is_some() { Header::UNEVEN } else { header.op };
-            let digests = self.state.progress.start(&Header { op, root: lengths.unwrap_or(header.root), ..header });
+            let digests = progress.start(&carrying(Header { op, ..header }));
             engine.board.made(&digests);
             turn.before = digests.before;
         }
@@ -147,8 +154,7 @@ impl Inner {
                 engine.routes[place].1.plan()?.clone()
             }
         };
-        let header = turn.of(&plan.header);
-        let header = Header { root: lengths.unwrap_or(header.root), ..header };
+        let header = carrying(turn.of(&plan.header));
         engine.board.announce(&header);
         Ok((plan, header, call.buffers))
     }

@@ -36,7 +36,7 @@ impl Inner {
                 let schedule = engine.schedules.iter().find(|schedule| schedule.fingerprint() == call.program);
                 let programs = schedule.map_or(&[][..], Schedule::programs);
                 let program = programs.get(self.state.rank).cloned().ok_or_else(|| {
-                    Error::invalid(op(), format!("program {:08x} is not known: run it by run_program", call.program))
+                    Error::invalid(op(), format!("program {:014x} is not known: run it by run_program", call.program))
                 })?;
                 (Algorithm::Direct, self.longest(&self.shape(collective, call.root)), program)
             }

@@ -106,7 +106,7 @@ impl Comm {
             return Err(Error::invalid("Comm::threads", "world size 0, expected at least 1"));
         }
         let sinks = trace::open_in_process(world_size, &config)?;
-        Local::world(world_size, &config, wrap)
+        Local::world(world_size, &config, wrap)?
             .into_iter()
             .zip(sinks)
             .enumerate()

@@ -11,6 +11,7 @@ use crate::comm::state::numbers::Numbers;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::interrupt::asked_to_stop;
+use crate::secret::Secret;
 use crate::threads::lock;
 use crate::transport::mapping::Mapping;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
@@ -30,6 +31,7 @@ pub(super) struct World {
     table: Mutex<Table>,
     changed: Condvar,
     config: Config,
+    secret: Secret,
     wrap: Option<Wrap>,
 }
 
@@ -55,16 +57,17 @@ pub(super) struct Local {
 
 impl Local {
     /// The ranks of a world of `size` threads.
-    pub(super) fn world(size: usize, config: &Config, wrap: Option<Wrap>) -> Vec<Local> {
+    pub(super) fn world(size: usize, config: &Config, wrap: Option<Wrap>) -> Result<Vec<Local>> {
         let world = Arc::new(World {
             size,
             hub: inproc::Hub::new(),
             table: Mutex::new(Table { left: vec![false; size], ..Table::default() }),
             changed: Condvar::new(),
             config: config.clone(),
+            secret: Secret::random()?,
             wrap,
         });
-        (0..size).map(|rank| Local { rank, world: world.clone(), numbers: Numbers::new(rank, size) }).collect()
+        Ok((0..size).map(|rank| Local { rank, world: world.clone(), numbers: Numbers::new(rank, size) }).collect())
     }
 }
 
@@ -198,7 +201,7 @@ impl Control for Local {
     }
 
     fn track(&self, comm: u32) -> Arc<Progress> {
-        let new = || Arc::new(Progress::new());
+        let new = || Arc::new(Progress::new(&self.world.secret, comm));
         lock(&self.world.table).progress.entry((comm, self.rank)).or_insert_with(new).clone()
     }
 
@@ -294,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_leaves_after_an_abort_is_not_missed_before_that_is_known() {
-        let ranks: Vec<Arc<Local>> = Local::world(3, &Config::default(), None).into_iter().map(Arc::new).collect();
+        let ranks: Vec<Arc<Local>> = Local::world(3, &Config::default(), None).unwrap().into_iter().map(Arc::new).collect();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let (one, two) = (ranks[1].clone(), heard.clone());
         // The first to hear leaves before the last one has heard.
