@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::table::{asked, collectives};
 use crate::Call;
 use crate::comm::engine::bound::Bound;
+use crate::comm::engine::queue::InFlight;
 use crate::comm::{Comm, Inner, OwnedBuffer, Work};
 use crate::dtype::ReduceOp;
 use crate::error::Result;
@@ -47,12 +48,13 @@ impl Comm {
         run: impl FnOnce(&Inner, &mut B) -> Result<()> + Send + 'static,
     ) -> Result<Work<B>> {
         self.inner.state.check(|| "asynchronous call".to_owned())?;
-        let (work, complete) = Work::pair(self.inner.state.origin, self.rank());
+        let (work, completer) = Work::pair(self.inner.state.origin, self.rank());
         let inner = Arc::clone(&self.inner);
-        let job = move |_background| {
+        let job = move |_background, in_flight: InFlight<'_>| {
             let outcome = run(&inner, &mut buffers);
             drop(inner);
-            complete(outcome.map(|()| buffers));
+            drop(in_flight);
+            completer.complete(outcome.map(|()| buffers));
             None
         };
         self.inner.queue.push(|| format!("tinynccl-{}", self.inner.state.id), false, Box::new(job))?;

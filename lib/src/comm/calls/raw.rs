@@ -5,6 +5,7 @@ use std::ops::{Deref, Range};
 use crate::Call;
 use crate::algorithm::Shape;
 use crate::comm::engine::bound::Bound;
+use crate::comm::engine::queue::InFlight;
 use crate::comm::{After, Comm, Inner, Queued};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -293,16 +294,17 @@ impl Comm {
     ) -> Result<Queued> {
         self.inner.state.check(|| calls.first().map_or("group", RawCall::name).to_owned())?;
         let inner = self.inner.clone();
-        let job = move |background| {
+        let job = move |background, in_flight: InFlight<'_>| {
             // SAFETY: forwarded from the caller.
             let outcome = unsafe { inner.run_calls(&calls, background) };
             drop(inner);
+            drop(in_flight);
             done(outcome)
         };
         self.inner.queue.push(|| format!("tinynccl-{}", self.inner.state.id), leave, Box::new(job))
     }
 
-    /// Whether no asynchronous call is queued or running.
+    /// Whether no asynchronous call is queued or running. Who has learned that the last one is over finds it so.
     pub fn is_idle(&self) -> bool {
         self.inner.queue.is_idle()
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::threads::{deadline_after, left, lock};
 
@@ -24,16 +24,39 @@ struct Shared<B> {
     done: Condvar,
 }
 
+/// Completes a [`Work`]: with an error if it is dropped before.
+pub(super) struct Completer<B> {
+    shared: Arc<Shared<B>>,
+    rank: usize,
+    told: bool,
+}
+
+impl<B> Completer<B> {
+    pub(super) fn complete(mut self, outcome: Result<B>) {
+        self.tell(outcome);
+    }
+
+    fn tell(&mut self, outcome: Result<B>) {
+        self.told = true;
+        *lock(&self.shared.outcome) = Some(outcome);
+        self.shared.done.notify_all();
+    }
+}
+
+impl<B> Drop for Completer<B> {
+    fn drop(&mut self) {
+        if !self.told {
+            let reason = format!("rank {}: the call panicked, or was never begun", self.rank);
+            self.tell(Err(Error::Aborted { op: "asynchronous call".to_owned(), rank: self.rank, reason }));
+        }
+    }
+}
+
 impl<B> Work<B> {
-    /// A handle, and the function that completes it.
-    pub(super) fn pair(origin: Origin, rank: usize) -> (Work<B>, impl FnOnce(Result<B>)) {
+    /// A handle, and what completes it.
+    pub(super) fn pair(origin: Origin, rank: usize) -> (Work<B>, Completer<B>) {
         let shared = Arc::new(Shared { outcome: Mutex::new(None), done: Condvar::new() });
-        let completer = shared.clone();
-        let complete = move |outcome| {
-            *lock(&completer.outcome) = Some(outcome);
-            completer.done.notify_all();
-        };
-        (Work { shared, origin, rank }, complete)
+        (Work { shared: shared.clone(), origin, rank }, Completer { shared, rank, told: false })
     }
 
     /// True when [`Work::wait`] would return at once.

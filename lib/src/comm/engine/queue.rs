@@ -1,6 +1,7 @@
 //! Asynchronous calls: a queue, one progress thread, and waiting threads that run their own call.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -18,15 +19,29 @@ const DOZES: u32 = 50;
 /// Work to do after a call has ended and the next one may begin.
 pub type After = Option<Box<dyn FnOnce()>>;
 
-/// A queued call. Its argument says whether it runs in the background, on the progress thread.
-pub(super) type Job = Box<dyn FnOnce(bool) -> After + Send>;
+/// A queued call. It learns whether it runs in the background, on the progress thread, and drops its [`InFlight`] when
+/// the call is over, before it tells anybody.
+pub(super) type Job = Box<dyn FnOnce(bool, InFlight<'_>) -> After + Send>;
+
+/// A call that counts as in flight until this is dropped. Who learns from its outcome that a call is over finds it no
+/// longer counted.
+pub(in crate::comm) struct InFlight<'a>(&'a Queue);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// Calls in the order they were made; one runs at a time.
 pub(in crate::comm) struct Queue {
     /// A forked child has no progress thread, and locks that may be held for ever.
     origin: Origin,
     rank: usize,
-    /// Waiting and running jobs. Changed under the lock; read without it by blocking calls.
+    /// Calls that are not over.
+    in_flight: AtomicUsize,
+    /// Waiting and running jobs: the waiter of one that is over may not have been told yet. Changed under the lock; read
+    /// without it by blocking calls.
     pending: AtomicUsize,
     jobs: Mutex<Jobs>,
     /// For the progress thread.
@@ -111,7 +126,8 @@ impl Queued {
 impl Queue {
     pub(in crate::comm) fn new(rank: usize) -> Arc<Queue> {
         let (jobs, changed, drained) = (Mutex::default(), Condvar::new(), Condvar::new());
-        Arc::new(Queue { origin: Origin::here(), rank, pending: AtomicUsize::new(0), jobs, changed, drained })
+        let [in_flight, pending] = [0, 0].map(AtomicUsize::new);
+        Arc::new(Queue { origin: Origin::here(), rank, in_flight, pending, jobs, changed, drained })
     }
 
     /// Appends a job; the first one starts the progress thread. With `leave` and an empty queue it may stay queued for
@@ -143,6 +159,7 @@ impl Queue {
             jobs.due = number + 1;
         }
         jobs.waiting.push_back(job);
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
         self.pending.fetch_add(1, Ordering::AcqRel);
         drop(jobs);
         if wake {
@@ -184,9 +201,10 @@ impl Queue {
         }
     }
 
-    /// Runs a job that has begun, ends it, and does the remaining work.
+    /// Runs a job that has begun, ends it, and does the remaining work. A panic of the caller's buffers goes on in the
+    /// thread that waits; on the progress thread it was reported, and the later calls run all the same.
     fn carry_out(&self, job: Job, background: bool) -> MutexGuard<'_, Jobs> {
-        let after = job(background);
+        let outcome = catch_unwind(AssertUnwindSafe(|| job(background, InFlight(self))));
         let mut jobs = lock(&self.jobs);
         jobs.running = false;
         self.pending.fetch_sub(1, Ordering::AcqRel);
@@ -197,28 +215,40 @@ impl Queue {
         if !background && (jobs.begun < jobs.due || jobs.closed) {
             self.changed.notify_all();
         }
-        let Some(after) = after else { return jobs };
+        let after = match outcome {
+            Ok(Some(after)) => after,
+            Err(panic) if !background => {
+                drop(jobs);
+                resume_unwind(panic)
+            }
+            Ok(None) | Err(_) => return jobs,
+        };
         drop(jobs);
         after();
         lock(&self.jobs)
     }
 
-    /// True when no job is waiting or running.
-    #[inline]
+    /// True when every call is over.
     pub(in crate::comm) fn is_idle(&self) -> bool {
+        self.in_flight.load(Ordering::Acquire) == 0
+    }
+
+    /// True when no job is waiting or running: [`Queue::drain`] would return at once.
+    #[inline]
+    pub(in crate::comm) fn is_drained(&self) -> bool {
         self.pending.load(Ordering::Acquire) == 0
     }
 
     /// Waits until every job made so far is complete: a blocking call comes after them.
     pub(in crate::comm) fn drain(&self) {
-        if self.is_idle() || !self.origin.is_here() {
+        if self.is_drained() || !self.origin.is_here() {
             return;
         }
         let mut jobs = lock(&self.jobs);
         jobs.due = jobs.next();
         self.changed.notify_all();
         jobs.draining += 1;
-        while self.pending.load(Ordering::Acquire) > 0 {
+        while !self.is_drained() {
             jobs = self.drained.wait(jobs).unwrap_or_else(PoisonError::into_inner);
         }
         jobs.draining -= 1;
@@ -258,7 +288,7 @@ mod tests {
         let of = queue.clone();
         let push = move |number, leave| {
             let sender = sender.clone();
-            let job = move |background| -> After {
+            let job = move |background, _: InFlight<'_>| -> After {
                 sender.send((number, background, std::thread::current().id())).unwrap();
                 None
             };
@@ -311,7 +341,7 @@ mod tests {
         let (sender, order) = channel();
         let first = sender.clone();
         // Helped or not, the second one comes after the first.
-        let job = move |_| -> After {
+        let job = move |_, _: InFlight<'_>| -> After {
             entered.send(()).unwrap();
             gate.recv().unwrap();
             first.send(1).unwrap();
@@ -324,20 +354,61 @@ mod tests {
             .push(
                 || "test".to_owned(),
                 true,
-                Box::new(move |_| {
+                Box::new(move |_, _| {
                     sender.send(2).unwrap();
                     None
                 }),
             )
             .unwrap();
         second.help().unwrap();
-        assert!(!queue.is_idle() && order.try_recv().is_err());
+        assert!(!queue.is_drained() && order.try_recv().is_err());
         go.send(()).unwrap();
         queue.drain();
         helper.join().unwrap().unwrap();
         assert_eq!(order.iter().collect::<Vec<_>>(), [1, 2]);
         queue.close();
-        assert!(queue.push(|| "test".to_owned(), false, Box::new(|_| None)).is_err());
+        assert!(queue.push(|| "test".to_owned(), false, Box::new(|_, _| None)).is_err());
+    }
+
+    #[test]
+    fn who_knows_that_a_call_is_over_finds_nothing_in_flight() {
+        let queue = Queue::new(0);
+        let (sender, told) = channel();
+        for round in 0..2000 {
+            let sender = sender.clone();
+            let job = move |_, in_flight: InFlight<'_>| -> After {
+                drop(in_flight);
+                sender.send(()).unwrap();
+                // Whoever was told goes on while this thread still ends the job.
+                std::thread::yield_now();
+                None
+            };
+            let queued = queue.push(|| "test".to_owned(), false, Box::new(job)).unwrap();
+            if round % 2 == 0 {
+                queued.help().unwrap();
+            }
+            told.recv().unwrap();
+            assert!(queue.is_idle(), "round {round}");
+            queue.drain();
+            assert!(queue.is_drained() && queue.is_idle());
+        }
+        queue.close();
+    }
+
+    #[test]
+    fn a_panic_in_a_call_ends_that_call_alone() {
+        let queue = Queue::new(0);
+        let job = |_, _: InFlight<'_>| -> After { std::panic::resume_unwind(Box::new("of the caller's buffers")) };
+        drop(queue.push(|| "test".to_owned(), false, Box::new(job)).unwrap());
+        queue.drain();
+        let (sender, told) = channel();
+        let job = move |background, _: InFlight<'_>| -> After {
+            sender.send(background).unwrap();
+            None
+        };
+        drop(queue.push(|| "test".to_owned(), false, Box::new(job)).unwrap());
+        assert!(told.recv().unwrap() && told.recv().is_err());
+        queue.close();
     }
 
     #[test]
@@ -346,12 +417,12 @@ mod tests {
         let (sender, order) = channel();
         let of = queue.clone();
         // On whichever thread: the inner calls are carried out by the one that waits.
-        let job = move |_| -> After {
+        let job = move |_, _: InFlight<'_>| -> After {
             sender.send(1).unwrap();
             Some(Box::new(move || {
                 let queued = [2, 3].map(|number| {
                     let sender = sender.clone();
-                    let job = move |_| -> After {
+                    let job = move |_, _: InFlight<'_>| -> After {
                         sender.send(number).unwrap();
                         None
                     };

@@ -56,7 +56,7 @@ impl Inner {
     /// Waits for the asynchronous calls made so far.
     #[inline]
     pub(crate) fn drain(&self) {
-        if !self.queue.is_idle() {
+        if !self.queue.is_drained() {
             self.drain_slowly();
         }
     }
