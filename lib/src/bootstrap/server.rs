@@ -16,7 +16,7 @@ use self::clients::{Client, Phase};
 use super::admission::{self, Generation};
 use super::connection::Connection;
 use super::local_meeting::HandOut;
-use super::store::Store;
+use super::store::{Store, Went};
 use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::doorbell::Doorbell;
@@ -49,6 +49,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Server {
     id: UniqueId,
     orders: Arc<Orders>,
+    went: Went,
     thread: Thread,
     origin: Origin,
     /// Hands the id to the other ranks of this host, where nothing else tells them.
@@ -179,6 +180,7 @@ impl Server {
             strangers_seen: Strangers::new(format!("{prefix}, unproven:")),
             refused_seen: Strangers::new(prefix),
         };
+        let went = state.store.went();
         let for_thread = Ends(Arc::clone(&orders));
         let what = "the thread of the rendezvous store".to_owned();
         let run = move || {
@@ -188,7 +190,7 @@ impl Server {
         let thread = Thread::start("rendezvous store", "tinynccl-store".to_owned(), what, run)?;
         let ranks = world_size.map_or_else(|| "any number of".to_owned(), |size| size.to_string());
         log::debug!("rendezvous store for {ranks} ranks at {}", id.address_list());
-        Ok(Server { id, orders, thread, origin: Origin::here(), hand_out: None })
+        Ok(Server { id, orders, went, thread, origin: Origin::here(), hand_out: None })
     }
 
     /// For who started the ranks: the process of `rank` has failed, and `how`. If it has not joined yet it never will,
@@ -201,6 +203,12 @@ impl Server {
     /// For who started the ranks: a signal ends the job. Ranks that leave are told of, but no longer warned of.
     pub(crate) fn interrupted(&self) {
         self.orders.interrupted.store(true, Ordering::Relaxed);
+    }
+
+    /// For who started the ranks: those that are gone or going, the first one first; with the reason, unless it said
+    /// goodbye.
+    pub(crate) fn went(&self) -> Vec<(usize, Option<String>)> {
+        lock(&self.went).clone()
     }
 
     /// Waits for the end of the store, also after this was dropped.

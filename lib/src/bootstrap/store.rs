@@ -1,6 +1,7 @@
 //! The store's state and its answers, without any I/O: who is here, exchanges under way, last heartbeats.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -9,6 +10,7 @@ use super::comms::Comms;
 use super::frame::Hello;
 use super::message::{Bytes, Cause, Failure, ToRank, ToStore};
 use super::progress::{Health, RankState};
+use crate::threads::lock;
 
 /// In what a rank says of itself: the store ends with its process.
 pub(crate) const HOSTS_STORE: &str = "hosts_store";
@@ -18,6 +20,10 @@ const WORLD: u32 = 0;
 const MOST_RANKS: usize = 1 << 20;
 /// Most refusals that are told to the ranks which wait.
 const MAX_NOTES: usize = 8;
+
+/// The ranks that said goodbye, that were lost without one or that aborted the world's communicator, in that order and
+/// perhaps twice, with the reason of those that did not leave in order.
+pub(crate) type Went = Arc<Mutex<Vec<(usize, Option<String>)>>>;
 
 /// A message and the rank that it goes to.
 pub(crate) type Out = (usize, ToRank);
@@ -37,6 +43,7 @@ pub(crate) struct Store {
     comms: Comms,
     notes: Vec<String>,
     announced: Option<(usize, usize)>,
+    went: Went,
     /// What is to be sent: see [`Store::take_out`].
     out: Vec<Out>,
 }
@@ -94,8 +101,14 @@ impl Store {
             comms: Comms::default(),
             notes: Vec::new(),
             announced: None,
+            went: Went::default(),
             out: Vec::new(),
         }
+    }
+
+    /// The list that it keeps of the ranks that went.
+    pub(crate) fn went(&self) -> Went {
+        Arc::clone(&self.went)
     }
 
     /// The messages that the calls so far have led to.
@@ -219,6 +232,9 @@ impl Store {
             }
             ToStore::Abort { comm, reason } => {
                 self.failed |= comm == WORLD;
+                if comm == WORLD && self.formed {
+                    lock(&self.went).push((rank, Some(reason.clone())));
+                }
                 self.announce(|r| (r != rank).then(|| ToRank::Abort { from: rank, comm, reason: reason.clone() }));
             }
             ToStore::Leave => self.leaving(rank),
@@ -279,6 +295,8 @@ impl Store {
         if !self.formed {
             return self.break_off(format!("rank {rank} {word} before all ranks had come: {detail}"));
         }
+        // Before anybody hears it, and goes because of it.
+        lock(&self.went).push((rank, (word == "was lost").then(|| detail.to_owned())));
         self.announce(|_| news.clone());
         self.fail_exchanges_of(rank, &format!("rank {rank} {word}: {detail}"));
     }

@@ -56,7 +56,8 @@ use state::home::Home;
 /// One rank's membership in a group of ranks.
 ///
 /// Calls from several threads are safe, but their order, which must be the same on all ranks, is then the callers'.
-/// Dropping it leaves the group: it finishes asynchronous calls first and never panics.
+/// Dropping it leaves the group: it finishes asynchronous calls first and never panics. In a thread that panics, it
+/// aborts instead ([`Comm::abort`]): the other ranks must not wait for calls that this one will not make.
 ///
 /// It belongs to the process that made it. In a forked child every call of it is an error, and dropping it does
 /// nothing.
@@ -220,6 +221,9 @@ impl Drop for Comm {
         if !self.inner.state.origin.is_here() {
             // Its threads are in another process, and a goodbye from here would count as that process's.
             return std::mem::forget(self.inner.clone());
+        }
+        if std::thread::panicking() {
+            self.abort("it panicked, and its communicator was dropped by that");
         }
         self.inner.queue.close();
         self.inner.state.say_last_call();

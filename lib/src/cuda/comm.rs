@@ -355,6 +355,10 @@ impl Drop for DeviceComm {
             // The driver does not work in a forked child, and the threads are its parent's.
             return std::mem::forget((self.path.clone(), self.chooser.clone(), self.windows.take()));
         }
+        if std::thread::panicking() {
+            // Calls in the streams, and the other ranks, may wait for calls that we will not make.
+            self.abort();
+        }
         if let Err(error) = self.synchronize() {
             log::debug!("rank {} leaves after: {error}", self.rank);
         }

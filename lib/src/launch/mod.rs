@@ -134,7 +134,8 @@ impl Launcher {
     }
 
     /// Starts the ranks and waits for all of them. The exit code: 0, or that of the rank that failed first (128 +
-    /// signal if a signal killed it). Which one that was goes to standard error.
+    /// signal if a signal killed it). Which one that was goes to standard error: the store sees which rank goes first, as
+    /// those that wait for it may be gone before its process is.
     ///
     /// - SIGINT, SIGTERM and SIGHUP go on to the ranks (a Ctrl-C at the terminal has reached them already). A second
     ///   one ends them: SIGTERM, then SIGKILL.

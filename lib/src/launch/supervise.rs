@@ -29,12 +29,22 @@ enum Ending {
     Killed(Instant),
 }
 
+/// A rank that ended while the others were free to go on.
+#[derive(Debug, Clone, Copy)]
+struct Ended {
+    rank: usize,
+    status: ExitStatus,
+}
+
 struct Ranks<'a> {
     launcher: &'a Launcher,
     server: &'a Server,
     /// `None` once it has ended.
     children: Vec<Option<Child>>,
-    failed: Option<(usize, ExitStatus)>,
+    /// Those that ended before we sent a signal, in that order.
+    ended: Vec<Ended>,
+    /// The failure that was named.
+    named: Option<Ended>,
     ending: Ending,
     /// A signal came to us: the ranks end because of it, which is no failure of theirs.
     interrupted: bool,
@@ -46,7 +56,8 @@ pub(super) fn supervise(children: Vec<Child>, launcher: &Launcher, server: &Serv
         launcher,
         server,
         children: children.into_iter().map(Some).collect(),
-        failed: None,
+        ended: Vec::new(),
+        named: None,
         ending: Ending::No,
         interrupted: false,
     };
@@ -72,7 +83,8 @@ pub(super) fn supervise(children: Vec<Child>, launcher: &Launcher, server: &Serv
         }
         ranks.reap();
         if ranks.children.iter().all(Option::is_none) || !ranks.escalate() {
-            return ranks.failed.map_or(0, |(_, status)| exit_code(status));
+            ranks.name(true);
+            return ranks.named.map_or(0, |named| exit_code(named.status));
         }
         let nap = ranks.deadline().map_or(LONGEST_NAP, |at| left(at).min(LONGEST_NAP));
         let mut fds = [PollFd::from_borrowed_fd(signals.fd(), PollFlags::IN)];
@@ -85,7 +97,6 @@ pub(super) fn supervise(children: Vec<Child>, launcher: &Launcher, server: &Serv
 impl Ranks<'_> {
     /// Takes note of the ranks that have ended.
     fn reap(&mut self) {
-        let mut failed = Vec::new();
         for (rank, slot) in self.children.iter_mut().enumerate() {
             let Some(child) = slot else { continue };
             let status = match child.try_wait() {
@@ -96,38 +107,53 @@ impl Ranks<'_> {
             };
             *slot = None;
             if !status.success() {
-                failed.push((rank, status));
-            }
-        }
-        // Of several at once, one that a signal killed is the cause, and one that exited has noticed it.
-        failed.sort_by_key(|(_, status)| status.signal().is_none());
-        for (rank, status) in failed {
-            self.server.rank_failed(rank, how(status));
-            if self.failed.is_none() {
-                self.failed = Some((rank, status));
-                let others = self.children.iter().flatten().count();
-                let then = if others == 0 { "" } else { "; the other ranks are being ended" };
-                if !self.interrupted {
-                    output::say(&self.launcher.stderr, &format!("rank {rank} {}{then}", how(status)));
-                }
-                if let Ending::No = self.ending {
-                    self.ending = Ending::Grace(deadline_after(self.launcher.grace));
-                }
-            } else if !self.interrupted && self.is_the_cause(status) {
-                // The kernel closes a killed process's sockets before we hear of it: others may notice first, and be
-                // gone first.
-                self.failed = Some((rank, status));
-                output::say(&self.launcher.stderr, &format!("rank {rank} {}, which is likely the cause", how(status)));
-            } else {
+                self.server.rank_failed(rank, how(status));
                 log::info!("rank {rank} {}", how(status));
             }
+            if let Ending::No | Ending::Grace(_) = self.ending {
+                self.ended.push(Ended { rank, status });
+            }
         }
+        if let (Ending::No, true) = (self.ending, self.ended.iter().any(|e| !e.status.success())) {
+            self.ending = Ending::Grace(deadline_after(self.launcher.grace));
+        }
+        self.name(false);
     }
 
-    /// Whether a rank was killed by a signal that we have not sent, after one that exited by itself.
-    fn is_the_cause(&self, status: ExitStatus) -> bool {
-        let exited = self.failed.is_some_and(|(_, first)| first.signal().is_none());
-        exited && status.signal().is_some() && matches!(self.ending, Ending::Grace(_))
+    /// Names the rank that failed first, once that is known, or now. The ranks that wait for it fail as well, and may be
+    /// gone before it is: the store has seen which one went first. Of those that it has not seen, one that a signal killed
+    /// is the cause, and one that exited has noticed it.
+    fn name(&mut self, now: bool) {
+        let went = self.server.went();
+        let place = |rank: usize| went.iter().position(|(other, _)| *other == rank).unwrap_or(went.len());
+        let order = |e: &&Ended| (place(e.rank), e.status.signal().is_none());
+        let Some(&first) = self.ended.iter().filter(|e| !e.status.success()).min_by_key(order) else { return };
+        if let Some(named) = self.named {
+            // The kernel closes a killed process's sockets before we hear of it.
+            if !self.interrupted && named.status.signal().is_none() && first.status.signal().is_some() {
+                self.named = Some(first);
+                let how = how(first.status);
+                output::say(&self.launcher.stderr, &format!("rank {} {how}, which is likely the cause", first.rank));
+            }
+            return;
+        }
+        // Those that went before it: still on their way out, or without a word although they call it a success.
+        let before = &went[..place(first.rank)];
+        if !now && before.iter().any(|(rank, _)| self.children.get(*rank).is_some_and(Option::is_some)) {
+            return;
+        }
+        self.named = Some(first);
+        let others = self.children.iter().flatten().count();
+        let then = if others == 0 { "" } else { "; the other ranks are being ended" };
+        let status_of = |rank: usize| self.ended.iter().find(|e| e.rank == rank).map(|e| how(e.status));
+        let cause = before.iter().find_map(|(rank, why)| Some((*rank, why.as_ref()?))).map(|(rank, why)| {
+            let status = status_of(rank).unwrap_or_else(|| "has not ended".to_owned());
+            format!("rank {rank} failed first ({why}; it {status}), then ")
+        });
+        if !self.interrupted {
+            let cause = cause.unwrap_or_default();
+            output::say(&self.launcher.stderr, &format!("{cause}rank {} {}{then}", first.rank, how(first.status)));
+        }
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -146,6 +172,7 @@ impl Ranks<'_> {
         self.ending = match self.ending {
             Ending::No => Ending::No,
             Ending::Grace(_) => {
+                self.name(true);
                 self.kill(Signal::TERM);
                 Ending::Terminated(deadline_after(kill_grace))
             }
