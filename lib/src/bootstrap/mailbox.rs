@@ -52,7 +52,8 @@ pub(crate) type Exchanged = Result<Vec<Vec<u8>>, Failure>;
 #[derive(Default)]
 pub(crate) struct Events {
     pub(crate) list: Vec<Event>,
-    pub(crate) handlers: Vec<Handler>,
+    /// With the communicator whose handler it is; `None` for one that stays as long as the session.
+    pub(crate) handlers: Vec<(Option<u32>, Handler)>,
 }
 
 impl Mailbox {
@@ -106,7 +107,7 @@ impl Mailbox {
             events.list.push(event.clone());
             events.handlers.clone()
         };
-        for handler in handlers {
+        for (_, handler) in handlers {
             let call = std::panic::AssertUnwindSafe(|| handler(&event));
             if std::panic::catch_unwind(call).is_err() {
                 log::error!("an event handler panicked at {event:?}");

@@ -184,10 +184,24 @@ impl Session {
     ///
     /// `f` must not block: nothing else is heard meanwhile.
     pub fn on_event(&self, f: Box<dyn Fn(&Event) + Send + Sync>) {
+        self.handle_events(None, f);
+    }
+
+    /// [`Session::on_event`] for communicator `comm`, until [`Session::forget`].
+    pub(crate) fn on_event_of(&self, comm: u32, f: Box<dyn Fn(&Event) + Send + Sync>) {
+        self.handle_events(Some(comm), f);
+    }
+
+    /// Nobody hears of events for communicator `comm` any more.
+    pub(crate) fn forget(&self, comm: u32) {
+        lock(&self.mailbox.events).handlers.retain(|(of, _)| *of != Some(comm));
+    }
+
+    fn handle_events(&self, of: Option<u32>, f: Box<dyn Fn(&Event) + Send + Sync>) {
         let handler: Handler = Arc::from(f);
         let before = {
             let mut events = lock(&self.mailbox.events);
-            events.handlers.push(Arc::clone(&handler));
+            events.handlers.push((of, Arc::clone(&handler)));
             events.list.clone()
         };
         for event in &before {

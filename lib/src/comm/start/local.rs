@@ -42,10 +42,17 @@ struct Table {
     taken: HashMap<String, usize>,
     /// Memory on its way from the first rank to the others.
     shared: HashMap<String, Arc<Mapping>>,
-    progress: HashMap<(u32, usize), Arc<Progress>>,
+    progress: HashMap<(u32, usize), Tracked>,
     left: Vec<bool>,
-    listeners: Vec<(usize, Arc<Listener>)>,
+    /// With the rank and the communicator that each is of.
+    listeners: Vec<((usize, u32), Arc<Listener>)>,
     aborts: Vec<(usize, Notice)>,
+}
+
+/// A rank's progress on a communicator. It stays until all members are done: those that close later look at it.
+struct Tracked {
+    progress: Arc<Progress>,
+    forgotten: bool,
 }
 
 /// One thread's rank.
@@ -201,12 +208,12 @@ impl Control for Local {
     }
 
     fn track(&self, comm: u32) -> Arc<Progress> {
-        let new = || Arc::new(Progress::new(&self.world.secret, comm));
-        lock(&self.world.table).progress.entry((comm, self.rank)).or_insert_with(new).clone()
+        let new = || Tracked { progress: Arc::new(Progress::new(&self.world.secret, comm)), forgotten: false };
+        lock(&self.world.table).progress.entry((comm, self.rank)).or_insert_with(new).progress.clone()
     }
 
     fn disagreement(&self, comm: u32, members: &[usize]) -> Option<Disagreement> {
-        let of = |rank: usize| lock(&self.world.table).progress.get(&(comm, rank)).cloned();
+        let of = |rank: usize| Some(lock(&self.world.table).progress.get(&(comm, rank))?.progress.clone());
         let ours = of(self.rank)?.calls();
         members.iter().filter(|&&rank| rank != self.rank).find_map(|&rank| {
             let calls = first_difference(&ours, &of(rank)?.calls())?;
@@ -219,7 +226,7 @@ impl Control for Local {
         Ok((0..self.world.size)
             .map(|rank| PeerHealth {
                 silent_for: Duration::ZERO,
-                progress: table.progress.get(&(comm, rank)).map(|p| p.snapshot()),
+                progress: table.progress.get(&(comm, rank)).map(|tracked| tracked.progress.snapshot()),
                 gone: table.left[rank].then(|| "it dropped its communicator".to_owned()),
             })
             .collect())
@@ -242,7 +249,7 @@ impl Control for Local {
         let listeners: Vec<Arc<Listener>> = {
             let mut table = lock(&self.world.table);
             table.aborts.push((self.rank, notice.clone()));
-            table.listeners.iter().filter(|(r, _)| *r != self.rank).map(|(_, l)| l.clone()).collect()
+            table.listeners.iter().filter(|((r, _), _)| *r != self.rank).map(|(_, l)| l.clone()).collect()
         };
         for listener in listeners {
             listener(&notice);
@@ -250,11 +257,22 @@ impl Control for Local {
         self.world.changed.notify_all();
     }
 
-    fn subscribe(&self, listener: Listener) {
+    fn forget(&self, comm: u32, members: &[usize]) {
+        let mut table = lock(&self.world.table);
+        table.listeners.retain(|(of, _)| *of != (self.rank, comm));
+        if let Some(ours) = table.progress.get_mut(&(comm, self.rank)) {
+            ours.forgotten = true;
+        }
+        if members.iter().all(|&rank| table.progress.get(&(comm, rank)).is_some_and(|tracked| tracked.forgotten)) {
+            members.iter().for_each(|&rank| drop(table.progress.remove(&(comm, rank))));
+        }
+    }
+
+    fn subscribe(&self, comm: u32, listener: Listener) {
         let listener = Arc::new(listener);
         let past: Vec<Notice> = {
             let mut table = lock(&self.world.table);
-            table.listeners.push((self.rank, listener.clone()));
+            table.listeners.push(((self.rank, comm), listener.clone()));
             table.aborts.iter().filter(|(from, _)| *from != self.rank).map(|(_, n)| n.clone()).collect()
         };
         for notice in past {
@@ -277,11 +295,11 @@ impl Control for Local {
             (table.listeners.clone(), table.aborts.clone())
         };
         for (from, notice) in &aborts {
-            listeners.iter().filter(|(rank, _)| rank != from && *rank != self.rank).for_each(|(_, l)| l(notice));
+            listeners.iter().filter(|((rank, _), _)| rank != from && *rank != self.rank).for_each(|(_, l)| l(notice));
         }
         let mut table = lock(&self.world.table);
         table.left[self.rank] = true;
-        table.listeners.retain(|(rank, _)| *rank != self.rank);
+        table.listeners.retain(|((rank, _), _)| *rank != self.rank);
         let listeners: Vec<Arc<Listener>> = table.listeners.iter().map(|(_, l)| l.clone()).collect();
         drop(table);
         for listener in listeners {
@@ -297,12 +315,13 @@ mod tests {
 
     #[test]
     fn a_rank_that_leaves_after_an_abort_is_not_missed_before_that_is_known() {
-        let ranks: Vec<Arc<Local>> = Local::world(3, &Config::default(), None).unwrap().into_iter().map(Arc::new).collect();
+        let ranks: Vec<Arc<Local>> =
+            Local::world(3, &Config::default(), None).unwrap().into_iter().map(Arc::new).collect();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let (one, two) = (ranks[1].clone(), heard.clone());
         // The first to hear leaves before the last one has heard.
-        ranks[1].subscribe(Box::new(move |_| one.close()));
-        ranks[2].subscribe(Box::new(move |notice| lock(&two).push(matches!(notice, Notice::Abort { from: 0, .. }))));
+        ranks[1].subscribe(0, Box::new(move |_| one.close()));
+        ranks[2].subscribe(0, Box::new(move |notice| lock(&two).push(matches!(notice, Notice::Abort { from: 0, .. }))));
         ranks[0].abort(0, "no more");
         assert_eq!(*lock(&heard), [true, false, true], "the abort, that rank 1 has left, the abort again");
     }

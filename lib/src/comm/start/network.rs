@@ -282,8 +282,8 @@ impl Control for Network {
         self.session.abort(comm, reason);
     }
 
-    fn subscribe(&self, listener: Box<dyn Fn(&Notice) + Send + Sync>) {
-        self.session.on_event(Box::new(move |event| {
+    fn subscribe(&self, comm: u32, listener: Box<dyn Fn(&Notice) + Send + Sync>) {
+        let hear = Box::new(move |event: &Event| {
             listener(&match event {
                 Event::RankLost { rank, detail } => Notice::Lost { rank: *rank, detail: detail.clone() },
                 Event::Abort { from, comm, reason } => {
@@ -293,7 +293,12 @@ impl Control for Network {
                 Event::StoreLost { detail } => Notice::StoreLost { detail: detail.clone() },
                 Event::RankLeft { .. } => Notice::Left,
             });
-        }));
+        });
+        self.session.on_event_of(comm, hear);
+    }
+
+    fn forget(&self, comm: u32, _members: &[usize]) {
+        self.session.forget(comm);
     }
 
     fn silence_limit(&self) -> Duration {
@@ -313,7 +318,10 @@ impl Control for Network {
     }
 
     fn close(&self) {
-        self.relay_on();
+        // After a panic the ranks that it relays between end as well.
+        if !std::thread::panicking() {
+            self.relay_on();
+        }
         self.session.close();
     }
 }

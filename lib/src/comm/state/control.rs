@@ -106,8 +106,10 @@ pub(crate) trait Control: Send + Sync {
     fn has_left(&self, rank: usize) -> bool;
     /// Tells all others that `comm` has failed.
     fn abort(&self, comm: u32, reason: &str);
-    /// Calls `listener` for every notice, past ones included.
-    fn subscribe(&self, listener: Box<dyn Fn(&Notice) + Send + Sync>);
+    /// Calls `listener` for every notice, past ones included, until `comm` is forgotten.
+    fn subscribe(&self, comm: u32, listener: Box<dyn Fn(&Notice) + Send + Sync>);
+    /// We do not use `comm`, of these members, any more.
+    fn forget(&self, comm: u32, members: &[usize]);
     /// How long a rank may be silent before it counts as stopped.
     fn silence_limit(&self) -> Duration;
     /// The pairs of ranks of the world that only reach each other through others.

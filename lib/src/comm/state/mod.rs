@@ -85,11 +85,12 @@ impl State {
         });
         // Weak: the control plane outlives the communicator.
         let weak = Arc::downgrade(&state);
-        state.control.subscribe(Box::new(move |notice| {
+        let hear = move |notice: &Notice| {
             if let Some(state) = weak.upgrade() {
                 state.notice(notice);
             }
-        }));
+        };
+        state.control.subscribe(id, Box::new(hear));
         Ok(state)
     }
 
@@ -370,6 +371,15 @@ impl Supervisor for State {
             return error;
         }
         self.fail_everywhere(Error::Mismatch { rank: self.rank, peer, ours: Box::new(ours), theirs: Box::new(theirs) })
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // In a forked child a lock may be held for ever.
+        if self.origin.is_here() {
+            self.control.forget(self.id, &self.members);
+        }
     }
 }
 
