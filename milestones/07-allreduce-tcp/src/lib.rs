@@ -88,6 +88,10 @@ fn start(over: &Over, args: &Args) -> Result<i32> {
         println!("{text}");
     }
     let ranks = args.ranks.unwrap_or(4);
+    // Input, output and what is received by hand at every rank; the root of the naive way receives a whole buffer.
+    let largest = counts(args).into_iter().max().unwrap_or(0) * size_of::<f32>();
+    let buffers = largest.saturating_mul(2 * ranks + 2) as u64;
+    program_kit::memory::suffices(format_args!("{ranks} ranks"), buffers, "a smaller --bytes, or fewer --ranks,")?;
     let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
     if code == 0 && over.transport == TransportChoice::Tcp && (2..=THREADS).contains(&ranks) {
         cards::table(ranks, &counts(args), args.iters)?;

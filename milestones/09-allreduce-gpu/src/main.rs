@@ -34,5 +34,8 @@ fn start(options: &Options) -> Result<i32> {
         return Err(Error::Unsupported { what: "CUDA".to_owned(), detail: "the driver sees no GPU".to_owned() }.into());
     }
     let ranks = if options.ranks == 0 { gpus.clamp(2, 8) } else { options.ranks };
+    // What a rank has on the host at one time: its input, and the expected or the received output.
+    let buffers = options.bytes.iter().copied().max().unwrap_or(0).saturating_mul(2 * ranks) as u64;
+    program_kit::memory::suffices(format_args!("{ranks} ranks"), buffers, "a smaller --bytes, or fewer --ranks,")?;
     Ok(Launcher::new(ranks).plain_rank0(true).run_self()?)
 }

@@ -14,6 +14,7 @@ mod pin;
 mod plot;
 mod probe;
 mod record;
+mod room;
 mod row;
 mod session;
 mod stats;
@@ -25,6 +26,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser as _;
+use program_kit::memory::Lack;
 use program_kit::output::Output;
 use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Error, ReduceOp};
@@ -41,9 +43,12 @@ fn main() -> ExitCode {
     match args.replay.around(launch::is_rank(), || run(&args, &plan)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            if !error.is::<room::Said>() {
+                eprintln!("error: {error:#}");
+            }
             match error.downcast_ref::<Error>() {
                 Some(Error::Unsupported { .. }) => ExitCode::from(CANNOT_RUN_HERE),
+                _ if error.is::<Lack>() || error.is::<room::Said>() => ExitCode::from(CANNOT_RUN_HERE),
                 _ if error.is::<program_kit::Usage>() => ExitCode::from(2),
                 _ => ExitCode::FAILURE,
             }
@@ -61,11 +66,13 @@ fn run(args: &Args, plan: &Plan) -> Result<u8> {
     }
     if plan.threads {
         plan.cases(ranks).map_err(anyhow::Error::msg)?;
+        room::on_this_machine(args, plan, ranks)?;
         return verdict(threads(args, plan, ranks)?, true);
     }
     if !launch::is_rank() {
         plan.cases(ranks).map_err(anyhow::Error::msg)?;
         plan.config()?;
+        room::on_this_machine(args, plan, ranks)?;
         let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
         return Ok(u8::try_from(code).unwrap_or(1));
     }
@@ -76,6 +83,7 @@ fn run(args: &Args, plan: &Plan) -> Result<u8> {
 
 /// One rank, from its communicator to the end. Its failure ends the other ranks too, which would wait for it.
 fn rank(comm: Comm, args: &Args, plan: &Plan) -> Result<u64> {
+    room::on_every_host(&comm, args, plan)?;
     let wrong = match (args.split, args.explain) {
         (Some(parts), _) => part(&comm, parts, args, plan),
         (None, true) => explain::run(&comm, args, plan),

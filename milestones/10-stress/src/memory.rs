@@ -145,6 +145,15 @@ impl Arena {
     }
 }
 
+/// Bytes of a run's memory that its rows write: up to so many in and out, in regions for rows of `most` bytes.
+pub(crate) fn touched([input, output]: [u64; 2], most: usize, buffers: Buffers) -> u64 {
+    match buffers {
+        Buffers::Reused | Buffers::Symmetric => input + output,
+        Buffers::Fresh => 2 * most.max(2 * last_level_cache()) as u64,
+        Buffers::Registered => 2 * most as u64,
+    }
+}
+
 /// Bytes of the last-level cache as the kernel reports it, or else a typical server's.
 fn last_level_cache() -> usize {
     let text = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use assert_cmd::Command;
 use assert_cmd::assert::Assert;
+use program_kit::port::Port;
 
 const COLLECTIVES: [&str; 11] = [
     "all_reduce",
@@ -53,6 +54,25 @@ fn all_right(line: &str) -> String {
     assert!(text.contains("# Out of bounds values : 0 OK"), "{line}: {text}");
     assert!(text.contains("# Avg bus bandwidth"), "{line}: {text}");
     text
+}
+
+#[test]
+fn a_run_that_does_not_fit_is_refused_before_it_starts() {
+    let too_much = "-b 1024G -e 1024G -n 1 -w 0 --ranks";
+    for line in [format!("{too_much} 8"), format!("{too_much} 8 --transport inproc")] {
+        let assert = stress(&line).code(3);
+        let text = stderr(&assert);
+        assert!(text.starts_with("error: 8 ranks would need 16384.06 GiB of memory, "), "{text}");
+        assert!(text.lines().count() == 1 && stdout(&assert).is_empty(), "{text}");
+    }
+    // A rank that somebody else has started: its world is one rank.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stress"));
+    command.args("-b 1024G -e 1024G --buffers fresh".split_whitespace()).env("TINYNCCL_TUNE", "0");
+    let port = Port::loopback();
+    command.envs([("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")]);
+    command.env("MASTER_PORT", port.at.port().to_string());
+    let text = stderr(&command.timeout(Duration::from_secs(120)).assert().code(3));
+    assert!(text.contains("error: 1 ranks of host ") && text.contains("would need 2048.01 GiB"), "{text}");
 }
 
 #[test]

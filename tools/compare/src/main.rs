@@ -26,6 +26,7 @@ use clap::{CommandFactory as _, Parser as _};
 
 use args::{Args, Command, Part, Transport};
 use program::{Program, Role};
+use program_kit::memory;
 use program_kit::process::{self, Outcome};
 use program_kit::stats::median;
 use results::{Column, Measured, Run, Summary};
@@ -51,6 +52,10 @@ fn main() -> Result<()> {
     if !args.stress.is_file() {
         bail!("{} is not there; scripts/compare-peers builds it, and the peers' benchmarks", args.stress.display());
     }
+    // The programs run one after the other; each rank has an input and an output.
+    let ranks = args.parts().iter().map(|part| part.ranks).max().unwrap_or(0);
+    let buffers = (2 * args.max as u64).saturating_mul(u64::from(ranks));
+    memory::suffices(format_args!("{ranks} ranks"), buffers, "a smaller -e")?;
     std::fs::write(args.programs.join(PROBE), [0; 4096]).context("writing the file that ranks probe through")?;
     let start = Instant::now();
     let facts = facts::facts(&args.programs);

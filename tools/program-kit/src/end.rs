@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Error, Result};
 
+use crate::memory::Lack;
+
 /// Exit status of a program that lacks what it needs: a device, a driver, a feature of the build. Test runners know 77
 /// as "skipped".
 pub const UNAVAILABLE: u8 = 77;
@@ -25,7 +27,7 @@ impl std::fmt::Display for Usage {
 impl std::error::Error for Usage {}
 
 /// The return value of `main`: the exit code in `result`. An error is printed as one line, and gives [`UNAVAILABLE`]
-/// where `lacks` says that the machine or the build lacks something, 2 where it is a [`Usage`], else 1.
+/// where `lacks` says that the machine or the build lacks something, or memory does ([`Lack`]), 2 where it is a [`Usage`], else 1.
 pub fn exit_code(result: Result<i32>, lacks: impl FnOnce(&Error) -> bool) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
@@ -34,7 +36,7 @@ pub fn exit_code(result: Result<i32>, lacks: impl FnOnce(&Error) -> bool) -> Exi
             let word = red("error:", std::io::stderr().is_terminal());
             let _ = std::io::stderr().write_all(format!("{word} {error:#}\n").as_bytes());
             match () {
-                () if lacks(&error) => ExitCode::from(UNAVAILABLE),
+                () if error.is::<Lack>() || lacks(&error) => ExitCode::from(UNAVAILABLE),
                 () if error.is::<Usage>() => ExitCode::from(USAGE),
                 () => ExitCode::FAILURE,
             }

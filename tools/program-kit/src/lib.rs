@@ -4,6 +4,7 @@
 //! size       4M on a command line is 4194304 bytes
 //! end        an error is one line; status 77 says that the machine lacks what the program needs, 2 that usage was wrong
 //! machine    the processor's name, the cores, and a thread on one of them
+//! memory     what the machine and the control groups leave
 //! stats      medians
 //! output     a file that appears when it is complete
 //! source     where an item of a source file ends
@@ -17,6 +18,7 @@
 pub mod again;
 pub mod end;
 pub mod machine;
+pub mod memory;
 pub mod nodes;
 pub mod output;
 pub mod port;

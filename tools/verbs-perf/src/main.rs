@@ -81,6 +81,8 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<i32> {
     if !launch::is_rank() {
+        // What is sent and what is received.
+        program_kit::memory::suffices("2 ranks", args.bytes.saturating_mul(4) as u64, "a smaller --bytes")?;
         return Ok(Launcher::new(2).plain_rank0(true).run_self()?);
     }
     let rank: usize = std::env::var("RANK").context("RANK")?.parse().context("RANK")?;
