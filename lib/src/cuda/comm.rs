@@ -222,7 +222,10 @@ impl DeviceComm {
     /// Makes waiting kernels exit, from any thread; later calls give [`Error::Aborted`]. A host communicator also
     /// notifies the other ranks; for ranks of [`DeviceComm::local`] call it on each.
     pub fn abort(&self) {
-        let reason = "abort was called on the device's communicator";
+        self.abort_because("abort was called on the device's communicator");
+    }
+
+    fn abort_because(&self, reason: &str) {
         self.path.abort(aborted(self.rank, reason));
         if let Some(host) = &self.host {
             host.abort(reason);
@@ -357,7 +360,7 @@ impl Drop for DeviceComm {
         }
         if std::thread::panicking() {
             // Calls in the streams, and the other ranks, may wait for calls that we will not make.
-            self.abort();
+            self.abort_because("it panicked, and its communicator on the device was dropped by that");
         }
         if let Err(error) = self.synchronize() {
             log::debug!("rank {} leaves after: {error}", self.rank);

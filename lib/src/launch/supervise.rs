@@ -29,11 +29,13 @@ enum Ending {
     Killed(Instant),
 }
 
-/// A rank that ended while the others were free to go on.
+/// A rank that ended.
 #[derive(Debug, Clone, Copy)]
 struct Ended {
     rank: usize,
     status: ExitStatus,
+    /// We had sent it a signal to end.
+    made_to: bool,
 }
 
 struct Ranks<'a> {
@@ -41,7 +43,7 @@ struct Ranks<'a> {
     server: &'a Server,
     /// `None` once it has ended.
     children: Vec<Option<Child>>,
-    /// Those that ended before we sent a signal, in that order.
+    /// In the order in which we noticed.
     ended: Vec<Ended>,
     /// The failure that was named.
     named: Option<Ended>,
@@ -110,9 +112,8 @@ impl Ranks<'_> {
                 self.server.rank_failed(rank, how(status));
                 log::info!("rank {rank} {}", how(status));
             }
-            if let Ending::No | Ending::Grace(_) = self.ending {
-                self.ended.push(Ended { rank, status });
-            }
+            let made_to = !matches!(self.ending, Ending::No | Ending::Grace(_));
+            self.ended.push(Ended { rank, status, made_to });
         }
         if let (Ending::No, true) = (self.ending, self.ended.iter().any(|e| !e.status.success())) {
             self.ending = Ending::Grace(deadline_after(self.launcher.grace));
@@ -126,7 +127,7 @@ impl Ranks<'_> {
     fn name(&mut self, now: bool) {
         let went = self.server.went();
         let place = |rank: usize| went.iter().position(|(other, _)| *other == rank).unwrap_or(went.len());
-        let order = |e: &&Ended| (place(e.rank), e.status.signal().is_none());
+        let order = |e: &&Ended| (e.made_to, place(e.rank), e.status.signal().is_none());
         let Some(&first) = self.ended.iter().filter(|e| !e.status.success()).min_by_key(order) else { return };
         if let Some(named) = self.named {
             // The kernel closes a killed process's sockets before we hear of it.

@@ -81,11 +81,13 @@ fn job() {
         std::process::exit(launcher.run_self().expect("ranks that start"));
     }
     let comm = Comm::from_env_with(config()).expect("a communicator");
-    comm.barrier().expect("all are here");
+    let met = comm.barrier();
     if comm.rank() == VICTIM {
+        met.expect("no other rank has ended");
         return victim(comm, end, flight);
     }
-    let error = survive(&comm, flight).expect_err("a rank ends");
+    // It may have ended before this rank has seen that all are here.
+    let error = met.and_then(|()| survive(&comm, flight)).expect_err("a rank ends");
     println!("\nerror: {error}");
     drop(comm);
     std::process::exit(1);
