@@ -30,7 +30,7 @@ pub struct LocalAddress {
 /// loopback.
 ///
 /// IPv6 link-local addresses mean nothing without an interface at the other end and are left out; so are the bridges of
-/// container and virtual-machine managers, unless named.
+/// container and virtual-machine managers and IPv4 link-local addresses, unless their interface is named.
 pub fn local_addresses(config: &Config) -> Result<Vec<LocalAddress>> {
     select(all(if_addrs::Interface::is_oper_up)?, config.interface.as_deref())
 }
@@ -70,26 +70,46 @@ pub fn with_loopback(config: &Config) -> Result<Vec<LocalAddress>> {
     Ok(all)
 }
 
-/// Filters and orders.
+/// Filters and orders. Of several names one is enough, as with NCCL's `NCCL_SOCKET_IFNAME`: a list may be that of all
+/// hosts.
 pub(super) fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result<Vec<LocalAddress>> {
-    all.retain(|a| !matches!(a.ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) && !a.ip.is_unspecified());
     all.sort_by_key(|a| (a.loopback, a.ip.is_ipv6()));
     let Some(names) = NameFilter::parse(filter) else {
-        all.retain(|a| !is_bridge(&a.interface));
+        all.retain(|a| is_usable(a.ip) && !is_link_local(a.ip) && !is_bridge(&a.interface));
         return Ok(all);
     };
-    let up: Vec<String> = all.iter().map(|a| format!("{} ({})", a.interface, a.ip)).collect();
-    let wrong = |detail: String| {
-        let detail = format!("{detail}; interfaces that are up: {}", up.join(", "));
-        Error::config("TINYNCCL_IFNAME", names.text, detail)
-    };
-    let unknown = names.names.iter().find(|n| !all.iter().any(|a| names.fits(n, &a.interface)));
-    if let Some(unknown) = unknown.filter(|_| !names.excluded) {
-        let how = if names.exact { "is" } else { "begins with" };
-        return Err(wrong(format!("no interface's name {how} {unknown:?}")));
+    let by_name = |a: &LocalAddress| names.lets_through(&a.interface) && (!names.excluded || !is_link_local(a.ip));
+    let chosen: Vec<LocalAddress> = all.iter().filter(|a| is_usable(a.ip) && by_name(a)).cloned().collect();
+    if !chosen.is_empty() {
+        return Ok(chosen);
     }
-    all.retain(|a| names.lets_through(&a.interface));
-    if all.is_empty() { Err(wrong("it leaves no interface".to_owned())) } else { Ok(all) }
+    let up: Vec<String> = all.iter().map(|a| format!("{} ({})", a.interface, a.ip)).collect();
+    let only_link_local = all.iter().find(|a| names.lets_through(&a.interface));
+    let what = match (only_link_local, names.excluded) {
+        (Some(a), _) => format!(
+            "{} has no other address than link-local ones, which need an interface at the other end",
+            a.interface
+        ),
+        (None, true) => "it leaves no interface".to_owned(),
+        (None, false) => {
+            let how = if names.exact { "is" } else { "begins with" };
+            format!("no interface's name {how} {}", names.quoted())
+        }
+    };
+    let detail = format!("{what}; interfaces that are up: {}", up.join(", "));
+    Err(Error::config("TINYNCCL_IFNAME", names.text, detail))
+}
+
+/// Whether another host can be told of it.
+fn is_usable(ip: IpAddr) -> bool {
+    !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) && !ip.is_unspecified()
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }
 
 /// A setting that chooses interfaces or devices: the beginnings of their names, or after `=` whole names; with `^` in
@@ -109,6 +129,12 @@ impl<'a> NameFilter<'a> {
         let (rest, exact) = rest.strip_prefix('=').map_or((rest, false), |rest| (rest, true));
         let names = rest.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
         Some(NameFilter { text, names, excluded, exact })
+    }
+
+    /// Its names, for people.
+    fn quoted(&self) -> String {
+        let names: Vec<String> = self.names.iter().map(|name| format!("{name:?}")).collect();
+        if names.is_empty() { "anything: the list is empty".to_owned() } else { names.join(" or ") }
     }
 
     fn fits(&self, one: &str, name: &str) -> bool {
@@ -272,10 +298,34 @@ mod tests {
 
     #[test]
     fn an_unknown_name_lists_what_there_is() {
-        let e = select(host(), Some("eth0,eno1")).unwrap_err().to_string();
-        assert!(e.contains("TINYNCCL_IFNAME") && e.contains("\"eno1\"") && e.contains("ib0 (192.168.7.3)"), "{e}");
+        let e = select(host(), Some("ens,eno1")).unwrap_err().to_string();
+        for word in ["TINYNCCL_IFNAME", "\"ens\" or \"eno1\"", "ib0 (192.168.7.3)", "eth0 (fe80::1)"] {
+            assert!(e.contains(word), "no {word}: {e}");
+        }
         let e = select(host(), Some("^e,i,d,l")).unwrap_err().to_string();
         assert!(e.contains("leaves no interface"), "{e}");
+    }
+
+    #[test]
+    fn one_name_of_a_list_is_enough() {
+        assert_eq!(names(Some("bond0,ib,ens")), ["ib0 192.168.7.3"]);
+        assert_eq!(names(Some("=ib,ib0")), ["ib0 192.168.7.3"]);
+        assert_eq!(names(Some("ib0,,")), ["ib0 192.168.7.3"]);
+        for none in [",", "=", "ib00", "=ib", "IB0"] {
+            assert!(select(host(), Some(none)).is_err(), "{none}");
+        }
+    }
+
+    #[test]
+    fn link_local_addresses_are_used_only_where_they_can_be_and_are_meant() {
+        let all =
+            || vec![address("p0", "169.254.3.4", 16), address("p1", "fe80::2", 64), address("lo", "127.0.0.1", 8)];
+        let names = |filter| select(all(), filter).map(|all| all.into_iter().map(|a| a.interface).collect::<Vec<_>>());
+        assert_eq!(names(None).unwrap(), ["lo"]);
+        assert_eq!(names(Some("p0")).unwrap(), ["p0"]);
+        assert_eq!(names(Some("^p1")).unwrap(), ["lo"]);
+        let e = names(Some("p1")).unwrap_err().to_string();
+        assert!(e.contains("p1 has no other address than link-local") && e.contains("p1 (fe80::2)"), "{e}");
     }
 
     #[test]
