@@ -35,6 +35,14 @@ impl Comm {
         values.map_err(|error| state.exchange_failed(what, error))
     }
 
+    /// Makes this rank's bytes of [`Comm::exchange_bytes`] known, and waits for none of the others.
+    pub fn offer_bytes(&self, what: &str, ours: &[u8]) -> Result<()> {
+        let state = &self.inner.state;
+        state.check(|| what.to_owned())?;
+        let offered = state.control.offer(&state.key(&format!("bytes: {what}")), &state.members, ours.to_vec());
+        offered.map_err(|error| state.exchange_failed(what, error))
+    }
+
     /// Every rank's value, in rank order, through the rendezvous; for set-up. Once per `what`.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
         self.inner.state.exchange(what, value)

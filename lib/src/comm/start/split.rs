@@ -4,13 +4,14 @@ use std::sync::atomic::Ordering;
 
 use crate::comm::Comm;
 use crate::comm::state::State;
-use crate::error::Result;
+use crate::comm::state::control::encode;
+use crate::error::{Error, Result};
 use crate::threads::lock;
 use crate::trace::{self, Span};
 
 /// Each rank's message to the others: colour (or none), key, the number that its new communicator has if it is the
-/// first in it.
-type Vote = (Option<u32>, i32, u32);
+/// first in it; or why it does not take part.
+type Vote = Result<(Option<u32>, i32, u32), String>;
 
 impl Comm {
     /// Makes one communicator per colour, its ranks ordered by `key`, then by their rank here; `None` for ranks without
@@ -26,16 +27,22 @@ impl Comm {
     /// # Ok(())
     /// # }).unwrap();
     /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on every rank when one of them refused ([`Comm::refuse_split`]).
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Comm>> {
         let inner = &self.inner;
         let state = &inner.state;
-        state.check(|| "split".to_owned())?;
+        state.check(|| OP.to_owned())?;
         inner.drain();
         let begin = trace::now();
         let control = &state.control;
-        let turn = inner.splits.fetch_add(1, Ordering::Relaxed);
-        let vote: Vote = (color, key, control.numbers().give()?);
-        let votes: Vec<Vote> = state.exchange(&format!("split {turn}"), &vote)?;
+        let vote: Vote = Ok((color, key, control.numbers().give()?));
+        let votes: Vec<Vote> = state.exchange(&self.next_split(), &vote)?;
+        let refused = |(rank, vote): (usize, Vote)| {
+            vote.map_err(|why| Error::invalid(OP, format!("rank {rank} does not take part: {why}")))
+        };
+        let votes = votes.into_iter().enumerate().map(refused).collect::<Result<Vec<_>>>()?;
         // By colour, then in the order of the new ranks.
         let mut ranks: Vec<(u32, i32, usize)> =
             votes.iter().enumerate().filter_map(|(rank, v)| Some((v.0?, v.1, rank))).collect();
@@ -55,7 +62,24 @@ impl Comm {
         }
         Ok(Some(Comm::assemble(child, inner.local_rank, Some(tuned), inner._home.clone())))
     }
+
+    /// Tells the other ranks, in place of [`Comm::split`], that this one makes no call of it, and `why`. It waits for
+    /// none of them; their calls fail with that reason.
+    pub fn refuse_split(&self, why: &str) -> Result<()> {
+        let state = &self.inner.state;
+        state.check(|| OP.to_owned())?;
+        let (what, vote) = (self.next_split(), Vote::Err(why.to_owned()));
+        let offered = state.control.offer(&state.key(&what), &state.members, encode(&what, &vote)?);
+        offered.map_err(|error| state.exchange_failed(&what, error))
+    }
+
+    /// The name of the next exchange: all ranks split in the same order.
+    fn next_split(&self) -> String {
+        format!("{OP} {}", self.inner.splits.fetch_add(1, Ordering::Relaxed))
+    }
 }
+
+const OP: &str = "split";
 
 #[cfg(test)]
 mod tests {
@@ -63,6 +87,25 @@ mod tests {
 
     use crate::comm::Comm;
     use crate::{Config, ReduceOp, Result};
+
+    #[test]
+    fn a_rank_that_refuses_waits_for_none_and_the_others_hear_why() {
+        let ranks = Comm::threads(3, Config::default()).unwrap();
+        // Before the others have come.
+        ranks[1].refuse_split("its color is -2").unwrap();
+        std::thread::scope(|scope| {
+            let others = [&ranks[0], &ranks[2]].map(|rank| scope.spawn(|| rank.split(Some(0), 0).unwrap_err()));
+            for other in others {
+                let text = other.join().unwrap().to_string();
+                assert!(text.contains("rank 1 does not take part: its color is -2"), "{text}");
+            }
+        });
+        // The next one is a split of its own.
+        std::thread::scope(|scope| {
+            let all: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| rank.split(Some(0), 0).unwrap())).collect();
+            assert!(all.into_iter().all(|one| one.join().unwrap().is_some_and(|part| part.size() == 3)));
+        });
+    }
 
     /// Each rank splits both parents at once, in two threads.
     #[test]
