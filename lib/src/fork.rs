@@ -64,20 +64,21 @@ impl Origin {
 
 /// A descriptor with which peers hear of this process, and of its end: a forked child has something else at its number.
 #[derive(Debug)]
-pub(crate) struct Kept<T> {
+pub struct Kept<T> {
     // Dropped first: a number that is free again may be anybody's.
     _place: Place,
     inner: T,
 }
 
 impl<T: AsFd> Kept<T> {
-    pub(crate) fn new(inner: T) -> Kept<T> {
+    /// Keeps it from children that are forked from now on.
+    pub fn new(inner: T) -> Kept<T> {
         prepare();
         Kept { _place: Place::take(inner.as_fd().as_raw_fd()), inner }
     }
 
     /// From here on children have it, too.
-    pub(crate) fn into_inner(self) -> T {
+    pub fn into_inner(self) -> T {
         self.inner
     }
 }

@@ -60,6 +60,8 @@ mod unix;
 
 pub use comm::Comm;
 pub use config::Config;
+#[doc(hidden)]
+pub use fork::Kept;
 pub use secret::Secret;
 pub(crate) use tinynccl_plan::device;
 pub use tinynccl_plan::{Call, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp, Result};

@@ -55,7 +55,7 @@ pub use host::Host;
 pub use progress::{Health, Progress, RankState, Snapshot};
 pub(crate) use rendezvous::from_lookup as rendezvous_from;
 pub use rendezvous::{Rendezvous, rendezvous_from_env};
-pub use server::Server;
+pub use server::{Observer, Server, Standing};
 pub use session::Session;
 pub(crate) use store::HOSTS_STORE;
 pub use unique_id::UniqueId;

@@ -6,7 +6,7 @@ mod entrance;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -56,8 +56,40 @@ pub struct Server {
     pub(crate) hand_out: Option<HandOut>,
 }
 
+/// How far the ranks of a store have come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Standing {
+    /// None of them has registered.
+    Empty,
+    /// Some of them wait for the others.
+    Waiting,
+    /// All of them have come.
+    Formed,
+    /// They have left again, or they will not come together, or the store has ended.
+    Over,
+}
+
+/// Looks at a store, also after its owner has dropped it.
+#[derive(Debug, Clone)]
+pub struct Observer(Arc<Orders>);
+
+impl Observer {
+    /// How far its ranks have come, as of the store's last turn.
+    pub fn standing(&self) -> Standing {
+        match self.0.standing.load(Ordering::Acquire) {
+            0 => Standing::Empty,
+            1 => Standing::Waiting,
+            2 => Standing::Formed,
+            _ => Standing::Over,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Orders {
+    /// A [`Standing`].
+    standing: AtomicU8,
     stop: AtomicBool,
     bell: Arc<Doorbell>,
     /// Ranks whose processes have failed, and how.
@@ -89,6 +121,7 @@ struct Ends(Arc<Orders>);
 
 impl Drop for Ends {
     fn drop(&mut self) {
+        self.0.standing.store(Standing::Over as u8, Ordering::Release);
         self.0.enter(Life::Ended);
     }
 }
@@ -107,7 +140,8 @@ impl Server {
     /// says it. `ncclGetUniqueId` makes an id before anybody says how many ranks will use it.
     ///
     /// NCCL's communicators do not need those that they were split from. So this store goes on after it was dropped, as
-    /// long as this process and one of the ranks live.
+    /// long as this process and one of the ranks live. Ranks that do not fit together (one number twice, two sizes) will
+    /// never be complete, and nobody else ends their wait: all of them are told at once.
     pub fn open(bind: SocketAddr, secret: Secret, config: &Config) -> Result<Server> {
         Server::listen(bind, secret, None, config, LINGER)
     }
@@ -153,6 +187,7 @@ impl Server {
         let id = UniqueId::new(secret, advertised(address, config)?);
         let prefix = format!("rendezvous store at {address}: turned away");
         let orders = Arc::new(Orders {
+            standing: AtomicU8::new(Standing::Empty as u8),
             stop: AtomicBool::new(false),
             bell: Doorbell::new()?,
             failed: Mutex::default(),
@@ -209,6 +244,11 @@ impl Server {
     /// goodbye.
     pub(crate) fn went(&self) -> Vec<(usize, Option<String>)> {
         lock(&self.went).clone()
+    }
+
+    /// For who wants to know when the ranks have come, and when they have left.
+    pub fn observer(&self) -> Observer {
+        Observer(Arc::clone(&self.orders))
     }
 
     /// Waits for the end of the store, also after this was dropped.
@@ -339,6 +379,7 @@ impl Loop {
                 self.refused_seen.tick();
             }
             self.clients.retain(|c| c.phase != Phase::Gone);
+            orders.standing.store(self.store.standing() as u8, Ordering::Release);
         }
     }
 

@@ -10,6 +10,7 @@ use super::comms::Comms;
 use super::frame::Hello;
 use super::message::{Bytes, Cause, Failure, ToRank, ToStore};
 use super::progress::{Health, RankState};
+use super::server::Standing;
 use crate::threads::lock;
 
 /// In what a rank says of itself: the store ends with its process.
@@ -33,6 +34,8 @@ pub(crate) type Out = (usize, ToRank);
 pub(crate) struct Store {
     /// Empty until the size of the world is known.
     members: Vec<Option<Member>>,
+    /// Ranks that do not fit together end the meeting for all.
+    strict: bool,
     formed: bool,
     broken: Option<String>,
     /// Who started the ranks says so: no job that takes this one's place is to be waited for.
@@ -93,6 +96,7 @@ impl Store {
     pub(crate) fn new(world_size: Option<usize>) -> Self {
         Store {
             members: (0..world_size.unwrap_or(0)).map(|_| None).collect(),
+            strict: world_size.is_none(),
             formed: false,
             broken: None,
             certain: false,
@@ -172,6 +176,24 @@ impl Store {
             self.announce(|_| ToRank::Table { infos: infos.clone() });
         } else {
             self.out.push((rank, self.waiting()));
+        }
+    }
+
+    /// How far the ranks have come.
+    pub(crate) fn standing(&self) -> Standing {
+        match (self.members.iter().any(Option::is_some), self.formed) {
+            _ if self.broken.is_some() => Standing::Over,
+            (false, _) => Standing::Empty,
+            (true, false) => Standing::Waiting,
+            (true, true) if self.finished() => Standing::Over,
+            (true, true) => Standing::Formed,
+        }
+    }
+
+    /// A client with the right secret does not fit to the ranks that are here.
+    pub(crate) fn misfit(&mut self, reason: &str) {
+        if self.strict && !self.formed {
+            self.break_off(reason.to_owned());
         }
     }
 

@@ -180,7 +180,10 @@ impl Loop {
         let Some(client) = self.clients.get_mut(index) else { return };
         self.refused_seen.note(format!("{}: {}", client.address, refusal.reason));
         if refusal.note {
-            self.store.note(format!("a client at {} was refused: {}", client.address, refusal.reason));
+            let text = format!("a client at {} was refused: {}", client.address, refusal.reason);
+            self.store.note(text.clone());
+            self.store.misfit(&text);
+            self.deliver();
         }
         self.say_no(index, refusal.reason, refusal.again);
     }
