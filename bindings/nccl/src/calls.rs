@@ -45,10 +45,6 @@ fn make_scaled(
         // Inside a group the communicator may still have to be made.
         let size = member.size()?;
         let (kind, scale) = kind(&member, size)?;
-        if kind.count == 0 {
-            // As NCCL: no rank does anything.
-            return Ok(());
-        }
         let raw = RawCall::new(kind, input.cast(), output.cast());
         match scale {
             None if !group::is_open() => launch::plain(&member, Stream(stream), &raw),

@@ -1,6 +1,6 @@
 //! What ends badly: aborts while a call waits, ranks that die, ranks that disagree. Every one ends soon, and is named.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io::{BufRead, BufReader};
 use std::process::Child;
 use std::sync::mpsc::{Receiver, channel};
@@ -356,6 +356,92 @@ apart! {
                 assert!(text.contains(words), "no {words:?}: {text}");
             }
         }
+    }
+
+    // A rank that gives no elements makes a call like any other.
+    fn a_call_without_elements_is_compared() {
+        let disagree = |calls: &(dyn Fn(&Rank, *mut c_void) -> c_int + Sync), counts: [&str; 2]| {
+            let failed = std::sync::Barrier::new(2);
+            let texts = each(2, unique_id(), |rank| {
+                let memory = rank.memory(&[0; 64]);
+                let mut status = calls(&rank, memory.at_mut(0));
+                if status == SUCCESS {
+                    // A rank that only sends has done its part of that call.
+                    (status, _) = failure_of_a_call(&rank);
+                }
+                assert!(status == INVALID_USAGE || status == REMOTE_ERROR, "{status}: {}", last_error(rank.comm));
+                failed.wait();
+                let text = last_error(rank.comm);
+                ok(ncclCommAbort(rank.comm));
+                text
+            });
+            for text in texts {
+                for words in ["rank 0", "rank 1"].into_iter().chain(counts) {
+                    assert!(text.contains(words), "no {words:?}: {text}");
+                }
+            }
+        };
+        let count = |rank: &Rank| usize::from(rank.rank == 1);
+        let (i32s, sum) = (2, 0);
+        disagree(
+            &|rank, at| match ncclAllReduce(at, at, count(rank), i32s, sum, rank.comm, rank.stream()) {
+                SUCCESS => ncclAllReduce(at, at, 1, i32s, sum, rank.comm, rank.stream()),
+                failed => failed,
+            },
+            ["count 0", "count 1"],
+        );
+        disagree(&|rank, at| ncclBcast(at, 3 * count(rank), i32s, 1, rank.comm, rank.stream()), ["count 0", "count 3"]);
+        disagree(
+            &|rank, at| ncclAllGather(at, at.wrapping_byte_add(16), count(rank), i32s, rank.comm, rank.stream()),
+            ["count 0", "count 1"],
+        );
+        // In a group, where one rank's first call has no elements.
+        disagree(
+            &|rank, at| {
+                ok(ncclGroupStart());
+                let apart = at.wrapping_byte_add(32);
+                ok(ncclReduceScatter(at, apart, count(rank), i32s, sum, rank.comm, rank.stream()));
+                ok(ncclAllReduce(at, at, 1, i32s, sum, rank.comm, rank.stream()));
+                ncclGroupEnd()
+            },
+            ["count 0", "count 1"],
+        );
+        // A message of nothing, and one of 16 bytes.
+        disagree(
+            &|rank, at| match rank.rank {
+                0 => ncclSend(at, 0, i32s, 1, rank.comm, rank.stream()),
+                _ => ncclRecv(at, 4, i32s, 0, rank.comm, rank.stream()),
+            },
+            ["0", "16"],
+        );
+    }
+
+    // As NCCL matches them.
+    fn messages_without_elements_are_matched() {
+        each(2, unique_id(), |rank| {
+            let memory = rank.memory(&[7; 64]);
+            let peer = 1 - rank.rank as c_int;
+            let null = std::ptr::null_mut();
+            for grouped in [false, true] {
+                if grouped {
+                    ok(ncclGroupStart());
+                }
+                // The first message of the peer is the empty one.
+                if rank.rank == 0 {
+                    ok(ncclSend(null, 0, 2, peer, rank.comm, rank.stream()));
+                    ok(ncclSend(memory.at(0), 4, 2, peer, rank.comm, rank.stream()));
+                } else {
+                    ok(ncclRecv(null, 0, 2, peer, rank.comm, rank.stream()));
+                    ok(ncclRecv(memory.at_mut(16), 4, 2, peer, rank.comm, rank.stream()));
+                }
+                if grouped {
+                    ok(ncclGroupEnd());
+                }
+                rank.wait();
+            }
+            rank.still_works();
+            rank.destroy();
+        });
     }
 
     // PyTorch asks without a communicator.
