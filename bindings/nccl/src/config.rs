@@ -72,6 +72,12 @@ unsafe fn read(config: *const abi::Config) -> Result<abi::Config> {
     Ok(ours)
 }
 
+/// Flags `NCCL_CTA_POLICY_EFFICIENCY` and `NCCL_CTA_POLICY_ZERO`.
+const MOST_POLICY: c_int = 3;
+/// NCCL's `MAXCHANNELS`.
+const MOST_CHANNELS: c_int = 64;
+
+/// As NCCL checks its configurations.
 fn check(config: &abi::Config) -> Result<()> {
     let within = |name: &str, value: c_int, low: c_int, high: c_int| match value {
         UNDEFINED => Ok(()),
@@ -80,12 +86,20 @@ fn check(config: &abi::Config) -> Result<()> {
         _ => Err(Fault::argument(format!("{name} is {value}, expected {low} to {high}"))),
     };
     within("blocking", config.blocking, 0, 1)?;
-    within("cgaClusterSize", config.cga_cluster_size, 0, 8)?;
+    within("cgaClusterSize", config.cga_cluster_size, 0, c_int::MAX)?;
     within("minCTAs", config.min_ctas, 1, c_int::MAX)?;
     within("maxCTAs", config.max_ctas, 1, c_int::MAX)?;
     within("splitShare", config.split_share, 0, 1)?;
     within("collnetEnable", config.collnet_enable, 0, 1)?;
+    within("CTAPolicy", config.cta_policy, 0, MOST_POLICY)?;
     within("shrinkShare", config.shrink_share, 0, 1)?;
+    within("nvlsCTAs", config.nvls_ctas, 1, c_int::MAX)?;
+    within("nChannelsPerNetPeer", config.n_channels_per_net_peer, 1, MOST_CHANNELS)?;
+    within("nvlinkCentricSched", config.nvlink_centric_sched, 0, 1)?;
+    within("graphUsageMode", config.graph_usage_mode, 0, 2)?;
+    within("numRmaCtx", config.num_rma_ctx, 0, c_int::MAX)?;
+    within("maxP2pPeers", config.max_p2p_peers, 1, c_int::MAX)?;
+    within("graphStreamOrdering", config.graph_stream_ordering, 0, 1)?;
     if config.max_ctas != UNDEFINED && config.min_ctas > config.max_ctas {
         let (min, max) = (config.min_ctas, config.max_ctas);
         return Err(Fault::argument(format!("minCTAs is {min}, above maxCTAs, which is {max}")));
@@ -162,6 +176,35 @@ mod tests {
     }
 
     #[test]
+    fn what_has_a_meaning_for_nccl_is_taken() {
+        for config in [
+            abi::Config {
+                cga_cluster_size: 16,
+                cta_policy: 3,
+                nvls_ctas: 1,
+                n_channels_per_net_peer: 64,
+                ..abi::Config::NOTHING
+            },
+            abi::Config {
+                nvlink_centric_sched: 1,
+                graph_usage_mode: 2,
+                num_rma_ctx: 0,
+                max_p2p_peers: 1,
+                ..abi::Config::NOTHING
+            },
+            abi::Config {
+                graph_stream_ordering: 0,
+                traffic_class: -5,
+                split_share: 1,
+                collnet_enable: 0,
+                ..abi::Config::NOTHING
+            },
+        ] {
+            assert!(of(&config).is_ok(), "{config:?}");
+        }
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         for (config, word) in [
             (abi::Config { magic: 0, ..abi::Config::NOTHING }, "NCCL_CONFIG_INITIALIZER"),
@@ -169,6 +212,20 @@ mod tests {
             (abi::Config { blocking: 2, ..abi::Config::NOTHING }, "blocking is 2, expected 0 to 1"),
             (abi::Config { max_ctas: 0, ..abi::Config::NOTHING }, "maxCTAs is 0, expected 1 or more"),
             (abi::Config { min_ctas: 9, max_ctas: 8, ..abi::Config::NOTHING }, "minCTAs is 9, above maxCTAs"),
+            (abi::Config { cga_cluster_size: -1, ..abi::Config::NOTHING }, "cgaClusterSize is -1"),
+            (abi::Config { cta_policy: 77, ..abi::Config::NOTHING }, "CTAPolicy is 77, expected 0 to 3"),
+            (abi::Config { cta_policy: -1, ..abi::Config::NOTHING }, "CTAPolicy is -1"),
+            (abi::Config { nvls_ctas: -3, ..abi::Config::NOTHING }, "nvlsCTAs is -3"),
+            (
+                abi::Config { n_channels_per_net_peer: 0, ..abi::Config::NOTHING },
+                "nChannelsPerNetPeer is 0, expected 1 to 64",
+            ),
+            (abi::Config { n_channels_per_net_peer: 65, ..abi::Config::NOTHING }, "nChannelsPerNetPeer is 65"),
+            (abi::Config { nvlink_centric_sched: 2, ..abi::Config::NOTHING }, "nvlinkCentricSched is 2"),
+            (abi::Config { graph_usage_mode: 3, ..abi::Config::NOTHING }, "graphUsageMode is 3"),
+            (abi::Config { num_rma_ctx: -1, ..abi::Config::NOTHING }, "numRmaCtx is -1"),
+            (abi::Config { max_p2p_peers: 0, ..abi::Config::NOTHING }, "maxP2pPeers is 0"),
+            (abi::Config { graph_stream_ordering: 7, ..abi::Config::NOTHING }, "graphStreamOrdering is 7"),
         ] {
             let fault = of(&config).unwrap_err();
             assert!(fault.status == Status::InvalidArgument && fault.text.contains(word), "{fault:?}");

@@ -36,7 +36,9 @@ pub(crate) fn begin() {
         let _ = log::set_logger(&LOGGER);
         read();
         log::info!("{}", introduction());
-        let unused = settings::unused(std::env::vars());
+        let variables = settings::variables();
+        settings::not_done(&variables).iter().for_each(|line| log::warn!("{line}"));
+        let unused = settings::unused(&variables);
         if !unused.is_empty() {
             log::info!("not used by tinynccl: {}", unused.join(" "));
         }

@@ -70,24 +70,26 @@ pub(crate) use export_value;
 
 /// Runs the body of a function; `comm` is the communicator that a fault belongs to, or null.
 pub(crate) fn run<T: Into<Status>>(name: &'static str, comm: Handle, body: impl FnOnce() -> Result<T>) -> Status {
-    debug::begin();
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(done)) => done.into(),
-        Ok(Err(fault)) => failed(name, comm, fault),
-        Err(panic) => failed(name, comm, panicked(&*panic)),
-    }
+    let all = || {
+        debug::begin();
+        match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(Ok(done)) => done.into(),
+            Ok(Err(fault)) => failed(name, comm, fault),
+            Err(panic) => failed(name, comm, panicked(&*panic)),
+        }
+    };
+    // The outer net is for the log and the texts of errors.
+    catch_unwind(AssertUnwindSafe(all)).unwrap_or(Status::InternalError)
 }
 
 /// Runs the body of a function that cannot fail; `None` after a panic.
 pub(crate) fn caught<T>(name: &'static str, body: impl FnOnce() -> T) -> Option<T> {
-    debug::begin();
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(value) => Some(value),
-        Err(panic) => {
-            failed(name, std::ptr::null_mut(), panicked(&*panic));
-            None
-        }
-    }
+    let mut value = None;
+    run(name, std::ptr::null_mut(), || {
+        value = Some(body());
+        Ok(())
+    });
+    value
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Fault {

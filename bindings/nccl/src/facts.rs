@@ -8,10 +8,13 @@ use crate::handle::{Handle, handle};
 use crate::{last_error, version};
 
 export! {
-    /// Writes the version that this library stands for: 22809 (2.28.9), or `TINYNCCL_NCCL_VERSION`.
+    /// Writes the version that this library stands for: 22809 (2.28.9), or `TINYNCCL_NCCL_VERSION`. One that does not
+    /// parse is `ncclInvalidUsage`.
     fn ncclGetVersion / pncclGetVersion [] (version: *mut c_int) {
         // SAFETY: NULL or the caller's variable.
-        *unsafe { out("version", version) }? = version::version();
+        let version = unsafe { out("version", version) }?;
+        *version = version::version();
+        *version = version::checked()?;
         Ok(())
     }
 

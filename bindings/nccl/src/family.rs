@@ -1,6 +1,7 @@
 //! Communicators from communicators: split, shrink, grow.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::abi::{self, Status};
@@ -11,7 +12,8 @@ use crate::handle::{self, Handle};
 use crate::id::{self, Id};
 use crate::member::{Member, Phase, Ranks};
 use crate::start::{self, begin};
-use crate::{group, meet};
+use crate::visit::Door;
+use crate::{directory, group, meet};
 
 /// What a communicator that is there consists of. Jobs look again: they run when the communicator may be busy.
 fn ranks(member: &Member) -> Result<&Ranks> {
@@ -30,29 +32,56 @@ unsafe fn options(parent: &Member, config: *const abi::Config) -> Result<Options
 }
 
 fn split(comm: Handle, color: c_int, key: c_int, new: *mut Handle, config: *const abi::Config) -> Result<Status> {
-    // SAFETY: NULL or the caller's variable.
-    let new = unsafe { out("newcomm", new) }?;
-    *new = std::ptr::null_mut();
     let parent = handle::handle(comm)?;
     parent.parent()?;
-    let broken = || Fault::internal("the split gave the wrong ranks");
-    let Ok(color) = u32::try_from(color) else {
-        if color != abi::NO_COLOR {
-            return Err(Fault::argument(format!("color is {color}, expected 0 or more, or -1 (NCCL_SPLIT_NOCOLOR)")));
+    let checked = (|| {
+        // SAFETY: NULL or the caller's variable.
+        let new = unsafe { out("newcomm", new) }?;
+        *new = std::ptr::null_mut();
+        let color = match u32::try_from(color) {
+            Err(_) if color != abi::NO_COLOR => {
+                Err(Fault::argument(format!("color is {color}, expected 0 or more, or -1 (NCCL_SPLIT_NOCOLOR)")))
+            }
+            other => Ok(other.ok()),
+        }?;
+        // SAFETY: as NCCL asks: NULL, or initialised.
+        Ok((new, color, unsafe { options(&parent, config) }?))
+    })();
+    let refuse = {
+        let parent = parent.clone();
+        move |why: &Fault| refused(&parent, |ranks| ranks.comm.refuse_split(&why.text))
+    };
+    // In a group the other jobs are refused first, as the others make them first.
+    let (new, color, options) = match checked {
+        Ok(checked) => checked,
+        Err(fault) if group::is_open() => return group::refuse_later(&parent, fault, refuse),
+        Err(fault) => {
+            refuse(&fault);
+            return Err(fault);
         }
-        return group::meet(&parent, move |parent| match ranks(parent)?.comm.split(None, key)? {
+    };
+    let broken = || Fault::internal("the split gave the wrong ranks");
+    let Some(color) = color else {
+        let run = move |parent: &Arc<Member>| match ranks(parent)?.comm.split(None, key)? {
             None => Ok(()),
             Some(_) => Err(broken()),
-        });
+        };
+        return group::meet(&parent, run, refuse);
     };
-    // SAFETY: as NCCL asks: NULL, or initialised.
-    let options = unsafe { options(&parent, config) }?;
     let member = Member::starting(options, parent.ordinal(), None);
     let from = parent.clone();
-    begin(new, member, Some(&parent), move |member| {
+    let ranks = move |member: &Arc<Member>| {
         let comm = ranks(&from)?.comm.split(Some(color), key)?.ok_or_else(broken)?;
         meet::with_gpu(comm, member)
-    })
+    };
+    begin(new, member, Some(&parent), ranks, refuse)
+}
+
+/// Tells the other ranks of a communicator that this one does not take part.
+fn refused(parent: &Member, tell: impl FnOnce(&Ranks) -> tinynccl::Result<()>) {
+    if let Some(Err(error)) = parent.any_ranks().map(tell) {
+        log::debug!("communicator {}: the other ranks were not told: {error}", parent.name());
+    }
 }
 
 /// The place of `rank` among `size` ranks without `excluded`, and the first rank that stays.
@@ -107,12 +136,14 @@ fn shrink(
     let mut purpose = parent.next_meeting().to_le_bytes().to_vec();
     purpose.extend(excluded.iter().flat_map(|rank| rank.to_le_bytes()));
     let from = parent.clone();
-    begin(new, member, Some(&parent), move |member| {
+    let ranks = move |member: &Arc<Member>| {
         let roster = &ranks(&from)?.roster;
-        let comm =
-            meet::afresh(&roster.token, &purpose, &roster.doors[first], (rank, size), config, &|| member.is_stopped())?;
+        let door =
+            Door { addresses: &roster.doors[first], name: roster.token, number: directory::NO_NUMBER, stays: true };
+        let comm = meet::afresh(&roster.token, &purpose, door, (rank, size), config, &|| member.is_stopped())?;
         meet::with_gpu(comm, member)
-    })
+    };
+    begin(new, member, Some(&parent), ranks, |_| ())
 }
 
 fn grow(
@@ -124,34 +155,53 @@ fn grow(
     config: *const abi::Config,
 ) -> Result<Status> {
     // SAFETY: NULL or the caller's.
-    let id = unsafe { id.as_ref() }.map(Id::decode).transpose()?;
+    let id = unsafe { id.as_ref() }.map(Id::decode).transpose();
     if comm.is_null() {
-        let id = id.ok_or_else(|| Fault::argument("uniqueId is NULL: a new rank needs that of ncclCommGetUniqueId"))?;
+        let id =
+            id?.ok_or_else(|| Fault::argument("uniqueId is NULL: a new rank needs that of ncclCommGetUniqueId"))?;
         // SAFETY: as NCCL asks: NULL, or initialised.
         let options = unsafe { Options::of(config, &Options::standard()) }?;
         return start::by_id(new, size, &id::encoded(&id), rank, options);
     }
-    // SAFETY: NULL or the caller's variable.
-    let new = unsafe { out("newcomm", new) }?;
-    *new = std::ptr::null_mut();
     let parent = handle::handle(comm)?;
     parent.parent()?;
     let (own, before) = parent.place()?;
-    let size = usize::try_from(size).ok().filter(|&size| size > before);
-    let size =
-        size.ok_or_else(|| Fault::argument(format!("nRanks is not above {before}, the ranks that are there")))?;
-    if rank != -1 {
-        return Err(Fault::argument(format!("rank is {rank}, expected -1: ranks that are there keep theirs")));
-    }
-    // SAFETY: as NCCL asks: NULL, or initialised.
-    let options = unsafe { options(&parent, config) }?;
-    let config = meet::config(&options)?;
-    let member = Member::starting(options, parent.ordinal(), Some((own, size)));
+    let checked = (|| {
+        // SAFETY: NULL or the caller's variable.
+        let new = unsafe { out("newcomm", new) }?;
+        *new = std::ptr::null_mut();
+        let size = usize::try_from(size).ok().filter(|&size| size > before);
+        let size =
+            size.ok_or_else(|| Fault::argument(format!("nRanks is not above {before}, the ranks that are there")))?;
+        if rank != -1 {
+            return Err(Fault::argument(format!("rank is {rank}, expected -1: ranks that are there keep theirs")));
+        }
+        // SAFETY: as NCCL asks: NULL, or initialised.
+        let options = unsafe { options(&parent, config) }?;
+        Ok((new, size, id?, meet::config(&options)?, options))
+    })();
     let what = format!("grow {}", parent.next_meeting());
+    let refuse = {
+        let (parent, what) = (parent.clone(), what.clone());
+        let word = move |why: &Fault| [REFUSED, &own.to_string(), ": ", &why.text].concat();
+        move |why: &Fault| refused(&parent, |ranks| ranks.comm.offer_bytes(&what, word(why).as_bytes()))
+    };
+    let (new, size, id, config, options) = match checked {
+        Ok(checked) => checked,
+        Err(fault) => {
+            refuse(&fault);
+            return Err(fault);
+        }
+    };
+    let member = Member::starting(options, parent.ordinal(), Some((own, size)));
     let from = parent.clone();
-    begin(new, member, Some(&parent), move |member| {
+    let ranks = move |member: &Arc<Member>| {
         let ours = id.map(|id| id::encoded(&id).internal.to_vec()).unwrap_or_default();
         let all = ranks(&from)?.comm.exchange_bytes(&what, &ours)?;
+        let refusal = all.iter().find_map(|bytes| std::str::from_utf8(bytes).ok()?.strip_prefix(REFUSED));
+        if let Some(why) = refusal {
+            return Err(Fault::argument(format!("a rank does not take part: {REFUSED}{why}")));
+        }
         let given = all.iter().find_map(|bytes| bytes.as_slice().try_into().ok());
         let given = given.ok_or_else(|| {
             Fault::argument("no rank gave a uniqueId: one of those that are there gives that of ncclCommGetUniqueId")
@@ -160,8 +210,12 @@ fn grow(
         let comm = meet::by_id(&id, own, size, config, &|| member.is_stopped())?;
         from.grows.store(false, Ordering::Release);
         meet::with_gpu(comm, member)
-    })
+    };
+    begin(new, member, Some(&parent), ranks, refuse)
 }
+
+/// Begins what a rank says that does not grow; no id begins so.
+const REFUSED: &str = "rank ";
 
 export! {
     /// Makes a communicator for each colour, its ranks ordered by `key`, then by their rank here. Every rank calls it;

@@ -3,7 +3,7 @@
 use tinynccl::Error;
 
 use crate::abi::Status;
-use crate::version;
+use crate::{settings, version};
 
 /// Result of the functions below the C interface.
 pub(crate) type Result<T, E = Fault> = std::result::Result<T, E>;
@@ -54,6 +54,10 @@ impl From<Error> for Fault {
             Error::Bootstrap { .. } | Error::Os { .. } => Status::SystemError,
             Error::Cuda { .. } => Status::UnhandledCudaError,
             _ => Status::InternalError,
+        };
+        let error = match error {
+            Error::Config { name, value, detail } => Error::Config { name: settings::spelt(name), value, detail },
+            other => other,
         };
         Fault { status, text: error.to_string() }
     }

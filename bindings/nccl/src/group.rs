@@ -5,6 +5,7 @@
 //! communicator in their order, because one thread may hold several ranks; after them the calls are enqueued.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUstream;
@@ -23,6 +24,57 @@ pub(crate) struct Job {
     /// Whether the caller waits for it.
     pub(crate) blocking: bool,
     pub(crate) run: Box<dyn FnOnce() -> Result<()> + Send>,
+    /// Tells those who wait for it that it will not be done, and why.
+    pub(crate) refuse: Refuse,
+}
+
+/// Of a [`Job`].
+pub(crate) type Refuse = Box<dyn FnOnce(&Fault) + Send>;
+
+/// Jobs that one after the other are done or, if that does not happen, refused: no communicator stays in progress, and no
+/// rank waits for one that does not come.
+struct Lane {
+    jobs: VecDeque<Job>,
+    /// Why the rest is refused.
+    why: Option<Fault>,
+}
+
+impl Lane {
+    fn member(&self) -> Option<&Arc<Member>> {
+        self.jobs.front().map(|job| &job.member)
+    }
+
+    /// Does all of it; ends with the first failure.
+    fn run(mut self) -> Result<()> {
+        while let Some(job) = self.jobs.pop_front() {
+            (job.run)().inspect_err(|fault| self.why = Some(fault.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Does each of them; their failures are the communicators'.
+    fn run_each(mut self) {
+        while let Some(job) = self.jobs.pop_front() {
+            if let Err(fault) = (job.run)() {
+                log::warn!("communicator {}: {}", job.member.name(), fault.text);
+            }
+        }
+    }
+
+    fn refuse(mut self, why: &Fault) {
+        self.why = Some(why.clone());
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if self.jobs.is_empty() {
+            return;
+        }
+        let lost = || Fault::internal("the operation was not done: its thread has ended");
+        let why = self.why.take().unwrap_or_else(lost);
+        self.jobs.drain(..).for_each(|job| (job.refuse)(&why));
+    }
 }
 
 /// What a thread keeps until its outermost group ends.
@@ -92,6 +144,7 @@ pub(crate) fn wait(
 pub(crate) fn meet(
     member: &Arc<Member>,
     run: impl FnOnce(&Arc<Member>) -> Result<()> + Send + 'static,
+    refuse: impl FnOnce(&Fault) + Send + 'static,
 ) -> Result<Status> {
     let own = member.clone();
     let (member, blocking) = (member.clone(), member.is_blocking());
@@ -102,7 +155,19 @@ pub(crate) fn meet(
             }
         })
     };
-    job(Job { member, blocking, run: Box::new(kept) })
+    job(Job { member, blocking, run: Box::new(kept), refuse: Box::new(refuse) })
+}
+
+/// For a job whose arguments are wrong, inside a group: the ranks that wait for it are told when the group ends.
+pub(crate) fn refuse_later(
+    member: &Arc<Member>,
+    fault: Fault,
+    refuse: impl FnOnce(&Fault) + Send + 'static,
+) -> Result<Status> {
+    let (why, blocking) = (fault.clone(), member.is_blocking());
+    let never = Job { member: member.clone(), blocking, run: Box::new(|| Err(why)), refuse: Box::new(refuse) };
+    GROUP.with_borrow_mut(|group| group.jobs.push(never));
+    Err(fault)
 }
 
 /// Does a job: at once, or at the end of the group. `ncclInProgress` for one that the caller does not wait for.
@@ -114,7 +179,7 @@ pub(crate) fn job(job: Job) -> Result<Status> {
     if job.blocking {
         return (job.run)().map(|()| Status::Success);
     }
-    in_background(vec![job]).map(|()| Status::InProgress)
+    in_background(Lane { jobs: [job].into(), why: None }).map(|()| Status::InProgress)
 }
 
 fn start() {
@@ -136,7 +201,10 @@ pub(crate) fn together(work: impl FnOnce() -> Result<()>) -> Result<Status> {
     let outcome = work();
     let group = end()?;
     match (outcome, group) {
-        (Err(fault), _) => Err(fault),
+        (Err(fault), group) => {
+            group.into_iter().for_each(|group| refuse(group.jobs, &fault));
+            Err(fault)
+        }
         (Ok(()), None) => Ok(Status::Success),
         (Ok(()), Some(group)) => run(group),
     }
@@ -145,10 +213,10 @@ pub(crate) fn together(work: impl FnOnce() -> Result<()>) -> Result<Status> {
 fn run(group: Group) -> Result<Status> {
     if let Some(fault) = group.fault {
         let (jobs, calls) = (group.jobs.len(), group.calls.len());
-        return Err(Fault {
-            text: format!("{} (nothing of the group's {} was done)", fault.text, jobs + calls),
-            ..fault
-        });
+        let fault =
+            Fault { text: format!("{} (nothing of the group's {} was done)", fault.text, jobs + calls), ..fault };
+        refuse(group.jobs, &fault);
+        return Err(fault);
     }
     let status = jobs(group.jobs)?;
     let mut calls = group.calls;
@@ -158,26 +226,32 @@ fn run(group: Group) -> Result<Status> {
     Ok(status)
 }
 
+/// None of these jobs is done.
+fn refuse(jobs: Vec<Job>, why: &Fault) {
+    Lane { jobs: jobs.into(), why: None }.refuse(why);
+}
+
 fn jobs(jobs: Vec<Job>) -> Result<Status> {
     let background = jobs.iter().any(|job| !job.blocking);
-    let mut lanes: Vec<Vec<Job>> = Vec::new();
+    let mut lanes: Vec<Lane> = Vec::new();
     for job in jobs {
-        match lanes.iter_mut().find(|lane| Arc::ptr_eq(&lane[0].member, &job.member)) {
-            Some(lane) => lane.push(job),
-            None => lanes.push(vec![job]),
+        let same = lanes.iter_mut().find(|lane| lane.member().is_some_and(|member| Arc::ptr_eq(member, &job.member)));
+        match same {
+            Some(lane) => lane.jobs.push_back(job),
+            None => lanes.push(Lane { jobs: [job].into(), why: None }),
         }
     }
     if background {
-        lanes.into_iter().try_for_each(in_background)?;
-        return Ok(Status::InProgress);
+        // Each of them, also if a thread is missing for another.
+        let begun: Vec<Result<()>> = lanes.into_iter().map(in_background).collect();
+        return begun.into_iter().collect::<Result<()>>().map(|()| Status::InProgress);
     }
-    let in_order = |lane: Vec<Job>| lane.into_iter().try_for_each(|job| (job.run)());
     let Some(own) = lanes.pop() else { return Ok(Status::Success) };
     let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
         let spawn =
-            |lane| std::thread::Builder::new().name(NAME.to_owned()).spawn_scoped(scope, move || in_order(lane));
+            |lane: Lane| std::thread::Builder::new().name(NAME.to_owned()).spawn_scoped(scope, move || lane.run());
         let threads: Vec<_> = lanes.into_iter().map(spawn).collect();
-        let own = in_order(own);
+        let own = own.run();
         let panicked = || Err(Fault::internal("a thread of the group panicked"));
         let joined = threads.into_iter().map(|thread| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|_| panicked()),
@@ -195,15 +269,11 @@ fn not_spawned(error: &std::io::Error) -> Fault {
 }
 
 /// Runs jobs of one communicator in a thread of their own; their faults are the communicators'.
-fn in_background(lane: Vec<Job>) -> Result<()> {
-    let under_way: Vec<_> = lane.iter().map(|job| job.member.begin()).collect();
+fn in_background(lane: Lane) -> Result<()> {
+    let under_way: Vec<_> = lane.jobs.iter().map(|job| job.member.begin()).collect();
     let work = move || {
-        for (job, under_way) in lane.into_iter().zip(under_way) {
-            if let Err(fault) = (job.run)() {
-                log::warn!("communicator {}: {}", job.member.name(), fault.text);
-            }
-            drop(under_way);
-        }
+        lane.run_each();
+        drop(under_way);
     };
     std::thread::Builder::new().name(NAME.to_owned()).spawn(work).map(drop).map_err(|e| not_spawned(&e))
 }
@@ -223,9 +293,12 @@ export! {
 
     /// Ends a group and does nothing of it. The estimated time is -1: unknown.
     fn ncclGroupSimulateEnd / pncclGroupSimulateEnd [] (info: *mut abi::SimInfo) {
-        let group = end()?;
-        if let Some(fault) = group.and_then(|group| group.fault) {
-            return Err(fault);
+        if let Some(group) = end()? {
+            let simulated = Fault::usage("the group that makes it was ended by ncclGroupSimulateEnd, which does nothing of it");
+            refuse(group.jobs, group.fault.as_ref().unwrap_or(&simulated));
+            if let Some(fault) = group.fault {
+                return Err(fault);
+            }
         }
         if info.is_null() {
             return Ok(());
@@ -253,6 +326,13 @@ mod tests {
         Arc::new(Member::starting(Options { blocking, name: None, blocks: None }, 0, Some((0, 2))))
     }
 
+    /// Of a communicator that it makes.
+    fn of(member: &Arc<Member>, run: Box<dyn FnOnce() -> Result<()> + Send>) -> Job {
+        let made = member.clone();
+        let refuse = Box::new(move |why: &Fault| made.fail(why.clone()));
+        Job { member: member.clone(), blocking: member.is_blocking(), run, refuse }
+    }
+
     fn end_all() -> Result<Status> {
         end()?.map_or(Ok(Status::Success), run)
     }
@@ -270,10 +350,10 @@ mod tests {
         let one = member(true);
         start();
         start();
-        assert_eq!(job(Job { member: one.clone(), blocking: true, run: log("first") }).unwrap(), Status::Success);
+        assert_eq!(job(of(&one, log("first"))).unwrap(), Status::Success);
         assert_eq!(end_all().unwrap(), Status::Success);
         assert!(is_open() && receive.try_recv().is_err());
-        job(Job { member: one, blocking: true, run: log("second") }).unwrap();
+        job(of(&one, log("second"))).unwrap();
         assert_eq!(end_all().unwrap(), Status::Success);
         assert!(!is_open());
         assert_eq!(receive.try_iter().collect::<Vec<_>>(), ["first", "second"]);
@@ -295,17 +375,15 @@ mod tests {
             to_one.send(()).unwrap();
             two.recv().map_err(|_| Fault::internal("lost"))
         });
-        job(Job { member: member(true), blocking: true, run: first }).unwrap();
-        job(Job { member: member(true), blocking: true, run: second }).unwrap();
+        job(of(&member(true), first)).unwrap();
+        job(of(&member(true), second)).unwrap();
         assert_eq!(end_all().unwrap(), Status::Success);
     }
 
     #[test]
     fn a_fault_inside_ends_the_group_with_it_and_nothing_is_done() {
         start();
-        let never: Job =
-            Job { member: member(true), blocking: true, run: Box::new(|| Err(Fault::internal("it was done"))) };
-        job(never).unwrap();
+        job(of(&member(true), Box::new(|| Err(Fault::internal("it was done"))))).unwrap();
         let _ = noted::<()>(Err(Fault::argument("count is odd")));
         let _ = noted::<()>(Err(Fault::internal("later")));
         let fault = end_all().unwrap_err();
@@ -314,11 +392,47 @@ mod tests {
     }
 
     #[test]
+    fn a_communicator_that_is_not_made_is_not_in_progress() {
+        let ok = || Box::new(|| Ok(())) as Box<dyn FnOnce() -> Result<()> + Send>;
+        let failed = |member: &Arc<Member>, word: &str| {
+            let fault = member.async_error().unwrap_err();
+            assert!(fault.text.contains(word), "{fault:?}");
+        };
+        // A fault in its group, blocking or not.
+        for blocking in [false, true] {
+            let one = member(blocking);
+            start();
+            job(of(&one, ok())).unwrap();
+            let _ = noted::<()>(Err(Fault::argument("count is odd")));
+            end_all().unwrap_err();
+            failed(&one, "count is odd");
+        }
+        // One before it in its lane that fails.
+        let (first, second) = (member(true), member(true));
+        start();
+        job(of(&first, Box::new(|| Err(Fault::usage("rank 1 refuses"))))).unwrap();
+        job(Job { member: first.clone(), ..of(&second, ok()) }).unwrap();
+        end_all().unwrap_err();
+        failed(&second, "rank 1 refuses");
+        // A thread that panics.
+        let (first, second) = (member(false), member(false));
+        job(of(&first, Box::new(|| panic!("on purpose")))).unwrap();
+        start();
+        job(of(&first, Box::new(|| panic!("on purpose")))).unwrap();
+        job(Job { member: first.clone(), ..of(&second, ok()) }).unwrap();
+        assert_eq!(end_all().unwrap(), Status::InProgress);
+        while second.async_error() == Ok(Status::InProgress) {
+            std::thread::yield_now();
+        }
+        failed(&second, "its thread has ended");
+    }
+
+    #[test]
     fn jobs_that_nobody_waits_for_run_in_the_background() {
         let (send, receive) = channel::<()>();
         let one = member(false);
         let run = Box::new(move || receive.recv().map_err(|_| Fault::internal("lost")));
-        assert_eq!(job(Job { member: one.clone(), blocking: false, run }).unwrap(), Status::InProgress);
+        assert_eq!(job(of(&one, run)).unwrap(), Status::InProgress);
         assert_eq!(one.async_error().unwrap(), Status::InProgress);
         send.send(()).unwrap();
     }

@@ -1,18 +1,14 @@
 //! `ncclUniqueId`: where the ranks of a communicator meet, in 128 bytes.
 
-use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
-
-use tinynccl::Secret;
-use tinynccl::bootstrap::Server;
+use std::net::{SocketAddr, ToSocketAddrs};
 
 use crate::abi::{self, UNIQUE_ID_BYTES};
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
-use crate::{digest, place, settings};
+use crate::{digest, directory, door, place, settings};
 
 const MAGIC: [u8; 8] = *b"tinynccl";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const HEAD: usize = 48;
 /// Addresses that an id has room for.
 const MOST: usize = (UNIQUE_ID_BYTES - HEAD) / place::BYTES;
@@ -20,7 +16,7 @@ const MOST: usize = (UNIQUE_ID_BYTES - HEAD) / place::BYTES;
 /// A unique id, read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A store listens at these addresses.
+    /// A door is open at these addresses.
     Store,
     /// `NCCL_COMM_ID`: the rank 0 of the communicator will open a door at this address.
     Door,
@@ -30,18 +26,21 @@ pub(crate) enum Kind {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Id {
     pub(crate) kind: Kind,
+    /// Among the ids of the process that made it.
+    pub(crate) number: u64,
     /// What only the ranks know.
     pub(crate) secret: [u8; 32],
     pub(crate) addresses: Vec<SocketAddr>,
 }
 
 impl Id {
-    /// As the caller's bytes: `magic[8] version kind count 0[5] secret[32]`, then the addresses.
+    /// As the caller's bytes: `magic[8] version kind count number[5] secret[32]`, then the addresses.
     fn encode(&self) -> abi::UniqueId {
         let mut internal = [0; UNIQUE_ID_BYTES];
         let addresses = &self.addresses[..self.addresses.len().min(MOST)];
         internal[..8].copy_from_slice(&MAGIC);
         internal[8..11].copy_from_slice(&[VERSION, self.kind as u8, addresses.len() as u8]);
+        internal[11..16].copy_from_slice(&self.number.to_le_bytes()[..5]);
         internal[16..HEAD].copy_from_slice(&self.secret);
         for (place, address) in internal[HEAD..].chunks_mut(place::BYTES).zip(addresses) {
             place.copy_from_slice(&place::encode(*address));
@@ -73,52 +72,59 @@ impl Id {
         let count = usize::from(bytes[10]);
         let addresses = bytes[HEAD..].get(..count * place::BYTES).and_then(place::decode);
         let addresses = addresses.filter(|all| !all.is_empty()).ok_or_else(|| wrong("its addresses do not parse"))?;
+        let mut number = [0; 8];
+        number[..5].copy_from_slice(&bytes[11..16]);
+        let number = u64::from_le_bytes(number);
         let secret = bytes[16..HEAD].try_into().map_err(|_| wrong("it has no secret"))?;
-        Ok(Id { kind, secret, addresses })
-    }
-
-    /// As the library's rendezvous has it.
-    pub(crate) fn rendezvous(&self) -> tinynccl::bootstrap::UniqueId {
-        tinynccl::bootstrap::UniqueId::new(Secret::new(self.secret), self.addresses.clone())
+        Ok(Id { kind, number, secret, addresses })
     }
 }
 
-/// Stores of this process whose ranks have not come yet, by the secret of their ids.
-static STORES: Mutex<Vec<([u8; 32], Server)>> = Mutex::new(Vec::new());
-
-fn stores() -> std::sync::MutexGuard<'static, Vec<([u8; 32], Server)>> {
-    STORES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A new id. Its store is in this process, until its first rank of this process takes it over, or the process ends.
+/// A new id. Its store will be in this process, which has to live until the ranks have met.
 pub(crate) fn new() -> Result<Id> {
     if let Some(door) = door()? {
         return Ok(door);
     }
-    let config = settings::config()?;
-    let secret = digest::random()?;
-    let server = Server::open(place::anywhere(&config)?, Secret::new(secret), &config)?;
-    let addresses = server.unique_id().addresses().to_vec();
-    stores().push((secret, server));
-    Ok(Id { kind: Kind::Store, secret, addresses })
-}
-
-/// The store of an id, if it is in this process and no rank has taken it yet.
-pub(crate) fn take_store(id: &Id) -> Option<Server> {
-    let mut stores = stores();
-    let place = stores.iter().position(|(secret, _)| *secret == id.secret)?;
-    Some(stores.swap_remove(place).1)
+    let all = door::addresses(&settings::config()?)?;
+    // Loopback only where there is nothing else: another host would try its own.
+    let outside: Vec<SocketAddr> = all.iter().copied().filter(|address| !address.ip().is_loopback()).collect();
+    let (number, secret) = directory::here()?.new_id();
+    Ok(Id { kind: Kind::Store, number, secret, addresses: if outside.is_empty() { all } else { outside } })
 }
 
 /// The id that `NCCL_COMM_ID` stands for. It is no secret: who reaches the address can join, unless `TINYNCCL_SECRET`
 /// is set.
 fn door() -> Result<Option<Id>> {
     let Some(text) = settings::variable("NCCL_COMM_ID").filter(|text| !text.trim().is_empty()) else { return Ok(None) };
-    let address: SocketAddr = text.trim().parse().map_err(|_| {
-        Fault::usage(format!("NCCL_COMM_ID={text:?}: expected ip:port, like 10.0.0.1:5000 or [fd00::1]:5000"))
-    })?;
-    let secret = digest::of("NCCL_COMM_ID", &[address.to_string().as_bytes()]);
-    Ok(Some(Id { kind: Kind::Door, secret, addresses: vec![address] }))
+    let text = text.trim();
+    let wrong = |why: &str| {
+        Fault::usage(format!(
+            "NCCL_COMM_ID={text:?}: {why}; expected address:port or name:port, like 10.0.0.1:5000, [fd00::1]:5000 or node1:5000"
+        ))
+    };
+    let addresses = match text.parse() {
+        Ok(address) => vec![address],
+        Err(_) => by_name(text).map_err(|why| wrong(&why))?,
+    };
+    if addresses.iter().any(|address| address.port() == 0) {
+        return Err(wrong("its port is 0, and all ranks must know it"));
+    }
+    // A name may lead to other addresses on another host.
+    let what = if text.parse::<SocketAddr>().is_ok() { addresses[0].to_string() } else { text.to_owned() };
+    let secret = digest::of("NCCL_COMM_ID", &[what.as_bytes()]);
+    Ok(Some(Id { kind: Kind::Door, number: directory::NO_NUMBER, secret, addresses }))
+}
+
+/// The addresses of `name:port`.
+fn by_name(text: &str) -> Result<Vec<SocketAddr>, String> {
+    let (name, port) = text.rsplit_once(':').ok_or("it has no port")?;
+    let port: u16 = port.parse().map_err(|_| format!("{port:?} is no port"))?;
+    if name.is_empty() {
+        return Err("it has no address".to_owned());
+    }
+    let found: Vec<SocketAddr> =
+        (name, port).to_socket_addrs().map_err(|e| format!("{name:?}: {e}"))?.take(MOST).collect();
+    if found.is_empty() { Err(format!("{name:?} has no address")) } else { Ok(found) }
 }
 
 export! {
@@ -147,14 +153,16 @@ mod tests {
         let addresses: Vec<SocketAddr> =
             ["10.0.0.1:1", "[fd00::1]:2", "10.0.0.3:3", "10.0.0.4:4"].map(|text| text.parse().unwrap()).to_vec();
         assert_eq!(addresses.len(), MOST);
-        let id = Id { kind: Kind::Store, secret: [7; 32], addresses: [&addresses[..], &addresses[..]].concat() };
+        let twice = [&addresses[..], &addresses[..]].concat();
+        let id = Id { kind: Kind::Store, number: (1 << 40) - 2, secret: [7; 32], addresses: twice };
         let back = Id::decode(&id.encode()).unwrap();
-        assert!(back.addresses == addresses && back.secret == id.secret && back.kind == Kind::Store);
+        assert!(back == Id { addresses, ..id });
     }
 
     #[test]
     fn other_bytes_are_refused() {
-        let good = Id { kind: Kind::Store, secret: [7; 32], addresses: vec!["10.0.0.1:1".parse().unwrap()] }.encode();
+        let good = Id { kind: Kind::Store, number: 1, secret: [7; 32], addresses: vec!["10.0.0.1:1".parse().unwrap()] }
+            .encode();
         for at in [0, 8, 9, 10, HEAD] {
             let mut bad = good;
             bad.internal[at] = 99;
@@ -164,9 +172,11 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_taken_once() {
-        let id = new().unwrap();
-        assert!(take_store(&id).is_some());
-        assert!(take_store(&id).is_none());
+    fn addresses_have_names() {
+        let found = by_name("localhost:5000").unwrap();
+        assert!(found.iter().all(|address| address.ip().is_loopback() && address.port() == 5000), "{found:?}");
+        for wrong in ["localhost", ":5000", "localhost:", "localhost:x", "localhost:70000", "localhost:-1"] {
+            assert!(by_name(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -141,14 +141,16 @@ export! {
         }
         group::noted(handle(comm).and_then(|member| {
             member.ranks()?;
-            group::meet(&member, |member| {
+            let run = |member: &Arc<Member>| {
                 if let Err(fault) = finish(member) {
                     log::warn!("communicator {} is finalized after: {}", member.name(), fault.text);
                     member.fail(fault);
                 }
                 member.enter(Phase::Finalized);
                 Ok(())
-            })
+            };
+            // No rank waits for another one's.
+            group::meet(&member, run, |_| ())
         }))
     }
 

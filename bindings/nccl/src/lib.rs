@@ -9,7 +9,7 @@
 //! | `export`, `fault`, `last_error` | how functions are exported, and how they fail |
 //! | `handle`, `member` | what `ncclComm_t` points to, and the state of a communicator |
 //! | `facts`, `memory` | functions that answer from what is known |
-//! | `id`, `door`, `place`, `digest` | where ranks meet |
+//! | `id`, `door`, `directory`, `visit`, `place`, `digest` | where ranks meet |
 //! | `start`, `family`, `meet` | making communicators: by id, and from others |
 //! | `leave` | finalize, destroy, abort, revoke |
 //! | `calls`, `group`, `launch` | calls, kept until a group ends, and put onto streams |
@@ -17,15 +17,18 @@
 //! | `buffers`, `windows` | memory, and buffers that all ranks reach |
 //! | `params`, `device_api` | settings by name, host functions of the device API |
 //! | `gpu` | the GPU of a thread |
-//! | `config`, `settings`, `version`, `debug` | configurations, NCCL's environment variables, its version, its log |
+//! | `config`, `version`, `debug` | configurations, NCCL's version, its log |
+//! | `settings`, `lists`, `conf` | NCCL's variables, lists in them, files of them |
 
 pub mod abi;
 mod buffers;
 mod calls;
+mod conf;
 mod config;
 mod debug;
 mod device_api;
 mod digest;
+mod directory;
 mod door;
 mod export;
 mod facts;
@@ -38,6 +41,7 @@ mod id;
 mod last_error;
 mod launch;
 mod leave;
+mod lists;
 mod meet;
 mod member;
 mod memory;
@@ -48,4 +52,5 @@ mod scaled;
 mod settings;
 mod start;
 mod version;
+mod visit;
 mod windows;

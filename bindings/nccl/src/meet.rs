@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tinynccl::bootstrap::{Server, UniqueId};
@@ -11,14 +10,17 @@ use tinynccl::cuda::{DeviceComm, Uncaptured};
 use tinynccl::{Comm, Config, Secret, interrupt};
 
 use crate::config::Options;
+use crate::directory::{self, Claim};
 use crate::fault::{Fault, Result};
 use crate::gpu::{self, Current};
-use crate::id::{self, Id, Kind};
+use crate::id::{Id, Kind};
 use crate::member::{Member, Ranks, Roster};
+use crate::visit::{self, Door};
 use crate::{digest, door, place, settings};
 
 /// The settings of a communicator with these options.
 pub(crate) fn config(options: &Options) -> Result<Config> {
+    settings::check()?;
     let mut config = settings::config()?;
     // NCCL's own variable is in `config` already, and counts before a communicator's configuration.
     if ["TINYNCCL_CUDA_BLOCKS", "NCCL_MAX_CTAS"].iter().all(|name| settings::variable(name).is_none())
@@ -36,14 +38,10 @@ pub(crate) fn config(options: &Options) -> Result<Config> {
 
 /// Joins the ranks of `id`.
 pub(crate) fn by_id(id: &Id, rank: usize, size: usize, config: Config, stop: &dyn Fn() -> bool) -> Result<Comm> {
-    let server = id::take_store(id);
-    if size == 1 {
-        return alone(config);
-    }
-    match (id.kind, server) {
-        (Kind::Store, None) => Ok(Comm::init(&id.rendezvous(), rank, size, config)?),
-        (Kind::Store, Some(server)) => Ok(Comm::init_with_server(server, rank, size, config)?),
-        (Kind::Door, _) => {
+    match id.kind {
+        Kind::Store => by_store(id, rank, size, config, stop),
+        Kind::Door if size == 1 => alone(config),
+        Kind::Door => {
             // A process makes its communicators of this kind in the same order as the others do.
             static TURNS: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
             let turn = {
@@ -53,11 +51,31 @@ pub(crate) fn by_id(id: &Id, rank: usize, size: usize, config: Config, stop: &dy
                 *turn
             };
             if rank == 0 {
-                id.addresses.iter().try_for_each(|address| door::open_at(*address))?;
+                let mut opened = id.addresses.iter().map(|address| door::open_at(*address));
+                // Of several addresses of a name some may be another host's.
+                let first = opened.next().unwrap_or(Ok(()));
+                opened.fold(first, Result::or)?;
             }
-            afresh(&id.secret, &turn.to_le_bytes(), &id.addresses, (rank, size), config, stop)
+            let door = Door { addresses: &id.addresses, name: id.secret, number: directory::NO_NUMBER, stays: false };
+            afresh(&id.secret, &turn.to_le_bytes(), door, (rank, size), config, stop)
         }
     }
+}
+
+/// Joins the ranks of an id that a process has made. They all go to its store, also where there is one rank alone in an
+/// id of another process: others may have a different number in mind.
+fn by_store(id: &Id, rank: usize, size: usize, config: Config, stop: &dyn Fn() -> bool) -> Result<Comm> {
+    let comm = match directory::here()?.claim(id, size == 1, &config)? {
+        Claim::Alone => return alone(config),
+        Claim::Host(server) => Comm::init_with_server(server, rank, size, config.clone())?,
+        Claim::Guest => {
+            let name = directory::name_of(&id.secret);
+            let door = Door { addresses: &id.addresses, name, number: id.number, stays: true };
+            let store = visit::ask(&door, &config, stop)?;
+            Comm::init(&UniqueId::new(Secret::new(id.secret), store), rank, size, config.clone())?
+        }
+    };
+    if size > 1 { Ok(comm) } else { alone(config) }
 }
 
 fn alone(config: Config) -> Result<Comm> {
@@ -65,12 +83,12 @@ fn alone(config: Config) -> Result<Comm> {
     all.pop().ok_or_else(|| Fault::internal("a world of one rank has none"))
 }
 
-/// Meets at a new store in the process of the new rank 0, whose door is at `door`. The ranks know each other by
-/// `token` and `purpose`, which no other meeting has had.
+/// Meets at a new store in the process of the new rank 0, whose door is `door`. The ranks know each other by `token` and
+/// `purpose`, which no other meeting has had.
 pub(crate) fn afresh(
     token: &[u8; 32],
     purpose: &[u8],
-    door: &[SocketAddr],
+    door: Door<'_>,
     (rank, size): (usize, usize),
     config: Config,
     stop: &dyn Fn() -> bool,
@@ -82,10 +100,10 @@ pub(crate) fn afresh(
     let secret = Secret::new(digest::of("secret", &[token, purpose]));
     if rank == 0 {
         let server = Server::open(place::anywhere(&config)?, secret, &config)?;
-        door::post(name, server.unique_id().addresses().to_vec());
+        directory::here()?.post(name, &server);
         return Ok(Comm::init_with_server(server, rank, size, config)?);
     }
-    let store = door::ask(door, name, &config, stop)?;
+    let store = visit::ask(&Door { name, ..door }, &config, stop)?;
     Ok(Comm::init(&UniqueId::new(secret, store), rank, size, config)?)
 }
 

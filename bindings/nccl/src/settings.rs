@@ -1,11 +1,14 @@
 //! The settings of NCCL's users, as settings of this library.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use tinynccl::Config;
 use tinynccl::config::{Environment, Tune};
 
-use crate::fault::Result;
+use crate::fault::{Fault, Result};
+use crate::{conf, lists, version};
 
 /// NCCL's kernels wait for ever, so a program may well compute for minutes on one rank while the others wait in a
 /// collective. Longer than the library's default, and still finite.
@@ -30,20 +33,57 @@ macro_rules! settings {
 pub(crate) const HONOURED: &[Setting] = settings! {
     "NCCL_DEBUG": "what is logged: VERSION, WARN, INFO or TRACE";
     "NCCL_DEBUG_FILE": "where the log goes: a file (%h: host, %p: process), stdout or stderr; standard output if empty";
-    "NCCL_COMM_ID": "ip:port at which the rank 0 of every communicator waits; ncclGetUniqueId gives the same id everywhere";
+    "NCCL_CONF_FILE": "a file of variables, in place of ~/.nccl.conf; then /etc/nccl.conf";
+    "NCCL_COMM_ID": "address:port or name:port at which the rank 0 of every communicator waits; ncclGetUniqueId gives the same id everywhere";
     "NCCL_SOCKET_IFNAME": "network interfaces: prefixes, = before exact names, ^ before names to leave out; TINYNCCL_IFNAME";
-    "NCCL_ALGO": "Ring or Tree fixes the algorithm; TINYNCCL_ALGO";
-    "NCCL_PROTO": "LL, LL128 or Simple fixes the protocol; TINYNCCL_CUDA_PROTO";
+    "NCCL_ALGO": "algorithms that may be taken, as NCCL's lists have them; where Ring or Tree alone is left, TINYNCCL_ALGO";
+    "NCCL_PROTO": "the same for LL, LL128 and Simple; TINYNCCL_CUDA_PROTO, and TINYNCCL_CUDA_LL128 without LL128";
     "NCCL_MAX_CTAS": "most blocks of a kernel; TINYNCCL_CUDA_BLOCKS";
     "NCCL_MIN_CTAS": "checked, and no more: the number of blocks depends on the size of the call";
     "NCCL_P2P_DISABLE": "1: calls go through the hosts' memory; TINYNCCL_CUDA_PATH";
     "NCCL_SHM_DISABLE": "1: between processes of a host, TCP instead of shared memory; TINYNCCL_TRANSPORT";
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1: ncclCommInitAll takes a GPU several times";
     "NCCL_COMM_BLOCKING": "0: communicators are non-blocking, 1: blocking, whatever their configurations say";
 };
 
-/// A variable of the environment.
+/// A variable of the environment, else of NCCL's files.
 pub(crate) fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+    let set = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    set.or_else(|| conf::variables().get(name).cloned())
+}
+
+/// All of them.
+pub(crate) fn variables() -> Vec<(String, String)> {
+    let text = |text: OsString| text.to_string_lossy().into_owned();
+    let mut all: BTreeMap<String, String> = conf::variables().iter().map(|(n, v)| (n.clone(), v.clone())).collect();
+    all.extend(std::env::vars_os().map(|(name, value)| (text(name), text(value))));
+    all.into_iter().collect()
+}
+
+/// The name under which the user has set a setting of tinynccl: its own, or NCCL's.
+pub(crate) fn spelt(name: String) -> String {
+    let theirs = match name.as_str() {
+        "TINYNCCL_IFNAME" => "NCCL_SOCKET_IFNAME",
+        "TINYNCCL_ALGO" => "NCCL_ALGO",
+        "TINYNCCL_CUDA_PROTO" | "TINYNCCL_CUDA_LL128" => "NCCL_PROTO",
+        "TINYNCCL_CUDA_BLOCKS" => "NCCL_MAX_CTAS",
+        "TINYNCCL_CUDA_PATH" => "NCCL_P2P_DISABLE",
+        "TINYNCCL_TRANSPORT" => "NCCL_SHM_DISABLE",
+        _ => return name,
+    };
+    if variable(&name).is_none() && variable(theirs).is_some() { theirs.to_owned() } else { name }
+}
+
+/// Checks what NCCL checks when a communicator is made.
+///
+/// # Errors
+/// `ncclInvalidUsage` for lists that it does not understand, and for a version that does not parse.
+pub(crate) fn check() -> Result<()> {
+    for (name, names) in [("NCCL_ALGO", &lists::ALGORITHMS[..]), ("NCCL_PROTO", &lists::PROTOCOLS[..])] {
+        let text = variable(name).unwrap_or_default();
+        lists::parse(text.trim(), names).map_err(|why| Fault::usage(format!("{name}={text:?}: {why}")))?;
+    }
+    version::checked().map(drop)
 }
 
 /// The settings of a communicator, from the environment.
@@ -80,21 +120,34 @@ fn counterpart(name: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Option<St
     let on = |name: &str| given(name).is_some_and(|value| value != "0");
     match name {
         "TINYNCCL_IFNAME" => given("NCCL_SOCKET_IFNAME"),
-        "TINYNCCL_ALGO" => match given("NCCL_ALGO")?.to_ascii_lowercase().as_str() {
-            "ring" => Some("ring".to_owned()),
-            "tree" => Some("double-tree".to_owned()),
+        "TINYNCCL_ALGO" => match algorithms(&given("NCCL_ALGO")?)[..] {
+            ["Ring"] => Some("ring".to_owned()),
+            ["Tree"] => Some("double-tree".to_owned()),
             _ => None,
         },
-        "TINYNCCL_CUDA_PROTO" => match given("NCCL_PROTO")?.to_ascii_lowercase().as_str() {
-            one @ ("ll" | "ll128" | "simple") => Some(one.to_owned()),
+        "TINYNCCL_CUDA_PROTO" => match protocols(&given("NCCL_PROTO")?)[..] {
+            [one] => Some(one.to_ascii_lowercase()),
             _ => None,
         },
+        "TINYNCCL_CUDA_LL128" => (protocols(&given("NCCL_PROTO")?) == ["LL", "Simple"]).then(|| "off".to_owned()),
         "TINYNCCL_CUDA_BLOCKS" => blocks(given("NCCL_MAX_CTAS")?.parse().ok()?).map(|blocks| blocks.to_string()),
         "TINYNCCL_CUDA_PATH" => (on("NCCL_P2P_DISABLE") || given("NCCL_P2P_LEVEL").is_some_and(|level| level == "LOC"))
             .then(|| "hosted".to_owned()),
         "TINYNCCL_TRANSPORT" => on("NCCL_SHM_DISABLE").then(|| "tcp".to_owned()),
         _ => None,
     }
+}
+
+/// Of Tree and Ring, those that every function may take.
+fn algorithms(text: &str) -> Vec<&'static str> {
+    let allowed = lists::parse(text, &lists::ALGORITHMS).map(|lists| lists.everywhere(&lists::ALGORITHMS));
+    let mut allowed = allowed.unwrap_or_default();
+    allowed.retain(|name| matches!(*name, "Tree" | "Ring"));
+    allowed
+}
+
+fn protocols(text: &str) -> Vec<&'static str> {
+    lists::parse(text, &lists::PROTOCOLS).map(|lists| lists.everywhere(&lists::PROTOCOLS)).unwrap_or_default()
 }
 
 /// The blocks of a kernel for so many CTAs at most; `None` for a number that means nothing.
@@ -122,27 +175,67 @@ pub(crate) fn abort_delay() -> Option<Duration> {
 /// Seconds that an abort may come after its time.
 const ABORT_MARGIN: f64 = 10.0;
 
-/// The variables of NCCL that are set and have no meaning here, or a value that has none.
-pub(crate) fn unused(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
-    let all: Vec<(String, String)> = variables.filter(|(name, _)| name.starts_with("NCCL_")).collect();
-    let lookup = |name: &str| all.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
-    let taken = |name: &str, value: &str| match name {
-        "NCCL_ALGO" => counterpart("TINYNCCL_ALGO", &lookup).is_some(),
-        "NCCL_PROTO" => counterpart("TINYNCCL_CUDA_PROTO", &lookup).is_some(),
-        "NCCL_MAX_CTAS" => counterpart("TINYNCCL_CUDA_BLOCKS", &lookup).is_some(),
-        "NCCL_P2P_LEVEL" => value.trim() == "LOC",
-        _ => HONOURED.iter().any(|setting| setting.name == name),
-    };
-    let mut unused: Vec<String> =
-        all.iter().filter(|(name, value)| !taken(name, value)).map(|(name, value)| format!("{name}={value}")).collect();
+/// The variables of NCCL that are set and have no meaning here.
+pub(crate) fn unused(variables: &[(String, String)]) -> Vec<String> {
+    let honoured = |name: &str| name == "NCCL_P2P_LEVEL" || HONOURED.iter().any(|setting| setting.name == name);
+    let mut unused: Vec<String> = variables
+        .iter()
+        .filter(|(name, _)| name.starts_with("NCCL_") && !honoured(name))
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
     unused.sort_unstable();
     unused
+}
+
+/// What is asked for by variables that have a meaning, and cannot be done here.
+pub(crate) fn not_done(variables: &[(String, String)]) -> Vec<String> {
+    let lookup = |name: &str| variables.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
+    let given = |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+    let mut all = Vec::new();
+    let mut say = |name: &str, value: &str, why: &str| all.push(format!("{name}={value}: {why}"));
+    if let Some(text) = given("NCCL_ALGO") {
+        let differ = lists::parse(&text, &lists::ALGORITHMS).is_ok_and(|lists| lists.differ());
+        match algorithms(&text)[..] {
+            [] => say(
+                "NCCL_ALGO",
+                &text,
+                "not used: there are Ring and Tree here, and one of them counts for all functions",
+            ),
+            [one] if differ => {
+                say("NCCL_ALGO", &text, &format!("{one} is taken for all functions: one of them counts for all"))
+            }
+            _ => {}
+        }
+    }
+    if let Some(text) = given("NCCL_PROTO") {
+        let differ = lists::parse(&text, &lists::PROTOCOLS).is_ok_and(|lists| lists.differ());
+        match protocols(&text)[..] {
+            ["LL", "LL128", "Simple"] => {}
+            ["LL", "Simple"] | [_] if !differ => {}
+            ["LL", "Simple"] | [_] => say("NCCL_PROTO", &text, "what all functions may take is taken for all"),
+            _ => say(
+                "NCCL_PROTO",
+                &text,
+                "not used: one protocol can be fixed here for all functions, or LL128 left out",
+            ),
+        }
+    }
+    if let Some(text) = given("NCCL_MAX_CTAS").filter(|_| counterpart("TINYNCCL_CUDA_BLOCKS", &lookup).is_none()) {
+        say("NCCL_MAX_CTAS", &text, "not used: expected a number, 1 or more");
+    }
+    if let Some(text) = given("NCCL_P2P_LEVEL").filter(|text| text != "LOC") {
+        say("NCCL_P2P_LEVEL", &text, "not used: LOC alone has a meaning here");
+    }
+    if let Some(text) = given("NCCL_COMM_BLOCKING").filter(|text| !matches!(text.as_str(), "0" | "1")) {
+        say("NCCL_COMM_BLOCKING", &text, "not used: expected 0 or 1");
+    }
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tinynccl::config::{CudaPath, CudaProto, TransportChoice};
+    use tinynccl::config::{CudaPath, CudaProto, Ll128, TransportChoice};
     use tinynccl::wire::Algorithm;
 
     fn of(variables: &'static [(&'static str, &'static str)]) -> Result<Config> {
@@ -164,7 +257,21 @@ mod tests {
         assert_eq!((config.cuda_proto, config.cuda_blocks), (CudaProto::Ll128, 2));
         assert_eq!((config.cuda_path, config.transport), (CudaPath::Hosted, TransportChoice::Tcp));
         assert_eq!(config.interface.as_deref(), Some("^lo"));
-        let plain = of(&[("NCCL_ALGO", "ring,tree"), ("NCCL_P2P_DISABLE", "0"), ("NCCL_MAX_CTAS", "-3")]).unwrap();
+        let lists = [("NCCL_ALGO", "^tree,nvls"), ("NCCL_PROTO", "^LL128")];
+        let few = from(&|name| lists.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())).unwrap();
+        assert_eq!(
+            (few.algorithm, few.cuda_proto, few.cuda_ll128),
+            (Some(Algorithm::Ring), CudaProto::Auto, Ll128::Off)
+        );
+        assert_eq!(of(&[("NCCL_ALGO", "allreduce:tree")]).unwrap().algorithm, Some(Algorithm::DoubleTree));
+        assert_eq!(of(&[("NCCL_ALGO", "tree;allreduce:ring")]).unwrap().algorithm, None);
+        let plain = of(&[
+            ("NCCL_ALGO", "ring,tree"),
+            ("NCCL_PROTO", "LL,LL128,Simple"),
+            ("NCCL_P2P_DISABLE", "0"),
+            ("NCCL_MAX_CTAS", "-3"),
+        ])
+        .unwrap();
         let mut expected = Config::default();
         (expected.timeout, expected.connect_timeout, expected.tune) = (TIMEOUT, CONNECT_TIMEOUT, Tune::Off);
         assert_eq!(plain, expected);
@@ -187,14 +294,40 @@ mod tests {
 
     #[test]
     fn what_is_not_used_is_told() {
-        let set = [
+        let set = |all: &[(&str, &str)]| -> Vec<(String, String)> {
+            all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        let all = set(&[
             ("NCCL_ALGO", "NVLS"),
             ("NCCL_PROTO", "LL"),
             ("NCCL_IB_HCA", "mlx5"),
             ("HOME", "/"),
             ("NCCL_DEBUG", "INFO"),
-        ];
-        let set = set.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
-        assert_eq!(unused(set), ["NCCL_ALGO=NVLS", "NCCL_IB_HCA=mlx5"]);
+            ("NCCL_MAX_CTAS", "many"),
+        ]);
+        assert_eq!(unused(&all), ["NCCL_IB_HCA=mlx5"]);
+        let lines = not_done(&all);
+        assert!(
+            lines.len() == 2
+                && lines[0].starts_with("NCCL_ALGO=NVLS: not used")
+                && lines[1].starts_with("NCCL_MAX_CTAS=many")
+        );
+        for (name, value, expected) in [
+            ("NCCL_ALGO", "allreduce:tree", "Tree is taken for all"),
+            ("NCCL_ALGO", "tree;allreduce:ring", "not used"),
+            ("NCCL_PROTO", "^Simple", "not used"),
+            ("NCCL_PROTO", "LL;allreduce:Simple", "not used"),
+            ("NCCL_PROTO", "allreduce:^LL128", "is taken for all"),
+            ("NCCL_P2P_LEVEL", "NVL", "not used"),
+            ("NCCL_COMM_BLOCKING", "yes", "not used"),
+        ] {
+            let lines = not_done(&set(&[(name, value)]));
+            assert!(lines.len() == 1 && lines[0].contains(expected), "{name}={value}: {lines:?}");
+        }
+        for (name, value) in
+            [("NCCL_ALGO", "ring"), ("NCCL_ALGO", "tree,ring"), ("NCCL_PROTO", "^LL128"), ("NCCL_P2P_LEVEL", "LOC")]
+        {
+            assert!(not_done(&set(&[(name, value)])).is_empty(), "{name}={value}");
+        }
     }
 }

@@ -12,15 +12,17 @@ use crate::group::{self, Job};
 use crate::handle::{self, Handle};
 use crate::id::{self, Id};
 use crate::member::{Member, Ranks};
-use crate::{gpu, leave, meet};
+use crate::{gpu, leave, meet, settings};
 
 /// Begins a communicator: gives the caller its handle, and does `ranks` now, at the end of the group, or in the
 /// background. Faults of what is done now are the caller's; after them there is no handle.
+/// `refuse`: tells the ranks of the parent that this one does not come.
 pub(crate) fn begin(
     new: &mut Handle,
     member: Member,
     parent: Option<&Arc<Member>>,
     ranks: impl FnOnce(&Arc<Member>) -> Result<Ranks> + Send + 'static,
+    refuse: impl FnOnce(&Fault) + Send + 'static,
 ) -> Result<Status> {
     let member = Arc::new(member);
     let comm = handle::new(member.clone());
@@ -28,7 +30,9 @@ pub(crate) fn begin(
     // As NCCL: the caller waits as the communicator says that it works in.
     let (own, blocking) = (member.clone(), parent.unwrap_or(&member).is_blocking());
     let stops: Vec<Arc<Member>> = parent.into_iter().chain([&member]).cloned().collect();
+    let made = Unmade(own.clone());
     let run = move || {
+        let _made = made;
         let outcome = meet::stoppable(stops, || ranks(&own));
         let met = outcome.as_ref().is_ok_and(|ranks| {
             leave::arrived(&ranks.roster.token);
@@ -42,12 +46,28 @@ pub(crate) fn begin(
     };
     // Those of one parent stay in order.
     let lane = parent.unwrap_or(&member).clone();
-    let outcome = group::job(Job { member: lane, blocking, run: Box::new(run) });
+    let unmade = member.clone();
+    let refuse = move |why: &Fault| {
+        unmade.fail(why.clone());
+        refuse(why);
+    };
+    let outcome = group::job(Job { member: lane, blocking, run: Box::new(run), refuse: Box::new(refuse) });
     if outcome.is_err() {
         *new = std::ptr::null_mut();
         let _ = handle::take(comm);
     }
     outcome
+}
+
+/// A communicator that is being made. If that ends without a result it has failed.
+struct Unmade(Arc<Member>);
+
+impl Drop for Unmade {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(Fault::internal("making the communicator panicked: a fault of this library, please report it"));
+        }
+    }
 }
 
 /// Joins the ranks of an id.
@@ -65,10 +85,11 @@ pub(crate) fn by_id(
     let id = Id::decode(id)?;
     let config = meet::config(&options)?;
     let member = Member::starting(options, gpu::current()?, Some((rank, size)));
-    begin(new, member, None, move |member| {
+    let ranks = move |member: &Arc<Member>| {
         let comm = meet::by_id(&id, rank, size, config, &|| member.is_stopped())?;
         meet::with_gpu(comm, member)
-    })
+    };
+    begin(new, member, None, ranks, |_| ())
 }
 
 /// A rank among so many.
@@ -108,6 +129,14 @@ fn all(new: *mut Handle, count: c_int, devices: *const c_int) -> Result<Status> 
             "GPU {missing} is not there: CUDA sees {visible} (CUDA_VISIBLE_DEVICES?)"
         )));
     }
+    let several =
+        settings::variable("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| !matches!(value.trim(), "" | "0"));
+    if let Some(place) = (1..size).find(|&i| devices[..i].contains(&devices[i])).filter(|_| !several) {
+        return Err(Fault::usage(format!(
+            "devlist has GPU {} twice, expected each once (NCCL_MULTI_RANK_GPU_ENABLE=1 allows it)",
+            devices[place]
+        )));
+    }
     let options = Options { blocking: true, ..Options::standard() };
     let id = id::new()?;
     let config = meet::config(&options)?;
@@ -115,10 +144,11 @@ fn all(new: *mut Handle, count: c_int, devices: *const c_int) -> Result<Status> 
         for (rank, (new, device)) in handles.iter_mut().zip(devices).enumerate() {
             let (id, config) = (id.clone(), config.clone());
             let member = Member::starting(options.clone(), device, Some((rank, size)));
-            begin(new, member, None, move |member| {
+            let ranks = move |member: &Arc<Member>| {
                 let comm = meet::by_id(&id, rank, size, config, &|| member.is_stopped())?;
                 meet::with_gpu(comm, member)
-            })?;
+            };
+            begin(new, member, None, ranks, |_| ())?;
         }
         Ok(())
     })

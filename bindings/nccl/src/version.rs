@@ -2,14 +2,54 @@
 
 use std::sync::OnceLock;
 
+use crate::fault::{Fault, Result};
+use crate::settings;
+
 /// 2.28.9, unless `TINYNCCL_NCCL_VERSION` says otherwise.
 const VERSION: i32 = 22_809;
+const VARIABLE: &str = "TINYNCCL_NCCL_VERSION";
 
-/// The version that `ncclGetVersion` answers, in NCCL's coding: 10000 times the major number, 100 times the minor one.
+/// The version that `ncclGetVersion` answers, in NCCL's coding: 10000 times the major number, 100 times the minor one;
+/// the usual one where the variable does not parse.
 pub(crate) fn version() -> i32 {
-    static ASKED: OnceLock<i32> = OnceLock::new();
-    *ASKED.get_or_init(|| {
-        let asked = std::env::var("TINYNCCL_NCCL_VERSION").ok().and_then(|text| text.trim().parse().ok());
-        asked.unwrap_or(VERSION)
+    asked().unwrap_or(VERSION)
+}
+
+/// [`version`].
+///
+/// # Errors
+/// `ncclInvalidUsage` for a variable that does not parse.
+pub(crate) fn checked() -> Result<i32> {
+    asked().ok_or_else(|| {
+        let text = settings::variable(VARIABLE).unwrap_or_default();
+        Fault::usage(format!("{VARIABLE}={text:?}: expected a number in NCCL's coding, like {VERSION} for 2.28.9"))
     })
+}
+
+fn asked() -> Option<i32> {
+    static ASKED: OnceLock<Option<i32>> = OnceLock::new();
+    *ASKED.get_or_init(|| match settings::variable(VARIABLE) {
+        Some(text) if !text.trim().is_empty() => parsed(&text),
+        _ => Some(VERSION),
+    })
+}
+
+/// From 2.0.0 on; up to 2.8 the major number was multiplied by 1000.
+fn parsed(text: &str) -> Option<i32> {
+    text.trim().parse().ok().filter(|version| (2_000..100_000).contains(version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_a_number_in_the_coding_of_nccl() {
+        for (text, expected) in [("22809", Some(22_809)), (" 23007 ", Some(23_007)), ("2804", Some(2_804))] {
+            assert_eq!(parsed(text), expected, "{text}");
+        }
+        for text in ["abc", "2.28.9", "0", "-22809", "99999999999", "228090", "1"] {
+            assert_eq!(parsed(text), None, "{text}");
+        }
+    }
 }

@@ -183,12 +183,13 @@ export! {
             log::debug!("ncclCommWindowRegister: flags {flags:#x}");
             member.device()?;
             let (address, place) = (buff as u64, win as usize);
-            group::meet(&member, move |member| {
+            let run = move |member: &Arc<Member>| {
                 let window = register(member, address, size)?;
                 // SAFETY: the caller's variable, which must live until ncclGroupEnd.
                 unsafe { (place as *mut *mut Opaque).write(window) };
                 Ok(())
-            })
+            };
+            group::meet(&member, run, |_| ())
         })())
     }
 

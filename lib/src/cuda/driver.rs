@@ -79,7 +79,7 @@ pub fn open(ordinal: usize) -> Result<Arc<CudaContext>> {
     let count = device_count()?;
     if ordinal >= count {
         let visible =
-            std::env::var("CUDA_VISIBLE_DEVICES").map_or_else(|_| "not set".to_owned(), |value| format!("{value:?}"));
+            std::env::var_os("CUDA_VISIBLE_DEVICES").map_or_else(|| "not set".to_owned(), |value| format!("{value:?}"));
         let numbers = match count {
             0 => "none".to_owned(),
             1 => "only GPU 0".to_owned(),

@@ -5,7 +5,9 @@ use std::ffi::c_int;
 use nccl::abi::Config;
 
 use super::functions::*;
-use super::rank::{IN_PROGRESS, INVALID_ARGUMENT, Rank, SUCCESS, async_error, gpu, ok, refused, unique_id};
+use super::rank::{
+    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Rank, SUCCESS, async_error, gpu, ok, refused, unique_id,
+};
 
 /// NCCL_CONFIG_INITIALIZER, and not blocking.
 pub(super) fn config() -> Config {
@@ -118,6 +120,57 @@ apart! {
         for comm in comms {
             ok(ncclCommDestroy(comm));
         }
+    }
+
+    fn a_communicator_whose_group_fails_has_its_error() {
+        let begin = |comm: &mut Comm| {
+            ok(ncclGroupStart());
+            let status = ncclCommInitRankConfig(comm, 2, unique_id(), 0, &config());
+            assert!(status == SUCCESS || status == IN_PROGRESS);
+        };
+        let (_context, mut comm) = (gpu(0), std::ptr::null_mut());
+        begin(&mut comm);
+        assert_eq!(ncclGroupEnd(), IN_PROGRESS);
+        let waits = comm;
+        // A call with a fault, and a group that is only simulated.
+        for simulated in [false, true] {
+            let mut comm = std::ptr::null_mut();
+            begin(&mut comm);
+            let status = if simulated {
+                ok(ncclGroupSimulateEnd(std::ptr::null_mut()));
+                INVALID_USAGE
+            } else {
+                let (at, null) = (std::ptr::null_mut(), std::ptr::null_mut());
+                refused(ncclBcast(at, 1, 99, 0, null, null), INVALID_ARGUMENT, &["comm is NULL"]);
+                refused(ncclGroupEnd(), INVALID_ARGUMENT, &["comm is NULL", "nothing"]);
+                INVALID_ARGUMENT
+            };
+            assert_eq!(async_error(comm), status, "{}", last_error(comm));
+            let stream = std::ptr::null_mut();
+            assert_eq!(ncclBcast(std::ptr::null_mut(), 0, 2, 0, comm, stream), status, "{}", last_error(comm));
+            ok(ncclCommDestroy(comm));
+        }
+        assert_eq!(async_error(waits), IN_PROGRESS);
+        ok(ncclCommAbort(waits));
+    }
+
+    fn a_split_that_a_rank_refuses_has_failed() {
+        ranks(3, |rank| {
+            let mut part = std::ptr::null_mut();
+            let color = if rank.rank == 1 { -7 } else { 0 };
+            let status = ncclCommSplit(rank.comm, color, 0, &mut part, std::ptr::null());
+            if rank.rank == 1 {
+                refused(status, INVALID_ARGUMENT, &["color is -7"]);
+                assert!(part.is_null());
+            } else {
+                assert_eq!(settled(part), INVALID_ARGUMENT);
+                assert!(last_error(part).contains("rank 1 does not take part: color is -7"), "{}", last_error(part));
+                ok(ncclCommDestroy(part));
+            }
+            assert_eq!(settled(rank.comm), SUCCESS);
+            rank.still_works();
+            rank.destroy();
+        });
     }
 
     fn a_configuration_of_an_older_program_is_read_to_its_end() {

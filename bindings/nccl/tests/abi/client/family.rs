@@ -2,10 +2,12 @@
 
 use std::ffi::c_int;
 
-use nccl::abi::UniqueId;
+use nccl::abi::{Config, UniqueId};
 
 use super::functions::*;
-use super::rank::{INVALID_ARGUMENT, Rank, all, each, gpu, group, ok, refused, threads, unique_id};
+use super::rank::{
+    INVALID_ARGUMENT, INVALID_USAGE, Rank, SUCCESS, all, each, gpu, group, ok, refused, threads, unique_id,
+};
 
 /// What a communicator says: rank, ranks, GPU.
 fn says(comm: Comm) -> (c_int, c_int, c_int) {
@@ -67,6 +69,171 @@ apart! {
             );
             rank.still_works();
         });
+    }
+
+    // One rank's arguments are wrong; no rank waits for it, and the next split is as good as ever.
+    fn a_rank_with_wrong_arguments_keeps_no_other_waiting() {
+        let wrong = |rank: &Rank, how: usize, new: &mut Comm| {
+            let mut config = Config { version: 23_007, ..Config::NOTHING };
+            match how {
+                0 => ncclCommSplit(rank.comm, -2, 0, new, &config),
+                1 => ncclCommSplit(rank.comm, 0, 0, std::ptr::null_mut(), &config),
+                2 => {
+                    config.blocking = 7;
+                    ncclCommSplit(rank.comm, 0, 0, new, &config)
+                }
+                3 => {
+                    config.magic = 0;
+                    ncclCommSplit(rank.comm, -1, 0, new, &config)
+                }
+                4 => {
+                    // In a group, behind another.
+                    let mut first = std::ptr::null_mut();
+                    ok(ncclGroupStart());
+                    ok(ncclCommSplit(rank.comm, 0, 0, &mut first, &config));
+                    ncclCommSplit(rank.comm, i32::MIN, 0, new, &config);
+                    ncclGroupEnd()
+                }
+                _ => {
+                    // A split without a fault, in a group with one.
+                    ok(ncclGroupStart());
+                    ok(ncclCommSplit(rank.comm, 0, 0, new, &config));
+                    ncclBcast(std::ptr::null_mut(), 1, 2, 99, rank.comm, rank.stream());
+                    let status = ncclGroupEnd();
+                    *new = std::ptr::null_mut();
+                    status
+                }
+            }
+        };
+        threads(3, |rank| {
+            for how in 0..6 {
+                let (mut one, mut two) = (std::ptr::null_mut(), std::ptr::null_mut());
+                if rank.rank == how % 3 {
+                    assert_eq!(wrong(rank, how, &mut one), INVALID_ARGUMENT, "{how}");
+                    assert!(one.is_null(), "{how}");
+                } else if how == 4 {
+                    ok(ncclGroupStart());
+                    ok(ncclCommSplit(rank.comm, 0, 0, &mut one, std::ptr::null()));
+                    ok(ncclCommSplit(rank.comm, 0, 0, &mut two, std::ptr::null()));
+                    refused(ncclGroupEnd(), INVALID_ARGUMENT, &["does not take part"]);
+                } else {
+                    let status = ncclCommSplit(rank.comm, 0, 0, &mut one, std::ptr::null());
+                    refused(status, INVALID_ARGUMENT, &[&format!("rank {} does not take part", how % 3)]);
+                }
+                let all = split(rank, 0, 0).unwrap();
+                assert_eq!(all.size, 3);
+                all.still_works();
+                all.destroy();
+            }
+        });
+    }
+
+    fn a_rank_that_does_not_grow_keeps_no_other_waiting() {
+        let asked = std::sync::Barrier::new(2);
+        threads(2, |rank| {
+            let mut id = UniqueId { internal: [0; 128] };
+            if rank.rank == 0 {
+                ok(ncclCommGetUniqueId(rank.comm, &mut id));
+            }
+            asked.wait();
+            let (null, config, mut new) = (std::ptr::null(), std::ptr::null(), std::ptr::null_mut());
+            let status = match rank.rank {
+                0 => ncclCommGrow(rank.comm, 3, &id, -1, &mut new, config),
+                _ => ncclCommGrow(rank.comm, 2, null, -1, &mut new, config),
+            };
+            refused(status, INVALID_ARGUMENT, &["nRanks is not above 2"]);
+            rank.still_works();
+        });
+    }
+
+    fn an_id_makes_one_communicator() {
+        let id = unique_id();
+        each(2, id, |rank| {
+            rank.still_works();
+            rank.destroy();
+        });
+        let (_context, mut comm) = (gpu(0), std::ptr::null_mut());
+        for (rank, size) in [(0, 2), (1, 2), (0, 1), (2, 3)] {
+            refused(ncclCommInitRank(&mut comm, size, id, rank), INVALID_USAGE, &["the id was used"]);
+        }
+        // While the communicator is there, too; and one of a single rank.
+        let (all, alone) = (unique_id(), unique_id());
+        each(2, all, |rank| {
+            let mut comm = std::ptr::null_mut();
+            refused(ncclCommInitRank(&mut comm, 2, all, rank.rank as c_int), INVALID_USAGE, &["the id was used"]);
+            rank.still_works();
+            rank.destroy();
+        });
+        ok(ncclCommInitRank(&mut comm, 1, alone, 0));
+        ok(ncclCommDestroy(comm));
+        refused(ncclCommInitRank(&mut comm, 1, alone, 0), INVALID_USAGE, &["the id was used"]);
+    }
+
+    // With the deadline of an hour each of them would hang.
+    fn ranks_that_do_not_fit_together_all_learn_it() with [("TINYNCCL_TIMEOUT", "3600"), ("TINYNCCL_CONNECT_TIMEOUT", "3600")] {
+        for (callers, word) in [
+            ([(0, 3), (0, 3)], "rank 0 is here already"),
+            ([(1, 3), (1, 3)], "rank 1 is here already"),
+            ([(0, 2), (1, 3)], "world size"),
+            ([(0, 1), (1, 2)], "world size"),
+        ] {
+            let id = unique_id();
+            std::thread::scope(|scope| {
+                for (rank, size) in callers {
+                    scope.spawn(move || {
+                        let (_context, mut comm) = (gpu(0), std::ptr::null_mut());
+                        let status = ncclCommInitRank(&mut comm, size, id, rank);
+                        // A rank alone may have been first: then the id was used when the other came.
+                        let text = last_error(std::ptr::null_mut());
+                        if (rank, size, status) == (0, 1, SUCCESS) {
+                            return ok(ncclCommDestroy(comm));
+                        }
+                        assert_ne!(status, SUCCESS);
+                        assert!(text.contains(word) || size == 2 && text.contains("the id was used"), "{callers:?}: {text}");
+                    });
+                }
+            });
+            let (_context, mut comm) = (gpu(0), std::ptr::null_mut());
+            refused(ncclCommInitRank(&mut comm, 2, id, 0), INVALID_USAGE, &["the id was used"]);
+        }
+    }
+
+    fn ids_cost_nothing_until_they_are_used() {
+        let count = |of: &str| std::fs::read_dir(format!("/proc/self/{of}")).unwrap().count();
+        let first = unique_id();
+        let before = (count("fd"), count("task"));
+        let ids: Vec<UniqueId> = (0..500).map(|_| unique_id()).collect();
+        assert_eq!((count("fd"), count("task")), before);
+        // Used in any order, also the first and the last.
+        for id in [first, ids[499], ids[0], ids[250]] {
+            each(2, id, |rank| {
+                rank.still_works();
+                rank.destroy();
+            });
+        }
+        // Several of them make one communicator: nothing stays behind when it has gone.
+        let again = || {
+            let ids = [unique_id(), unique_id(), unique_id(), unique_id()];
+            std::thread::scope(|scope| {
+                for rank in 0..2 {
+                    scope.spawn(move || {
+                        let (context, mut comm) = (gpu(rank), std::ptr::null_mut());
+                        let null = std::ptr::null();
+                        ok(ncclCommInitRankScalable(&mut comm, 2, rank as c_int, 2, ids.as_ptr(), null));
+                        Rank::of(comm, rank, 2, context).destroy();
+                    });
+                }
+            });
+        };
+        (0..3).for_each(|_| again());
+        let begin = std::time::Instant::now();
+        let settled = (count("fd"), count("task"));
+        (0..10).for_each(|_| again());
+        // What leaves does so in threads of its own.
+        while (count("fd"), count("task")) > settled {
+            assert!(begin.elapsed() < std::time::Duration::from_secs(60), "{:?} after {settled:?}", (count("fd"), count("task")));
+            std::thread::yield_now();
+        }
     }
 
     fn parts_of_parts_outlive_their_parents() {
@@ -187,5 +354,7 @@ apart! {
         refused(ncclCommInitRank(&mut comm, 2, nothing, 0), INVALID_ARGUMENT, &["ncclGetUniqueId"]);
         refused(ncclCommInitAll(&mut comm, 1, [99].as_ptr()), INVALID_ARGUMENT, &["GPU 99 is not there"]);
         refused(ncclCommInitAll(&mut comm, 0, std::ptr::null()), INVALID_ARGUMENT, &["ndev is 0"]);
+        let mut two = [std::ptr::null_mut(); 2];
+        refused(ncclCommInitAll(two.as_mut_ptr(), 2, [0, 0].as_ptr()), INVALID_USAGE, &["GPU 0 twice"]);
     }
 }

@@ -1,0 +1,333 @@
+//! The stores of this process, by name: what its door tells.
+//!
+//! An id costs nothing until a rank uses it. Its secret is computed from a key of this process and the id's number, and
+//! its store is opened when the first rank asks. A store that is over is forgotten; of an id remains that it was used.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tinynccl::bootstrap::{Observer, Server, Standing};
+use tinynccl::{Config, Secret};
+
+use crate::fault::{Fault, Result};
+use crate::id::Id;
+use crate::{digest, place, settings};
+
+/// The name of a rendezvous: a digest that only its ranks can compute.
+pub(crate) type Name = [u8; 32];
+
+/// The number of what is no id of this process.
+pub(crate) const NO_NUMBER: u64 = 0;
+/// A store that nobody has come to is closed after this long; the next rank opens another.
+const EMPTY: Duration = Duration::from_secs(60);
+/// Between two looks at stores that no rank of this process has taken.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What a visitor is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// There is none of this name yet.
+    Nothing,
+    /// The store's addresses.
+    At(Vec<SocketAddr>),
+    /// The id's communicator has been made.
+    Used,
+}
+
+/// How a rank of this process comes to the store of an id.
+pub(crate) enum Claim {
+    /// It is the only rank: no store is needed.
+    Alone,
+    /// It hosts the store.
+    Host(Server),
+    /// It asks the id's door.
+    Guest,
+}
+
+struct Entry {
+    observer: Observer,
+    addresses: Vec<SocketAddr>,
+    /// Until a rank of this process takes it.
+    untaken: Option<Server>,
+    opened: Instant,
+    /// Of an id.
+    number: Option<u64>,
+}
+
+/// Numbers of ids that were used, in runs: they are mostly used in the order in which they were made.
+#[derive(Debug, Default)]
+struct Used(BTreeMap<u64, u64>);
+
+impl Used {
+    fn contains(&self, number: u64) -> bool {
+        self.0.range(..=number).next_back().is_some_and(|(_, last)| number <= *last)
+    }
+
+    fn insert(&mut self, number: u64) {
+        if self.contains(number) {
+            return;
+        }
+        let before =
+            self.0.range(..number).next_back().filter(|(_, last)| **last + 1 == number).map(|(first, _)| *first);
+        let last = self.0.remove(&(number + 1)).unwrap_or(number);
+        self.0.insert(before.unwrap_or(number), last);
+    }
+}
+
+/// What this process knows. A forked child has one of its own.
+pub(crate) struct Directory {
+    process: u32,
+    key: [u8; 32],
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Ids so far.
+    ids: u64,
+    used: Used,
+    stores: HashMap<Name, Entry>,
+    /// The doors that are open: this process's own, and those at addresses that the environment names.
+    own: Option<Vec<SocketAddr>>,
+    others: Vec<SocketAddr>,
+}
+
+/// This process's directory.
+///
+/// # Errors
+/// `ncclSystemError` where the system has no random bytes.
+pub(crate) fn here() -> Result<&'static Directory> {
+    static CURRENT: AtomicPtr<Directory> = AtomicPtr::new(std::ptr::null_mut());
+    let process = std::process::id();
+    loop {
+        let found = CURRENT.load(Ordering::Acquire);
+        // SAFETY: null, or a directory that was leaked below.
+        if let Some(directory) = unsafe { found.as_ref() }.filter(|directory| directory.process == process) {
+            return Ok(directory);
+        }
+        // That of the parent stays as it is: another thread may have had its lock when it forked.
+        let new = Box::new(Directory { process, key: digest::random()?, state: Mutex::default() });
+        let new = Box::into_raw(new);
+        if CURRENT.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: made above, and known to nobody else.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
+}
+
+/// The name by which ranks ask for the store of an id.
+pub(crate) fn name_of(secret: &[u8; 32]) -> Name {
+    digest::of("id", &[secret])
+}
+
+impl Directory {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn secret(&self, number: u64) -> [u8; 32] {
+        digest::of("secret of an id", &[&self.key, &number.to_le_bytes()])
+    }
+
+    /// Number and secret of a new id.
+    pub(crate) fn new_id(&self) -> (u64, [u8; 32]) {
+        let number = {
+            let mut state = self.state();
+            state.ids += 1;
+            state.ids
+        };
+        (number, self.secret(number))
+    }
+
+    /// The addresses of this process's door; `open` opens it, if it is not.
+    pub(crate) fn own_door(&self, open: impl FnOnce() -> Result<Vec<SocketAddr>>) -> Result<Vec<SocketAddr>> {
+        let mut state = self.state();
+        if state.own.is_none() {
+            state.own = Some(open()?);
+        }
+        Ok(state.own.clone().unwrap_or_default())
+    }
+
+    /// A door at `address`; `open` opens it, if it is not.
+    pub(crate) fn door_at(&self, address: SocketAddr, open: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut state = self.state();
+        if !state.others.contains(&address) {
+            open()?;
+            state.others.push(address);
+        }
+        Ok(())
+    }
+
+    /// Tells visitors from now on that the store of `name` is this one.
+    pub(crate) fn post(&self, name: Name, server: &Server) {
+        let mut state = self.state();
+        sweep(&mut state);
+        state.stores.insert(name, Entry::of(server, None));
+    }
+
+    /// For a rank of this process that joins by `id`, `alone` or not.
+    ///
+    /// # Errors
+    /// `ncclInvalidUsage` for an id of this process that was used; those of opening a store.
+    pub(crate) fn claim(&self, id: &Id, alone: bool, config: &Config) -> Result<Claim> {
+        let state = &mut *self.state();
+        sweep(state);
+        if !self.is_ours(state, id.number, &name_of(&id.secret)) {
+            return Ok(Claim::Guest);
+        }
+        match state.stores.get_mut(&name_of(&id.secret)) {
+            Some(entry) if entry.observer.standing() >= Standing::Formed => Err(used()),
+            Some(entry) => Ok(entry.untaken.take().map_or(Claim::Guest, Claim::Host)),
+            None if state.used.contains(id.number) => Err(used()),
+            None if alone => {
+                state.used.insert(id.number);
+                Ok(Claim::Alone)
+            }
+            None => Ok(Claim::Host(open(state, id.number, id.secret, config)?)),
+        }
+    }
+
+    /// What a visitor is told that asks for `name`, and `number` if it is an id's. The first one opens its store.
+    pub(crate) fn told(&self, name: &Name, number: u64) -> Told {
+        let state = &mut *self.state();
+        sweep(state);
+        if let Some(entry) = state.stores.get(name) {
+            let over = entry.number.is_some() && entry.observer.standing() >= Standing::Formed;
+            return if over { Told::Used } else { Told::At(entry.addresses.clone()) };
+        }
+        if !self.is_ours(state, number, name) {
+            return Told::Nothing;
+        }
+        if state.used.contains(number) {
+            return Told::Used;
+        }
+        let opened = settings::config().and_then(|config| open(state, number, self.secret(number), &config));
+        match opened {
+            Ok(server) => {
+                let addresses = server.unique_id().addresses().to_vec();
+                if let Some(entry) = state.stores.get_mut(name) {
+                    entry.untaken = Some(server);
+                }
+                Told::At(addresses)
+            }
+            Err(fault) => {
+                log::warn!("a rank asks for the store of an id, which cannot be opened: {}", fault.text);
+                Told::Nothing
+            }
+        }
+    }
+
+    /// Ends what is over. When to look again, if nobody else does.
+    pub(crate) fn tend(&self) -> Option<Duration> {
+        let mut state = self.state();
+        sweep(&mut state);
+        state.stores.values().any(|entry| entry.untaken.is_some()).then_some(LOOK)
+    }
+
+    fn is_ours(&self, state: &State, number: u64, name: &Name) -> bool {
+        (1..=state.ids).contains(&number) && name_of(&self.secret(number)) == *name
+    }
+}
+
+/// The id's communicator was made before.
+pub(crate) fn used() -> Fault {
+    Fault::usage(
+        "the id was used: a communicator has been made with it, or its ranks did not fit together; call ncclGetUniqueId for \
+         each communicator",
+    )
+}
+
+impl Entry {
+    fn of(server: &Server, number: Option<u64>) -> Entry {
+        let addresses = server.unique_id().addresses().to_vec();
+        Entry { observer: server.observer(), addresses, untaken: None, opened: Instant::now(), number }
+    }
+}
+
+fn open(state: &mut State, number: u64, secret: [u8; 32], config: &Config) -> Result<Server> {
+    let server = Server::open(place::anywhere(config)?, Secret::new(secret), config)?;
+    state.stores.insert(name_of(&secret), Entry::of(&server, Some(number)));
+    Ok(server)
+}
+
+/// Forgets the stores that are over, and leaves those that no rank of this process has taken to their ranks.
+fn sweep(state: &mut State) {
+    let mut left = Vec::new();
+    state.stores.retain(|_, entry| {
+        let standing = entry.observer.standing();
+        let expired = standing == Standing::Empty && entry.untaken.is_some() && entry.opened.elapsed() > EMPTY;
+        if standing >= Standing::Formed || expired {
+            left.extend(entry.untaken.take());
+        }
+        if let (Standing::Over, Some(number)) = (standing, entry.number) {
+            state.used.insert(number);
+        }
+        standing != Standing::Over && !expired
+    });
+    if left.is_empty() {
+        return;
+    }
+    // Dropping a store waits for goodbyes.
+    let end = std::thread::Builder::new().name("tinynccl-stores".to_owned()).spawn(move || drop(left));
+    if let Err(e) = end {
+        log::debug!("stores that are over were ended without a thread: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id;
+
+    #[test]
+    fn numbers_are_kept_as_runs() {
+        let mut used = Used::default();
+        for number in [5, 1, 2, 9, 4, 3, 7, 9] {
+            used.insert(number);
+        }
+        assert_eq!(used.0.into_iter().collect::<Vec<_>>(), [(1, 5), (7, 7), (9, 9)]);
+        let mut used = Used::default();
+        (1..=1000).rev().for_each(|number| used.insert(number));
+        assert!(
+            used.0.len() == 1 && used.contains(1) && used.contains(1000) && !used.contains(0) && !used.contains(1001)
+        );
+    }
+
+    #[test]
+    fn an_id_has_one_store_which_is_opened_when_it_is_asked_for() {
+        let (directory, config) = (here().unwrap(), settings::config().unwrap());
+        let (one, other) = (id::new().unwrap(), id::new().unwrap());
+        let of = |id: &Id| directory.state().stores.contains_key(&name_of(&id.secret));
+        assert!(!of(&one));
+        let Ok(Claim::Host(server)) = directory.claim(&one, false, &config) else { panic!("no store") };
+        assert!(of(&one) && matches!(directory.claim(&one, false, &config), Ok(Claim::Guest)));
+        assert_eq!(
+            directory.told(&name_of(&one.secret), one.number),
+            Told::At(server.unique_id().addresses().to_vec())
+        );
+        // By a visitor, then taken by a rank of this process.
+        assert!(matches!(directory.told(&name_of(&other.secret), other.number), Told::At(_)));
+        assert!(directory.tend().is_some() && matches!(directory.claim(&other, false, &config), Ok(Claim::Host(_))));
+        // The name and the number belong together, and both to this process.
+        assert_eq!(directory.told(&name_of(&other.secret), one.number), Told::Nothing);
+        assert_eq!(directory.told(&name_of(&[7; 32]), one.number), Told::Nothing);
+        assert_eq!(directory.told(&name_of(&directory.secret(u64::MAX)), u64::MAX), Told::Nothing);
+        // It has ended.
+        drop(server);
+        assert_eq!(directory.told(&name_of(&one.secret), one.number), Told::Used);
+        assert!(!of(&one) && directory.claim(&one, false, &config).err().unwrap().text.contains("the id was used"));
+    }
+
+    #[test]
+    fn one_rank_alone_needs_no_store() {
+        let (directory, config) = (here().unwrap(), settings::config().unwrap());
+        let id = id::new().unwrap();
+        assert!(matches!(directory.claim(&id, true, &config), Ok(Claim::Alone)));
+        assert!(directory.claim(&id, true, &config).is_err() && directory.claim(&id, false, &config).is_err());
+        let foreign = Id { number: id.number, secret: [9; 32], ..id::new().unwrap() };
+        assert!(matches!(directory.claim(&foreign, true, &config), Ok(Claim::Guest)));
+    }
+}

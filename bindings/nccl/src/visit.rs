@@ -1,0 +1,125 @@
+//! Asking a door for the store of a name.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use tinynccl::bootstrap::interface;
+use tinynccl::{Config, Error};
+
+use crate::directory::{self, Name, Told};
+use crate::door::{MAGIC, MOST, USED};
+use crate::fault::{Fault, Result};
+use crate::place;
+
+/// Longest time for a connection, and from there to the end of the answer.
+const CONNECT: Duration = Duration::from_millis(500);
+const ANSWER: Duration = Duration::from_secs(5);
+/// Pause before asking again.
+const PAUSE: Duration = Duration::from_millis(20);
+/// A process whose host says for so long that nobody listens there has ended.
+const GONE: Duration = Duration::from_secs(2);
+
+/// A door, and what is asked there.
+pub(crate) struct Door<'a> {
+    pub(crate) addresses: &'a [SocketAddr],
+    pub(crate) name: Name,
+    /// Of an id.
+    pub(crate) number: u64,
+    /// It was open before anybody was told of it: once it is closed it does not come back.
+    pub(crate) stays: bool,
+}
+
+/// Asks a door until it knows the store.
+///
+/// # Errors
+/// `ncclSystemError` when it is not told within `config.connect_timeout`, or the door's process has ended;
+/// `ncclInvalidUsage` when the id was used, or `stop` says so.
+pub(crate) fn ask(door: &Door<'_>, config: &Config, stop: &dyn Fn() -> bool) -> Result<Vec<SocketAddr>> {
+    let local = interface::with_loopback(config)?;
+    let candidates = interface::order_candidates(&local, door.addresses, true);
+    let begin = Instant::now();
+    let mut refused_since = None;
+    loop {
+        let mut last = "it has no address".to_owned();
+        let mut refused = 0;
+        for (address, _) in &candidates {
+            match visit(*address, door) {
+                Ok(Told::At(store)) => return Ok(store),
+                Ok(Told::Used) => return Err(directory::used()),
+                // The right one, and too early.
+                Ok(Told::Nothing) => {
+                    last = format!("{address} knows of none yet");
+                    break;
+                }
+                Err(e) => {
+                    refused += usize::from(e.kind() == std::io::ErrorKind::ConnectionRefused);
+                    last = format!("{address}: {e}");
+                }
+            }
+        }
+        if stop() {
+            return Err(Fault::usage("stopped: the communicator was aborted while it was being made"));
+        }
+        let failed = |detail: String| {
+            let list: Vec<String> = door.addresses.iter().map(SocketAddr::to_string).collect();
+            Err(Error::bootstrap(list.join(", "), detail).into())
+        };
+        if door.stays && refused > 0 && refused == candidates.len() {
+            let since = *refused_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= GONE {
+                let whose = if door.number == directory::NO_NUMBER { "that all ranks ask" } else { "that made the id" };
+                return failed(format!("nobody listens there any more ({last}): the process {whose} has ended"));
+            }
+        } else {
+            refused_since = None;
+        }
+        if begin.elapsed() >= config.connect_timeout {
+            return failed(format!(
+                "no store for {:.1?} ({last}): has the first rank of the new communicator made the same call, and is its \
+                 process alive?",
+                begin.elapsed()
+            ));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn visit(address: SocketAddr, door: &Door<'_>) -> std::io::Result<Told> {
+    let mut stream = TcpStream::connect_timeout(&address, CONNECT)?;
+    // The kernel can take a free port of this host for our end, too.
+    if stream.local_addr().is_ok_and(|own| own == address) {
+        return Err(std::io::ErrorKind::ConnectionRefused.into());
+    }
+    let until = Instant::now() + ANSWER;
+    stream.set_write_timeout(Some(CONNECT))?;
+    stream.write_all(&[&MAGIC[..], &door.name, &door.number.to_le_bytes()].concat())?;
+    let mut count = [0];
+    read(&mut stream, &mut count, until)?;
+    if count == [USED] {
+        return Ok(Told::Used);
+    }
+    let mut bytes = vec![0; usize::from(count[0]).min(MOST) * place::BYTES];
+    read(&mut stream, &mut bytes, until)?;
+    let store = place::decode(&bytes);
+    let store = store.ok_or_else(|| std::io::Error::other("what came is not a list of addresses"))?;
+    Ok(if store.is_empty() { Told::Nothing } else { Told::At(store) })
+}
+
+/// Fills `to`, until then.
+fn read(stream: &mut TcpStream, mut to: &mut [u8], until: Instant) -> std::io::Result<()> {
+    while !to.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(to) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => to = &mut to[n..],
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
