@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Set for a process that is to run this test's body.
 const APART: &str = "TINYNCCL_TEST_APART";
 
-/// After which a test hangs. Calls give up long before.
+/// After which a test hangs, beside the time that `driver` was given. Calls give up long before.
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// The deadline of calls, in seconds.
@@ -72,7 +72,7 @@ pub(super) fn wait(mut child: Child) -> Output {
     let pid = rustix::process::Pid::from_child(&child);
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let watch = std::thread::spawn(move || {
-        if ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(LIMIT + super::driver::duration()) == Err(RecvTimeoutError::Timeout) {
             eprintln!("process {pid:?} hangs: it is ended");
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::ABORT);
         }

@@ -8,6 +8,7 @@
 //! | `rank`, `types` | a rank with its stream; elements of NCCL's types |
 //! | `collectives`, `messages` | every call against what it must give |
 //! | `groups`, `random` | groups, and a thousand of them against a model |
+//! | `driver` | right and wrong calls of all kinds in random order, beside threads, signals and forks |
 //! | `family`, `background` | communicators from communicators; non-blocking ones |
 //! | `buffers`, `environment` | memory and windows; NCCL's variables |
 //! | `leaving`, `failures` | finalize, destroy, abort; ranks that die or disagree |
@@ -19,6 +20,7 @@ mod background;
 mod buffers;
 mod c_program;
 mod collectives;
+mod driver;
 mod environment;
 mod failures;
 mod family;

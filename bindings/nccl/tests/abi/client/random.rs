@@ -17,10 +17,14 @@ const RANKS: usize = 4;
 const GROUPS: usize = 1000;
 
 /// xorshift64*.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn below(&mut self, end: usize) -> usize {
+    pub(super) fn new(seed: u64) -> Random {
+        Random(0x9e37_79b9_7f4a_7c15 ^ seed)
+    }
+
+    pub(super) fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -144,7 +148,7 @@ apart! {
     fn a_thousand_groups() {
         let seed = std::env::var("TINYNCCL_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(21);
         println!("seed {seed}");
-        let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ seed);
+        let mut random = Random::new(seed);
         let whole = World { ranks: all(RANKS), gpus: (0..RANKS).collect() };
         let worlds = [part(&whole, &[2, 0]), part(&whole, &[3, 1, 0]), part(&whole, &[3]), whole];
         // Each part of a buffer is as long as the longest input or output.
