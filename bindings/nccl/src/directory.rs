@@ -42,7 +42,7 @@ pub(crate) enum Claim {
     /// It is the only rank: no store is needed.
     Alone,
     /// It hosts the store.
-    Host(Server),
+    Host(Box<Server>),
     /// It asks the id's door.
     Guest,
 }
@@ -180,13 +180,13 @@ impl Directory {
         }
         match state.stores.get_mut(&name_of(&id.secret)) {
             Some(entry) if entry.observer.standing() >= Standing::Formed => Err(used()),
-            Some(entry) => Ok(entry.untaken.take().map_or(Claim::Guest, Claim::Host)),
+            Some(entry) => Ok(entry.untaken.take().map_or(Claim::Guest, |server| Claim::Host(Box::new(server)))),
             None if state.used.contains(id.number) => Err(used()),
             None if alone => {
                 state.used.insert(id.number);
                 Ok(Claim::Alone)
             }
-            None => Ok(Claim::Host(open(state, id.number, id.secret, config)?)),
+            None => Ok(Claim::Host(Box::new(open(state, id.number, id.secret, config)?))),
         }
     }
 

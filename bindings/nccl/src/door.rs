@@ -1,6 +1,6 @@
 //! The door of a process: where ranks ask for a rendezvous that they know by an id, or only by name.
 //!
-//! A store has a port that nobody knows beforehand. Ranks find it without: those of an id, which names a door; survivors
+//! A store has a port that nobody knows beforehand. Ranks find it without: those of an id, which names a door; those
 //! that shrink a communicator, whose store may have died with another rank; those of `NCCL_COMM_ID`, which know one
 //! address for all communicators. So a process has one listener for all of its stores, which tells where the store of a
 //! given name is. It tells addresses alone: the secret of the rendezvous comes from what the ranks know already.

@@ -31,8 +31,8 @@ pub(crate) struct Job {
 /// Of a [`Job`].
 pub(crate) type Refuse = Box<dyn FnOnce(&Fault) + Send>;
 
-/// Jobs that one after the other are done or, if that does not happen, refused: no communicator stays in progress, and no
-/// rank waits for one that does not come.
+/// Jobs that are done one after the other or, if that does not happen, refused: no communicator stays in progress, and
+/// no rank waits for one that does not come.
 struct Lane {
     jobs: VecDeque<Job>,
     /// Why the rest is refused.
@@ -294,7 +294,7 @@ export! {
     /// Ends a group and does nothing of it. The estimated time is -1: unknown.
     fn ncclGroupSimulateEnd / pncclGroupSimulateEnd [] (info: *mut abi::SimInfo) {
         if let Some(group) = end()? {
-            let simulated = Fault::usage("the group that makes it was ended by ncclGroupSimulateEnd, which does nothing of it");
+            let simulated = Fault::usage("ncclGroupSimulateEnd has ended its group, and does nothing of it");
             refuse(group.jobs, group.fault.as_ref().unwrap_or(&simulated));
             if let Some(fault) = group.fault {
                 return Err(fault);

@@ -67,7 +67,7 @@ pub(crate) fn by_id(id: &Id, rank: usize, size: usize, config: Config, stop: &dy
 fn by_store(id: &Id, rank: usize, size: usize, config: Config, stop: &dyn Fn() -> bool) -> Result<Comm> {
     let comm = match directory::here()?.claim(id, size == 1, &config)? {
         Claim::Alone => return alone(config),
-        Claim::Host(server) => Comm::init_with_server(server, rank, size, config.clone())?,
+        Claim::Host(server) => Comm::init_with_server(*server, rank, size, config.clone())?,
         Claim::Guest => {
             let name = directory::name_of(&id.secret);
             let door = Door { addresses: &id.addresses, name, number: id.number, stays: true };

@@ -15,8 +15,9 @@ use crate::place;
 /// Longest time for a connection, and from there to the end of the answer.
 const CONNECT: Duration = Duration::from_millis(500);
 const ANSWER: Duration = Duration::from_secs(5);
-/// Pause before asking again.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Pauses before asking again: the first one, and the longest.
+const PAUSE: Duration = Duration::from_millis(10);
+const LONGEST: Duration = Duration::from_millis(160);
 /// A process whose host says for so long that nobody listens there has ended.
 const GONE: Duration = Duration::from_secs(2);
 
@@ -39,7 +40,7 @@ pub(crate) fn ask(door: &Door<'_>, config: &Config, stop: &dyn Fn() -> bool) -> 
     let local = interface::with_loopback(config)?;
     let candidates = interface::order_candidates(&local, door.addresses, true);
     let begin = Instant::now();
-    let mut refused_since = None;
+    let (mut refused_since, mut pause) = (None, PAUSE);
     loop {
         let mut last = "it has no address".to_owned();
         let mut refused = 0;
@@ -81,7 +82,8 @@ pub(crate) fn ask(door: &Door<'_>, config: &Config, stop: &dyn Fn() -> bool) -> 
                 begin.elapsed()
             ));
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(LONGEST);
     }
 }
 
@@ -122,4 +124,48 @@ fn read(stream: &mut TcpStream, mut to: &mut [u8], until: Instant) -> std::io::R
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::Status;
+    use std::net::TcpListener;
+
+    /// Without a look at who listens it would ask until the deadline, an hour from here.
+    #[test]
+    fn a_process_that_has_ended_is_not_waited_for() {
+        let mut config = Config::default();
+        config.connect_timeout = Duration::from_secs(3600);
+        let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let addresses = [gone, gone];
+        let door = |stays| Door { addresses: &addresses, name: [6; 32], number: 1, stays };
+        let fault = ask(&door(true), &config, &|| false).unwrap_err();
+        assert!(fault.status == Status::SystemError && fault.text.contains("made the id has ended"), "{fault:?}");
+        // A door that is opened later is waited for.
+        let asked = std::cell::Cell::new(0);
+        let stop = || asked.replace(asked.get() + 1) == 20;
+        let fault = ask(&door(false), &config, &stop).unwrap_err();
+        assert!(fault.text.contains("stopped"), "{fault:?}");
+    }
+
+    /// Bytes that come one by one do not prolong a visit: all of them would be an answer after half a minute.
+    #[test]
+    fn a_visit_has_one_deadline() {
+        let slow = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = slow.local_addr().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut visitor, _) = slow.accept().unwrap();
+                let mut told = visitor.write_all(&[16]);
+                while told.is_ok() {
+                    std::thread::sleep(Duration::from_millis(100));
+                    told = visitor.write_all(&[4]);
+                }
+            });
+            let addresses = [address];
+            let door = Door { addresses: &addresses, name: [6; 32], number: 1, stays: true };
+            assert!(visit(address, &door).is_err());
+        });
+    }
 }

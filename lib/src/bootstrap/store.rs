@@ -192,7 +192,7 @@ impl Store {
 
     /// A client with the right secret does not fit to the ranks that are here.
     pub(crate) fn misfit(&mut self, reason: &str) {
-        if self.strict && !self.formed {
+        if self.strict && !self.formed && self.members.iter().any(Option::is_some) {
             self.break_off(reason.to_owned());
         }
     }

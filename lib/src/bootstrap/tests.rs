@@ -147,14 +147,34 @@ fn the_first_rank_says_how_many_there_are() {
     assert!(reason.contains("rank 3 of 3"), "{reason}");
     let mut first = Raw::register(address(&server), 1, 2);
     assert!(matches!(first.recv(), Some(ToRank::Waiting { missing, .. }) if missing == [0]));
-    let reason = {
-        let mut raw = Raw::connect(address(&server));
-        raw.hello(0, 3);
-        raw.rejected()
-    };
-    assert!(reason.contains("world size 3, the store with 2"), "{reason}");
     let mut other = Raw::register(address(&server), 0, 2);
     assert!(matches!(other.recv(), Some(ToRank::Table { infos }) if infos.len() == 2));
+}
+
+/// Nobody else ends their wait: the first one hears it, too.
+#[test]
+fn ranks_that_do_not_fit_together_all_hear_it() {
+    for (rank, size, word) in [(0, 3, "world size 3, the store with 2"), (1, 2, "rank 1 is here already")] {
+        let server = Server::open("127.0.0.1:0".parse().unwrap(), SECRET, &config()).unwrap();
+        let observer = server.observer();
+        assert_eq!(observer.standing(), Standing::Empty);
+        let mut first = Raw::register(address(&server), 1, 2);
+        assert!(matches!(first.recv(), Some(ToRank::Waiting { missing, .. }) if missing == [0]));
+        let mut second = Raw::connect(address(&server));
+        second.hello(rank, size);
+        let reason = second.rejected();
+        assert!(reason.contains(word), "{reason}");
+        let reason = loop {
+            match first.recv() {
+                Some(ToRank::Waiting { .. }) => {}
+                Some(ToRank::NotFormed { reason, .. }) => break reason,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(reason.contains(word), "{reason}");
+        drop(server);
+        assert_eq!(observer.standing(), Standing::Over);
+    }
 }
 
 #[test]
