@@ -92,7 +92,7 @@ pub(crate) fn check() -> Result<()> {
 /// A variable of tinynccl that does not parse.
 pub(crate) fn config() -> Result<Config> {
     let environment = Environment::default();
-    let config = from(&|name| environment.get(name));
+    let config = from(&|name| environment.get(name).or_else(|| conf::variables().get(name).cloned()));
     environment.check()?;
     config
 }
