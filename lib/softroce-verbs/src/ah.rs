@@ -54,11 +54,12 @@ pub(crate) fn attribute(path: &Path) -> ibv_ah_attr {
 
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: a domain of ours, and the program's attribute.
-    let (ours, attr) = unsafe { (&*pd.cast::<Pd>(), &*attr) };
+    let (ours, attr) = unsafe { (Pd::of(pd), &*attr) };
     match path(ours.inner.context(), attr) {
         Ok(path) => {
             // SAFETY: a domain of ours.
             let context = unsafe { (*pd).context };
+            ours.uses.add();
             give(Ah { base: ibv_ah { context, pd, handle: 0 }, path: Arc::new(path) }).cast()
         }
         Err(e) => null(&e),
@@ -67,7 +68,14 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: `create_ah` made it; the program does not use it any more.
-    drop(unsafe { take::<Ah, _>(ah) });
+    unsafe {
+        if Context::of((*ah).context).is_inherited() {
+            return 0;
+        }
+        let pd = (*ah).pd;
+        drop(take::<Ah, _>(ah));
+        Pd::of(pd).uses.release();
+    }
     0
 }
 

@@ -12,6 +12,7 @@ use crate::extended::*;
 use crate::named::Named;
 use crate::tables::{ibv_context_ops, verbs_context};
 use crate::types::*;
+use crate::uses::Uses;
 use crate::{cq, cq_ex, give, null, qp, srq, take, window};
 
 /// An open device.
@@ -20,6 +21,8 @@ pub(crate) struct Context {
     base: verbs_context,
     pub(crate) inner: Arc<softroce::Context>,
     pub(crate) named: Named,
+    /// Domains, channels and completion queues, and the program's pointer until it closes the device.
+    pub(crate) uses: Uses,
 }
 
 impl Context {
@@ -29,6 +32,24 @@ impl Context {
         let offset = std::mem::offset_of!(verbs_context, context);
         // SAFETY: C's context is a field of ours.
         unsafe { &*context.byte_sub(offset).cast() }
+    }
+
+    /// This process was forked from the one that opened the device: what it inherited is its parent's.
+    pub(crate) fn is_inherited(&self) -> bool {
+        !self.inner.is_here()
+    }
+
+    /// An object of the context goes, or the program's pointer: the last frees the context.
+    ///
+    /// # Safety
+    /// A context of ours, of which the caller has that object.
+    pub(crate) unsafe fn release(context: *mut ibv_context) {
+        // SAFETY: by the caller; `open_device` made it, and nobody has it any more after the last.
+        unsafe {
+            if Context::of(context).uses.release() {
+                drop(take::<Context, _>(context.byte_sub(std::mem::offset_of!(verbs_context, context))));
+            }
+        }
     }
 }
 
@@ -82,15 +103,27 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
             abi_compat: EXTENDED,
         },
     };
-    let made = give(Context { base, inner, named: Named::default() });
+    let uses = Uses::default();
+    uses.add();
+    let made = give(Context { base, inner, named: Named::default(), uses });
     // SAFETY: just made.
     unsafe { &raw mut (*made).base.context }
 }
 
+/// Closes a device. It succeeds while there are objects of it, as libibverbs has it: queue pairs do nothing more, and
+/// what else is left can still be destroyed.
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    let offset = std::mem::offset_of!(verbs_context, context);
-    // SAFETY: `open_device` made it; the program does not use it any more.
-    drop(unsafe { take::<Context, _>(context.byte_sub(offset)) });
+    // SAFETY: `open_device` made it; the program does not use it any more. Queue pairs that are named are live.
+    unsafe {
+        let ours = Context::of(context);
+        if ours.is_inherited() {
+            return 0;
+        }
+        for address in ours.named.qps() {
+            qp::stop(std::ptr::with_exposed_provenance_mut(address));
+        }
+        Context::release(context);
+    }
     0
 }
 
@@ -395,7 +428,10 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     unsafe {
         let context = context_of_event(event);
         if !context.is_null() {
-            Context::of(context).named.acknowledge((*event).element.qp as usize);
+            let context = Context::of(context);
+            if !context.is_inherited() {
+                context.named.acknowledge((*event).element.qp as usize, 1);
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use softroce::Wc;
+use softroce::{Affected, Wc};
 
 use crate::constants::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 use crate::context::Context;
@@ -13,6 +13,7 @@ use crate::cq_ex;
 use crate::extended::ibv_cq_ex;
 use crate::named::PATIENCE;
 use crate::types::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc};
+use crate::uses::Uses;
 use crate::{code, give, null, set_errno, take};
 
 /// A completion channel.
@@ -20,6 +21,8 @@ use crate::{code, give, null, set_errno, take};
 struct CompChannel {
     base: ibv_comp_channel,
     inner: Arc<softroce::CompChannel>,
+    /// Completion queues that notify by it.
+    uses: Uses,
 }
 
 /// A completion queue.
@@ -29,21 +32,38 @@ pub(crate) struct Cq {
     pub(crate) inner: Arc<softroce::Cq>,
     /// What `ibv_start_poll` and `ibv_next_poll` found last.
     pub(crate) current: UnsafeCell<ibv_wc>,
+    /// Queue pairs that complete into it: one counts twice where both of its queues do.
+    pub(crate) uses: Uses,
 }
 
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    match softroce::CompChannel::new() {
+    // SAFETY: an open context.
+    let made = unsafe { Context::of(context) }.inner.check_here().and_then(|()| softroce::CompChannel::new());
+    match made {
         Ok(inner) => {
             let fd = inner.fd().as_raw_fd();
-            give(CompChannel { base: ibv_comp_channel { context, fd, refcnt: 0 }, inner }).cast()
+            // SAFETY: an open context.
+            unsafe { Context::of(context) }.uses.add();
+            let base = ibv_comp_channel { context, fd, refcnt: 0 };
+            give(CompChannel { base, inner, uses: Uses::default() }).cast()
         }
         Err(e) => null(&e),
     }
 }
 
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: `create_comp_channel` made it; the program does not use it any more.
-    drop(unsafe { take::<CompChannel, _>(channel) });
+    // SAFETY: `create_comp_channel` made it; where the call succeeds the program does not use it any more.
+    unsafe {
+        let context = (*channel).context;
+        if Context::of(context).is_inherited() {
+            return 0;
+        }
+        if let Err(busy) = (*channel.cast::<CompChannel>()).uses.check("a completion channel", "queues") {
+            return busy;
+        }
+        drop(take::<CompChannel, _>(channel));
+        Context::release(context);
+    }
     0
 }
 
@@ -55,7 +75,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: as the caller promises.
-    unsafe { create(context, cqe, cq_context, channel, vector) }
+    unsafe { create(context, cqe, cq_context, channel, vector, false) }
 }
 
 /// Entries of a queue for which a program asks for fewer.
@@ -68,6 +88,7 @@ pub(crate) unsafe fn create(
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     vector: c_int,
+    ignore_overrun: bool,
 ) -> *mut ibv_cq {
     if vector != 0 {
         return null(&softroce::Error::new(libc::EINVAL, "there is completion vector 0 alone"));
@@ -87,9 +108,19 @@ pub(crate) unsafe fn create(
     };
     match made {
         Ok(inner) => {
-            let made = Box::into_raw(Box::write(place, Cq { base, inner, current: UnsafeCell::default() }));
-            // SAFETY: an open context.
-            unsafe { Context::of(context) }.named.add(made as usize);
+            if ignore_overrun {
+                inner.ignore_overrun();
+            }
+            let ours = Cq { base, inner, current: UnsafeCell::default(), uses: Uses::default() };
+            let made = Box::into_raw(Box::write(place, ours));
+            // SAFETY: an open context, and a channel of ours, if there is one.
+            unsafe {
+                if let Some(channel) = channel.cast::<CompChannel>().as_ref() {
+                    channel.uses.add();
+                }
+                Context::of(context).uses.add();
+                Context::of(context).named.add(made as usize);
+            }
             made.cast()
         }
         Err(e) => null(&e),
@@ -99,25 +130,33 @@ pub(crate) unsafe fn create(
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: a queue of ours.
     let ours = unsafe { &mut *cq.cast::<Cq>() };
-    ours.inner.resize(cqe.max(0) as usize).map_or_else(
-        |e| code(&e),
-        |()| {
+    match ours.inner.resize(cqe.max(0) as usize) {
+        Ok(()) => {
             ours.base.cqe = cqe;
             0
-        },
-    )
+        }
+        Err(e) => code(&e),
+    }
 }
 
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: `create_cq` made it; the program does not use it any more.
-    let ours = unsafe {
-        if !Context::of((*cq).context).named.remove(cq as usize, PATIENCE) {
+    // SAFETY: `create_cq` made it; where the call succeeds the program does not use it any more.
+    unsafe {
+        let (context, channel) = ((*cq).context, (*cq).channel);
+        if Context::of(context).is_inherited() {
+            return 0;
+        }
+        if let Err(busy) = (*cq.cast::<Cq>()).uses.check("a completion queue", "queue pairs") {
+            return busy;
+        }
+        if !Context::of(context).named.remove(cq as usize, PATIENCE) {
             return libc::EBUSY;
         }
-        take::<Cq, _>(cq)
-    };
-    if let Some(channel) = ours.inner.channel() {
-        channel.forget(ours.inner.cookie());
+        drop(take::<Cq, _>(cq));
+        if let Some(channel) = channel.cast::<CompChannel>().as_ref() {
+            channel.uses.release();
+        }
+        Context::release(context);
     }
     0
 }
@@ -127,31 +166,46 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: a channel of ours; the cookie is the address of a queue that is not destroyed, as those forget theirs.
+    // SAFETY: a channel of ours and the program's places; the cookie is the address of a queue that stays until the
+    // program acknowledges this event.
     unsafe {
-        match (*channel.cast::<CompChannel>()).inner.get_event() {
-            Ok(cookie) => {
-                let which = std::ptr::with_exposed_provenance_mut::<ibv_cq>(cookie as usize);
-                *cq = which;
-                *cq_context = (*which).cq_context;
-                0
-            }
-            Err(e) => {
-                set_errno(e.errno());
-                -1
-            }
+        let ours = &*channel.cast::<CompChannel>();
+        let named = &Context::of((*channel).context).named;
+        loop {
+            let cookie = match ours.inner.get_event() {
+                Ok(cookie) => cookie,
+                Err(e) => {
+                    set_errno(e.errno());
+                    return -1;
+                }
+            };
+            // One of a queue that was destroyed meanwhile is nobody's.
+            let Some(address) = named.deliver(Affected::Cq(cookie)) else { continue };
+            let which = std::ptr::with_exposed_provenance_mut::<ibv_cq>(address);
+            *cq = which;
+            *cq_context = (*which).cq_context;
+            return 0;
         }
     }
 }
 
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
-    // SAFETY: a queue of ours; programs acknowledge under a lock of theirs, or from one thread.
-    unsafe { (*cq).comp_events_completed = (*cq).comp_events_completed.wrapping_add(count) };
+    // SAFETY: a queue of ours, which stays until its events are acknowledged.
+    unsafe {
+        let context = Context::of((*cq).context);
+        if !context.is_inherited() {
+            context.named.acknowledge(cq as usize, count);
+        }
+    }
 }
 
 pub(crate) unsafe extern "C" fn req_notify(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a queue of ours.
-    unsafe { &*cq.cast::<Cq>() }.inner.req_notify(solicited_only != 0);
+    let inner = unsafe { &(*cq.cast::<Cq>()).inner };
+    if let Err(e) = inner.check_here() {
+        return code(&e);
+    }
+    inner.req_notify(solicited_only != 0);
     0
 }
 
@@ -189,6 +243,9 @@ pub(crate) fn completion(wc: &Wc) -> ibv_wc {
 pub(crate) unsafe extern "C" fn poll(cq: *mut ibv_cq, count: c_int, to: *mut ibv_wc) -> c_int {
     // SAFETY: a queue of ours.
     let ours = unsafe { &*cq.cast::<Cq>() };
+    if let Err(e) = ours.inner.check_here() {
+        return -code(&e);
+    }
     let mut found = [Wc::EMPTY; 32];
     let mut done = 0;
     let count = count.max(0) as usize;

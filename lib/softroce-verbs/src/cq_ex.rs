@@ -47,8 +47,10 @@ pub(crate) unsafe extern "C" fn create_extended(
     if init.cqe == 0 || init.cqe > i32::MAX as u32 {
         return null(&softroce::Error::new(libc::EINVAL, format!("a completion queue of {} entries", init.cqe)));
     }
+    let ignore = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
+    let (cqe, vector) = (init.cqe as c_int, init.comp_vector as c_int);
     // SAFETY: as the caller promises.
-    unsafe { cq::create(context, init.cqe as c_int, init.cq_context, init.channel, init.comp_vector as c_int) }.cast()
+    unsafe { cq::create(context, cqe, init.cq_context, init.channel, vector, ignore) }.cast()
 }
 
 /// Goes to the next completion, if there is one.
@@ -56,6 +58,9 @@ unsafe fn step(queue: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of ours; one thread reads it at a time, as verbs asks for between `start_poll` and `end_poll`.
     unsafe {
         let ours = queue.cast::<Cq>();
+        if let Err(e) = (*ours).inner.check_here() {
+            return crate::code(&e);
+        }
         let Some(wc) = (*ours).inner.poll_one() else { return libc::ENOENT };
         let wc = cq::completion(&wc);
         ((*queue).status, (*queue).wr_id) = (wc.status, wc.wr_id);

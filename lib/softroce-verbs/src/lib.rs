@@ -16,6 +16,7 @@
 //! | `device`, `context`, `memory`, `window`, `cq` (and `cq_ex`), `ah`, `srq`, `qp` | one kind of object each |
 //! | `wr` | requests that are built call by call |
 //! | `named` | objects that events name stay until those are acknowledged |
+//! | `uses` | objects that others are made of stay until those are destroyed |
 //! | `names` | numbers in words, and calls that this card has not |
 //!
 //! # Safety
@@ -52,6 +53,7 @@ mod qp;
 mod srq;
 mod tables;
 mod types;
+mod uses;
 mod window;
 mod wr;
 

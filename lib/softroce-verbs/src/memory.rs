@@ -9,6 +9,7 @@ use softroce::Access;
 use crate::constants::{IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION};
 use crate::context::Context;
 use crate::types::{ibv_context, ibv_mr, ibv_pd};
+use crate::uses::Uses;
 use crate::{code, give, null, take};
 
 /// A protection domain.
@@ -16,6 +17,17 @@ use crate::{code, give, null, take};
 pub(crate) struct Pd {
     base: ibv_pd,
     pub(crate) inner: Arc<softroce::Pd>,
+    /// Regions, windows, address handles and queues of it.
+    pub(crate) uses: Uses,
+}
+
+impl Pd {
+    /// # Safety
+    /// A domain of ours.
+    pub(crate) unsafe fn of<'a>(pd: *mut ibv_pd) -> &'a Pd {
+        // SAFETY: by the caller.
+        unsafe { &*pd.cast() }
+    }
 }
 
 /// A memory region.
@@ -31,13 +43,27 @@ struct Mr {
 
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: an open context.
-    let inner = unsafe { Context::of(context) }.inner.alloc_pd();
-    give(Pd { base: ibv_pd { context, handle: 0 }, inner }).cast()
+    let ours = unsafe { Context::of(context) };
+    if let Err(e) = ours.inner.check_here() {
+        return null(&e);
+    }
+    ours.uses.add();
+    give(Pd { base: ibv_pd { context, handle: 0 }, inner: ours.inner.alloc_pd(), uses: Uses::default() }).cast()
 }
 
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: `alloc_pd` made it; the program does not use it any more.
-    drop(unsafe { take::<Pd, _>(pd) });
+    // SAFETY: `alloc_pd` made it; where the call succeeds the program does not use it any more.
+    unsafe {
+        let (ours, context) = (Pd::of(pd), (*pd).context);
+        if Context::of(context).is_inherited() {
+            return 0;
+        }
+        if let Err(busy) = ours.uses.check("a protection domain", "regions, windows, handles and queues") {
+            return busy;
+        }
+        drop(take::<Pd, _>(pd));
+        Context::release(context);
+    }
     0
 }
 
@@ -66,8 +92,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 ) -> *mut ibv_mr {
     // SAFETY: a domain of ours; the program keeps the memory until it deregisters.
     unsafe {
-        let ours = &*pd.cast::<Pd>();
-        match ours.inner.reg_mr(at.cast(), len, iova, Access::from_bits(access)) {
+        match Pd::of(pd).inner.reg_mr(at.cast(), len, iova, Access::from_bits(access)) {
             Ok(inner) => region(pd, at, iova, access, false, inner),
             Err(e) => null(&e),
         }
@@ -87,6 +112,8 @@ unsafe fn region(
     // SAFETY: as the caller promises.
     let context = unsafe { (*pd).context };
     let (length, lkey, rkey) = (inner.len(), inner.lkey(), inner.rkey());
+    // SAFETY: as above.
+    unsafe { Pd::of(pd) }.uses.add();
     let base = ibv_mr { context, pd, addr, length, handle: 0, lkey, rkey };
     give(Mr { base, iova, access, dmabuf, inner }).cast()
 }
@@ -94,10 +121,15 @@ unsafe fn region(
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: `reg_mr` made it; where the call succeeds the program does not use it any more.
     unsafe {
+        if Context::of((*mr).context).is_inherited() {
+            return 0;
+        }
         if (*mr.cast::<Mr>()).inner.has_windows() {
             return code(&softroce::Error::new(libc::EBUSY, "a memory window is bound to the region"));
         }
+        let pd = (*mr).pd;
         drop(take::<Mr, _>(mr));
+        Pd::of(pd).uses.release();
     }
     0
 }
@@ -135,11 +167,13 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         let pd = if has(IBV_REREG_MR_CHANGE_PD) { pd } else { old.base.pd };
         let (at, len, iova) = if moved { (at, len, at as u64) } else { (old.base.addr, old.base.length, old.iova) };
         let access = if has(IBV_REREG_MR_CHANGE_ACCESS) { access as c_uint } else { old.access };
-        let domain = &(*pd.cast::<Pd>()).inner;
+        let domain = &Pd::of(pd).inner;
         if let Err(e) = old.inner.change(domain, at.cast(), len, iova, Access::from_bits(access)) {
             code(&e);
             return ERR_CMD;
         }
+        Pd::of(pd).uses.add();
+        Pd::of(old.base.pd).uses.release();
         (old.base.pd, old.base.addr, old.base.length) = (pd, at, len);
         (old.iova, old.access) = (iova, access);
     }
@@ -161,7 +195,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     }
     // SAFETY: a domain of ours; the program keeps the descriptor until this returns, the memory until it deregisters.
     unsafe {
-        let (ours, access) = (&*pd.cast::<Pd>(), access as c_uint);
+        let (ours, access) = (Pd::of(pd), access as c_uint);
         let fd = BorrowedFd::borrow_raw(fd);
         match ours.inner.reg_dmabuf_mr(offset, len, iova, fd, Access::from_bits(access)) {
             Ok(inner) => region(pd, offset as *mut c_void, iova, access, true, inner),

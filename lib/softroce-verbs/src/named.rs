@@ -1,4 +1,4 @@
-//! The objects that asynchronous events name. A program's thread may look at one until it has acknowledged the event,
+//! The objects that events name, asynchronous ones and those of completion channels. A program's thread may look at one until it has acknowledged the event,
 //! so destroying the object waits for that, as in rdma-core (`ibv_get_async_event(3)`).
 
 use std::collections::HashMap;
@@ -49,6 +49,11 @@ impl Named {
         objects.live.insert(address, Object { events: 0, number: Some(number) });
     }
 
+    /// Addresses of all queue pairs.
+    pub(crate) fn qps(&self) -> Vec<usize> {
+        self.lock().qps.values().copied().collect()
+    }
+
     /// The address of the object that an event befell, for the program; `None` where it is destroyed.
     pub(crate) fn deliver(&self, affected: Affected) -> Option<usize> {
         let mut objects = self.lock();
@@ -61,9 +66,10 @@ impl Named {
         Some(address)
     }
 
-    pub(crate) fn acknowledge(&self, address: usize) {
+    /// The program is done with so many events of an object.
+    pub(crate) fn acknowledge(&self, address: usize, count: u32) {
         if let Some(object) = self.lock().live.get_mut(&address) {
-            object.events = object.events.saturating_sub(1);
+            object.events = object.events.saturating_sub(count);
             self.acknowledged.notify_all();
         }
     }
@@ -95,11 +101,11 @@ mod tests {
         assert_eq!([named.deliver(Affected::Qp(7)), named.deliver(Affected::Qp(7))], [Some(0x1000); 2]);
         assert!(named.remove(0x2000, Duration::ZERO), "no event names it");
         assert_eq!(named.deliver(Affected::Cq(0x2000)), None, "it is gone");
-        named.acknowledge(0x1000);
+        named.acknowledge(0x1000, 1);
         assert!(!named.remove(0x1000, Duration::ZERO), "one of two is acknowledged");
-        named.acknowledge(0x1000);
+        named.acknowledge(0x1000, 1);
         assert!(named.remove(0x1000, Duration::ZERO));
         assert_eq!(named.deliver(Affected::Qp(7)), None);
-        named.acknowledge(0x1000);
+        named.acknowledge(0x1000, 1);
     }
 }

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex};
 
 use softroce::{
-    Access, AttrMask, Capacity, Datagram, QpAttr, QpInit, RecvRequest, Remote, SendFlags, SendOp, SendRequest, Service,
-    Sge, State,
+    Access, AttrMask, Capacity, Datagram, LIMITS, QpAttr, QpInit, RecvRequest, Remote, SendFlags, SendOp, SendRequest,
+    Service, Sge, State,
 };
 
 use crate::ah::{self, Ah};
@@ -44,9 +44,8 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     // SAFETY: objects of ours, or null where verbs allows it, and the program's attributes.
     let (ours, attr, send_cq, recv_cq, srq) = unsafe {
         let attr = &mut *init;
-        let queue = |cq: *mut ibv_cq| cq.cast::<Cq>().as_ref().map(|cq| cq.inner.clone());
-        let srq = attr.srq.cast::<Srq>().as_ref().map(|srq| srq.inner.clone());
-        (&*pd.cast::<Pd>(), &mut *init, queue(attr.send_cq), queue(attr.recv_cq), srq)
+        let queue = |cq: *mut ibv_cq| cq.cast::<Cq>().as_ref();
+        (Pd::of(pd), &mut *init, queue(attr.send_cq), queue(attr.recv_cq), attr.srq.cast::<Srq>().as_ref())
     };
     let service = match attr.qp_type {
         ibv_qp_type::IBV_QPT_RC => Service::Rc,
@@ -58,11 +57,21 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         return null(&softroce::Error::new(libc::EINVAL, "a queue pair without completion queues"));
     };
     let capacity = capacity(&attr.cap);
-    let init = QpInit { service, capacity, signal_all: attr.sq_sig_all != 0, send_cq, recv_cq, srq };
+    let init = QpInit {
+        service,
+        capacity,
+        signal_all: attr.sq_sig_all != 0,
+        send_cq: send_cq.inner.clone(),
+        recv_cq: recv_cq.inner.clone(),
+        srq: srq.map(|srq| srq.inner.clone()),
+    };
     let inner = match ours.inner.create_qp(&init) {
         Ok(inner) => inner,
         Err(e) => return null(&e),
     };
+    for uses in [&ours.uses, &send_cq.uses, &recv_cq.uses].into_iter().chain(srq.map(|srq| &srq.uses)) {
+        uses.add();
+    }
     attr.cap = ibv_qp_cap {
         max_send_wr: capacity.sends,
         max_recv_wr: capacity.recvs,
@@ -144,14 +153,35 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 }
 
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: `create` made it; the program does not use it any more.
+    // SAFETY: `create` made it; where the call succeeds the program does not use it any more. What it is made of is
+    // not destroyed before it.
     unsafe {
-        if !Context::of((*qp).context).named.remove(qp as usize, PATIENCE) {
+        let context = Context::of((*qp).context);
+        if context.is_inherited() {
+            return 0;
+        }
+        if !context.named.remove(qp as usize, PATIENCE) {
             return libc::EBUSY;
         }
+        let ibv_qp { pd, send_cq, recv_cq, srq, .. } = *qp;
         drop(take::<Qp, _>(qp));
+        (*send_cq.cast::<Cq>()).uses.release();
+        (*recv_cq.cast::<Cq>()).uses.release();
+        if let Some(srq) = srq.cast::<Srq>().as_ref() {
+            srq.uses.release();
+        }
+        Pd::of(pd).uses.release();
     }
     0
+}
+
+/// The device is closed: a queue pair of it sends, receives and completes nothing more.
+///
+/// # Safety
+/// A queue pair of ours.
+pub(crate) unsafe fn stop(qp: *mut ibv_qp) {
+    // SAFETY: by the caller. Every state has a way to RESET.
+    let _ = unsafe { &*qp.cast::<Qp>() }.inner.modify(&QpAttr::default(), AttrMask::STATE);
 }
 
 fn state(code: ibv_qp_state::Type) -> Option<State> {
@@ -246,12 +276,20 @@ pub unsafe extern "C" fn ibv_query_qp(
 ///
 /// # Safety
 /// The program's list is as long as it says for as long as the result is used.
-pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [Sge] {
-    if list.is_null() || count <= 0 {
-        return &[];
+pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> softroce::Result<&'a [Sge]> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // Of more than the device takes at most, none is read.
+        Ok(count) if count <= LIMITS.sges as usize && !list.is_null() => {
+            // SAFETY: by the caller; `Sge` is laid out as `ibv_sge`.
+            Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) })
+        }
+        _ => Err(invalid(format!("{count} scatter-gather elements at {list:p}"))),
     }
-    // SAFETY: by the caller; `Sge` is laid out as `ibv_sge`.
-    unsafe { std::slice::from_raw_parts(list.cast(), count as usize) }
+}
+
+fn invalid(text: String) -> softroce::Error {
+    softroce::Error::new(libc::EINVAL, text)
 }
 
 /// Bits of `ibv_send_flags`.
@@ -266,7 +304,7 @@ pub(crate) fn flags(bits: c_uint) -> SendFlags {
 }
 
 /// A request of C as one of ours.
-unsafe fn request<'a>(wr: &ibv_send_wr, service: Service) -> Option<SendRequest<'a>> {
+unsafe fn request<'a>(wr: &ibv_send_wr, service: Service) -> softroce::Result<SendRequest<'a>> {
     // SAFETY: the opcode says which part of the union the program set.
     let (rdma, atomic, word) = unsafe { (wr.wr.rdma, wr.wr.atomic, wr.__bindgen_anon_1.imm_data) };
     let imm = word.to_ne_bytes();
@@ -291,18 +329,19 @@ unsafe fn request<'a>(wr: &ibv_send_wr, service: Service) -> Option<SendRequest<
                 window::request(bind.mw, bind.rkey, &bind.bind_info)
             }
         }
-        _ => return None,
+        other => return Err(invalid(format!("requests with opcode {other}"))),
     };
     let to = if service == Service::Ud {
         // SAFETY: a datagram names an address handle of ours.
-        let (ud, handle) = unsafe { (wr.wr.ud, wr.wr.ud.ah.cast::<Ah>().as_ref()?) };
+        let (ud, handle) = unsafe { (wr.wr.ud, wr.wr.ud.ah.cast::<Ah>().as_ref()) };
+        let handle = handle.ok_or_else(|| invalid("a datagram without an address handle".to_owned()))?;
         Some(Datagram { path: handle.path.clone(), qpn: ud.remote_qpn, qkey: ud.remote_qkey })
     } else {
         None
     };
     // SAFETY: the program's list.
-    let sges = unsafe { elements(wr.sg_list, wr.num_sge) };
-    Some(SendRequest { id: wr.wr_id, op, sges, flags: flags(wr.send_flags), to })
+    let sges = unsafe { elements(wr.sg_list, wr.num_sge) }?;
+    Ok(SendRequest { id: wr.wr_id, op, sges, flags: flags(wr.send_flags), to })
 }
 
 pub(crate) unsafe extern "C" fn post_send(
@@ -316,11 +355,11 @@ pub(crate) unsafe extern "C" fn post_send(
         let service = ours.inner.init().service;
         let mut chain = Vec::new();
         let mut wr = first;
-        let mut unknown = None;
+        let mut refused = None;
         while let Some(next) = wr.as_ref() {
             match request(next, service) {
                 // One alone, as most are, goes without a list.
-                Some(only) if wr == first && next.next.is_null() => {
+                Ok(only) if wr == first && next.next.is_null() => {
                     return ours.inner.post_send(&[only]).map_or_else(
                         |(_, e)| {
                             *bad = first;
@@ -329,9 +368,9 @@ pub(crate) unsafe extern "C" fn post_send(
                         |()| 0,
                     );
                 }
-                Some(request) => chain.push(request),
-                None => {
-                    unknown = Some(wr);
+                Ok(request) => chain.push(request),
+                Err(e) => {
+                    refused = Some((wr, e));
                     break;
                 }
             }
@@ -341,10 +380,10 @@ pub(crate) unsafe extern "C" fn post_send(
             *bad = (0..i).fold(first, |wr, _| (*wr).next);
             return code(&e);
         }
-        match unknown {
-            Some(wr) => {
+        match refused {
+            Some((wr, e)) => {
                 *bad = wr;
-                code(&softroce::Error::new(libc::EINVAL, format!("requests with opcode {}", (*wr).opcode)))
+                code(&e)
             }
             None => 0,
         }
@@ -360,8 +399,9 @@ pub(crate) unsafe extern "C" fn post_recv(
     unsafe {
         let ours = &*qp.cast::<Qp>();
         while let Some(request) = wr.as_ref() {
-            let sges = elements(request.sg_list, request.num_sge);
-            if let Err((_, e)) = ours.inner.post_recv(&[RecvRequest { id: request.wr_id, sges }]) {
+            let posted = elements(request.sg_list, request.num_sge)
+                .and_then(|sges| ours.inner.post_recv(&[RecvRequest { id: request.wr_id, sges }]).map_err(|(_, e)| e));
+            if let Err(e) = posted {
                 *bad = wr;
                 return code(&e);
             }

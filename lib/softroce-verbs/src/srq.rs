@@ -11,6 +11,7 @@ use crate::extended::ibv_srq_init_attr_ex;
 use crate::memory::Pd;
 use crate::named::PATIENCE;
 use crate::types::{ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use crate::uses::Uses;
 use crate::{code, null, qp, take};
 
 /// A shared receive queue.
@@ -18,11 +19,13 @@ use crate::{code, null, qp, take};
 pub(crate) struct Srq {
     base: ibv_srq,
     pub(crate) inner: Arc<softroce::Srq>,
+    /// Queue pairs that take their receives from it.
+    pub(crate) uses: Uses,
 }
 
 unsafe fn create_from(pd: *mut ibv_pd, srq_context: *mut std::ffi::c_void, attr: &ibv_srq_attr) -> *mut ibv_srq {
     // SAFETY: a domain of ours.
-    let (ours, context) = unsafe { (&*pd.cast::<Pd>(), (*pd).context) };
+    let (ours, context) = unsafe { (Pd::of(pd), (*pd).context) };
     let place = Box::<Srq>::new_uninit();
     let cookie = place.as_ptr() as u64;
     match ours.inner.create_srq(attr.max_wr as usize, attr.max_sge.max(1) as usize, cookie) {
@@ -36,7 +39,8 @@ unsafe fn create_from(pd: *mut ibv_pd, srq_context: *mut std::ffi::c_void, attr:
                 cond: libc::PTHREAD_COND_INITIALIZER,
                 events_completed: 0,
             };
-            let made = Box::into_raw(Box::write(place, Srq { base, inner }));
+            let made = Box::into_raw(Box::write(place, Srq { base, inner, uses: Uses::default() }));
+            ours.uses.add();
             // SAFETY: an open context.
             unsafe { Context::of(context) }.named.add(made as usize);
             made.cast()
@@ -82,12 +86,21 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
 }
 
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: `create` made it; the program does not use it any more.
+    // SAFETY: `create` made it; where the call succeeds the program does not use it any more.
     unsafe {
-        if !Context::of((*srq).context).named.remove(srq as usize, PATIENCE) {
+        let context = Context::of((*srq).context);
+        if context.is_inherited() {
+            return 0;
+        }
+        if let Err(busy) = (*srq.cast::<Srq>()).uses.check("a shared receive queue", "queue pairs") {
+            return busy;
+        }
+        if !context.named.remove(srq as usize, PATIENCE) {
             return libc::EBUSY;
         }
+        let pd = (*srq).pd;
         drop(take::<Srq, _>(srq));
+        Pd::of(pd).uses.release();
     }
     0
 }
@@ -101,8 +114,9 @@ pub(crate) unsafe extern "C" fn post_recv(
     unsafe {
         let ours = &*srq.cast::<Srq>();
         while let Some(request) = wr.as_ref() {
-            let sges = qp::elements(request.sg_list, request.num_sge);
-            if let Err(e) = ours.inner.post_recv(&RecvRequest { id: request.wr_id, sges }) {
+            let posted = qp::elements(request.sg_list, request.num_sge)
+                .and_then(|sges| ours.inner.post_recv(&RecvRequest { id: request.wr_id, sges }));
+            if let Err(e) = posted {
                 *bad = wr;
                 return code(&e);
             }

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use softroce::{Access, Bind, SendOp, SendRequest, WindowKind};
 
 use crate::constants::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw_type};
+use crate::context::Context;
 use crate::memory::Pd;
 use crate::qp::{self, Qp};
 use crate::types::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
@@ -24,16 +25,26 @@ pub(crate) unsafe extern "C" fn alloc(pd: *mut ibv_pd, type_: ibv_mw_type) -> *m
         other => return null(&softroce::Error::new(libc::EINVAL, format!("memory windows of type {other}"))),
     };
     // SAFETY: a domain of ours.
-    let (context, ours) = unsafe { ((*pd).context, &*pd.cast::<Pd>()) };
+    let (context, ours) = unsafe { ((*pd).context, Pd::of(pd)) };
     match ours.inner.alloc_mw(kind) {
-        Ok(inner) => give(Mw { base: ibv_mw { context, pd, rkey: inner.rkey(), handle: 0, type_ }, inner }).cast(),
+        Ok(inner) => {
+            ours.uses.add();
+            give(Mw { base: ibv_mw { context, pd, rkey: inner.rkey(), handle: 0, type_ }, inner }).cast()
+        }
         Err(e) => null(&e),
     }
 }
 
 pub(crate) unsafe extern "C" fn dealloc(mw: *mut ibv_mw) -> c_int {
     // SAFETY: `alloc` made it; the program does not use it any more.
-    drop(unsafe { take::<Mw, _>(mw) });
+    unsafe {
+        if Context::of((*mw).context).is_inherited() {
+            return 0;
+        }
+        let pd = (*mw).pd;
+        drop(take::<Mw, _>(mw));
+        Pd::of(pd).uses.release();
+    }
     0
 }
 

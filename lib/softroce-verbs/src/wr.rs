@@ -21,6 +21,8 @@ struct Pending {
     /// Inline bytes; the element of it is made when the request is posted.
     inline: Option<Vec<u8>>,
     to: Option<Datagram>,
+    /// What of it is not taken, if anything: none of the batch is posted then.
+    refused: Option<softroce::Error>,
 }
 
 /// The requests since `ibv_wr_start`.
@@ -71,7 +73,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, op: SendOp) {
     // SAFETY: a queue pair of ours, whose fields the program set.
     unsafe {
         let (id, flags) = ((*qp).wr_id, qp::flags((*qp).wr_flags));
-        batch(qp, |all| all.push(Pending { id, op, flags, sges: Vec::new(), inline: None, to: None }));
+        batch(qp, |all| all.push(Pending { id, op, flags, sges: Vec::new(), inline: None, to: None, refused: None }));
     }
 }
 
@@ -91,12 +93,14 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     unsafe { batch(qp, Vec::clear) };
 }
 
-/// Posts the batch. Where one is refused those before it are posted all the same: the card has no way to take them
-/// back.
+/// Posts the batch, or nothing of it where one is refused (`ibv_wr_complete(3)`).
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as the caller promises: memory of the requests stays until they complete.
     unsafe {
         let all = batch(qp, std::mem::take);
+        if let Some(e) = all.iter().find_map(|p| p.refused.as_ref()) {
+            return code(e);
+        }
         let lists: Vec<Vec<Sge>> = all
             .iter()
             .map(|p| match &p.inline {
@@ -112,7 +116,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
                 SendRequest { id: p.id, op: p.op, sges, flags, to: p.to.clone() }
             })
             .collect();
-        (*qp.cast::<Qp>()).inner.post_send(&requests).map_or_else(|(_, e)| code(&e), |()| 0)
+        (*qp.cast::<Qp>()).inner.post_send_all(&requests).map_or_else(|(_, e)| code(&e), |()| 0)
     }
 }
 
@@ -169,8 +173,8 @@ unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
     // SAFETY: see `cmp_swp`; an address handle of ours.
     unsafe {
-        let path = (*ah.cast::<Ah>()).path.clone();
-        change(qp, |p| p.to = Some(Datagram { path, qpn, qkey }));
+        let path = ah.cast::<Ah>().as_ref().map(|ah| ah.path.clone());
+        change(qp, |p| p.to = path.map(|path| Datagram { path, qpn, qkey }));
     }
 }
 
@@ -203,7 +207,10 @@ unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, len: u32)
 unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: see `cmp_swp`; the program's list.
     unsafe {
-        let sges = qp::elements(list, count as c_int);
-        change(qp, |p| p.sges.extend_from_slice(sges));
+        let sges = qp::elements(list, c_int::try_from(count).unwrap_or(c_int::MAX));
+        change(qp, |p| match sges {
+            Ok(sges) => p.sges.extend_from_slice(sges),
+            Err(e) => p.refused = Some(e),
+        });
     }
 }

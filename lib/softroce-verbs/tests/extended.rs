@@ -320,3 +320,253 @@ fn a_queue_pair_stays_until_its_event_is_acknowledged() {
         all.qp = null_mut();
     }
 }
+
+/// What a request of one element is made of: by `ibv_post_send`.
+fn write_request(all: &Loop, sge: &mut ibv_sge) -> ibv_send_wr {
+    // SAFETY: a live region.
+    *sge = ibv_sge { addr: all.at(0), length: 8, lkey: unsafe { (*all.mr).lkey } };
+    let mut wr = ibv_send_wr { sg_list: sge, num_sge: 1, ..Default::default() };
+    (wr.opcode, wr.send_flags) = (ibv_wr_opcode::IBV_WR_RDMA_WRITE, ibv_send_flags::IBV_SEND_SIGNALED.0);
+    // SAFETY: as above.
+    (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = (all.at(1), unsafe { (*all.mr).rkey });
+    wr
+}
+
+/// What an object is made of stays while the object is there, in whatever order a program destroys them.
+#[test]
+fn what_is_in_use_is_not_destroyed() {
+    // SAFETY: as in `Loop::new`.
+    unsafe {
+        let context = open();
+        let channel = ibv_create_comp_channel(context);
+        let cqs = [0, 1].map(|_| ibv_create_cq(context, 4, null_mut(), channel, 0));
+        let pds = [0, 1].map(|_| ibv_alloc_pd(context));
+        let mut memory = vec![0u8; 64];
+        let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 as c_int;
+        let mr = ibv_reg_mr(pds[0], memory.as_mut_ptr().cast(), memory.len(), local);
+        let mut srq_attr =
+            ibv_srq_init_attr { srq_context: null_mut(), attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 } };
+        let srq = ibv_create_srq(pds[0], &raw mut srq_attr);
+        let mut ah_attr = ibv_ah_attr { is_global: 1, port_num: 1, ..Default::default() };
+        assert_eq!(ibv_query_gid(context, 1, 0, &raw mut ah_attr.grh.dgid), 0);
+        let ah = ibv_create_ah(pds[0], &raw mut ah_attr);
+        let ops = &(*context).ops;
+        let mw = (ops.alloc_mw.expect("an operation"))(pds[0], IBV_MW_TYPE_1);
+        let mut init = ibv_qp_init_attr { send_cq: cqs[0], recv_cq: cqs[1], srq, ..Default::default() };
+        init.qp_type = ibv_qp_type::IBV_QPT_RC;
+        let qp = ibv_create_qp(pds[0], &raw mut init);
+        assert!(![mr.is_null(), srq.is_null(), ah.is_null(), mw.is_null(), qp.is_null()].contains(&true));
+
+        let busy = |channel_too: bool, cq: bool, srq_too: bool| {
+            assert_eq!(ibv_dealloc_pd(pds[0]), libc::EBUSY);
+            assert!(!channel_too || ibv_destroy_comp_channel(channel) == libc::EBUSY);
+            assert!(!cq || cqs.map(|cq| ibv_destroy_cq(cq)) == [libc::EBUSY; 2]);
+            assert!(!srq_too || ibv_destroy_srq(srq) == libc::EBUSY);
+        };
+        busy(true, true, true);
+        assert_eq!(ibv_destroy_qp(qp), 0);
+        busy(true, false, false);
+        assert_eq!(ibv_destroy_cq(cqs[0]), 0);
+        busy(true, false, false);
+        assert_eq!((ibv_destroy_srq(srq), ibv_destroy_ah(ah)), (0, 0));
+        busy(true, false, false);
+        assert_eq!((ops.dealloc_mw.expect("an operation"))(mw), 0);
+        busy(true, false, false);
+        // The region goes over to the other domain.
+        let moved = IBV_REREG_MR_CHANGE_PD as c_int;
+        assert_eq!(ibv_rereg_mr(mr, moved, pds[1], null_mut(), 0, 0), 0);
+        assert_eq!((ibv_dealloc_pd(pds[0]), ibv_dealloc_pd(pds[1])), (0, libc::EBUSY));
+        assert_eq!((ibv_dereg_mr(mr), ibv_dealloc_pd(pds[1])), (0, 0));
+        assert_eq!((ibv_destroy_cq(cqs[1]), ibv_destroy_comp_channel(channel)), (0, 0));
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
+
+/// A closed device's queue pairs are still; they and all else can be destroyed all the same.
+#[test]
+fn a_device_is_closed_before_its_objects() {
+    let mut all = Loop::new();
+    let mut sge = ibv_sge::default();
+    let mut wr = write_request(&all, &mut sge);
+    // SAFETY: as in `Loop::new`. The context stays, as it has objects.
+    unsafe {
+        let post = (*all.context).ops.post_send.expect("an operation");
+        assert_eq!(ibv_close_device(all.context), 0);
+        assert_eq!(post(all.qp, &raw mut wr, &mut null_mut()), libc::EINVAL);
+        assert_eq!(((*all.cq).start_poll.expect("a call"))(all.cq, &mut ibv_poll_cq_attr::default()), libc::ENOENT);
+        assert_eq!(ibv_destroy_qp(std::mem::replace(&mut all.qp, null_mut())), 0);
+        assert_eq!((ibv_dereg_mr(all.mr), ibv_destroy_cq(all.cq.cast()), ibv_dealloc_pd(all.pd)), (0, 0, 0));
+    }
+    std::mem::forget(all);
+}
+
+#[test]
+fn a_batch_with_a_refused_request_sends_nothing() {
+    let all = Loop::new();
+    // SAFETY: as in `Loop::new`.
+    unsafe {
+        let qp = ibv_qp_to_qp_ex(all.qp);
+        let x = &mut *qp;
+        let (lkey, rkey) = ((*all.mr).lkey, (*all.mr).rkey);
+        let refuse: [&dyn Fn(); 4] = [
+            // More elements than the queue was made for, and than any is.
+            &|| (0..3).for_each(|_| ((*qp).wr_set_sge.expect("a call"))(qp, lkey, all.at(0), 8)),
+            &|| ((*qp).wr_set_sge_list.expect("a call"))(qp, usize::MAX, std::ptr::dangling()),
+            &|| ((*qp).wr_set_inline_data.expect("a call"))(qp, all.at(0) as *mut _, 65),
+            &|| ((*qp).wr_set_ud_addr.expect("a call"))(qp, null_mut(), 0, 0),
+        ];
+        for (n, refuse) in refuse.into_iter().enumerate() {
+            for at in 0..3 {
+                (x.wr_start.expect("a call"))(qp);
+                x.wr_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+                for i in 0..3 {
+                    (x.wr_rdma_write.expect("a call"))(qp, rkey, all.at(1));
+                    match i == at && n < 3 {
+                        true => refuse(),
+                        false => (x.wr_set_sge.expect("a call"))(qp, lkey, all.at(0), 8),
+                    }
+                }
+                let done = (x.wr_complete.expect("a call"))(qp);
+                assert_eq!(done != 0, n < 3, "{n} {at}: {done}");
+                for _ in 0..if n < 3 { 0 } else { 3 } {
+                    all.next();
+                    assert_eq!((*all.cq).status, ibv_wc_status::IBV_WC_SUCCESS);
+                }
+                assert_eq!(((*all.cq).start_poll.expect("a call"))(all.cq, null_mut()), libc::ENOENT, "{n} {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lists_and_lengths_that_are_none_are_refused() {
+    let all = Loop::new();
+    let mut sge = ibv_sge::default();
+    let good = write_request(&all, &mut sge);
+    // SAFETY: as in `Loop::new`.
+    unsafe {
+        let ops = &(*all.context).ops;
+        let (send, recv) = (ops.post_send.expect("an operation"), ops.post_recv.expect("an operation"));
+        let srq_recv = ops.post_srq_recv.expect("an operation");
+        let attr = ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 };
+        let srq = ibv_create_srq(all.pd, &mut ibv_srq_init_attr { srq_context: null_mut(), attr });
+        for (num_sge, sg_list) in
+            [(-1, good.sg_list), (c_int::MIN, good.sg_list), (c_int::MAX, good.sg_list), (1, null_mut())]
+        {
+            let mut wr = ibv_send_wr { num_sge, sg_list, ..good };
+            let mut bad = null_mut();
+            assert_eq!(send(all.qp, &raw mut wr, &raw mut bad), libc::EINVAL, "{num_sge}");
+            assert_eq!(bad, &raw mut wr);
+            // Behind one that is good.
+            let mut first = ibv_send_wr { next: &raw mut wr, ..good };
+            assert_eq!((send(all.qp, &raw mut first, &raw mut bad), bad), (libc::EINVAL, &raw mut wr));
+            all.next();
+            let mut wr = ibv_recv_wr { wr_id: 0, next: null_mut(), sg_list, num_sge };
+            let mut bad = null_mut();
+            assert_eq!((recv(all.qp, &raw mut wr, &raw mut bad), bad), (libc::EINVAL, &raw mut wr));
+            let mut bad = null_mut();
+            assert_eq!((srq_recv(srq, &raw mut wr, &raw mut bad), bad), (libc::EINVAL, &raw mut wr));
+        }
+        assert_eq!(ibv_destroy_srq(srq), 0);
+        let mut device = ibv_device_attr::default();
+        assert_eq!(ibv_query_device(all.context, &raw mut device), 0);
+        for cqe in [-1, 0, device.max_cqe + 1, c_int::MAX] {
+            assert_eq!(ibv_resize_cq(all.cq.cast(), cqe), libc::EINVAL, "{cqe}");
+            assert!(ibv_create_cq(all.context, cqe, null_mut(), null_mut(), 0).is_null(), "{cqe}");
+        }
+        assert_eq!(ibv_resize_cq(all.cq.cast(), device.max_cqe), 0);
+        assert_eq!((*all.cq).cqe, device.max_cqe);
+    }
+}
+
+/// A completion queue overruns: its event, and the queue pair is in ERR.
+#[test]
+fn an_overrun_is_an_error_of_queue_and_queue_pair() {
+    let all = Loop::new();
+    let mut sge = ibv_sge::default();
+    let mut wr = write_request(&all, &mut sge);
+    // SAFETY: as in `Loop::new`.
+    unsafe {
+        let post = (*all.context).ops.post_send.expect("an operation");
+        assert_eq!(ibv_resize_cq(all.cq.cast(), 4), 0);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut attr = ibv_qp_attr::default();
+        for _ in 0..8 {
+            while post(all.qp, &raw mut wr, &mut null_mut()) == libc::ENOMEM {
+                assert!(Instant::now() < deadline);
+            }
+        }
+        let mut told = Vec::new();
+        for _ in 0..2 {
+            let mut event = ibv_async_event { event_type: 0, ..std::mem::zeroed() };
+            assert_eq!(ibv_get_async_event(all.context, &raw mut event), 0);
+            told.push((event.event_type, event.element.qp));
+            ibv_ack_async_event(&raw mut event);
+        }
+        assert_eq!(told, [(IBV_EVENT_CQ_ERR, all.cq.cast()), (IBV_EVENT_QP_FATAL, all.qp)]);
+        assert_eq!(ibv_query_qp(all.qp, &raw mut attr, 0, null_mut()), 0);
+        assert_eq!(attr.qp_state, ibv_qp_state::IBV_QPS_ERR);
+    }
+}
+
+fn is_readable(fd: c_int) -> bool {
+    let mut wait = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure.
+    unsafe { libc::poll(&raw mut wait, 1, 0) == 1 }
+}
+
+/// Events that nobody took go with the objects that they name; those that a program took keep them until it is done.
+#[test]
+fn events_go_with_their_objects() {
+    let mut all = Loop::new();
+    let mut sge = ibv_sge::default();
+    let mut wr = write_request(&all, &mut sge);
+    // SAFETY: as in `Loop::new`.
+    unsafe {
+        let channel = ibv_create_comp_channel(all.context);
+        let cq = ibv_create_cq(all.context, 16, null_mut(), channel, 0);
+        let mut init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, ..Default::default() };
+        init.qp_type = ibv_qp_type::IBV_QPT_RC;
+        let init = &raw mut init;
+        let ops = &(*all.context).ops;
+        let (notify, post) = (ops.req_notify_cq.expect("an operation"), ops.post_send.expect("an operation"));
+        let mut make = |all: &mut Loop| {
+            assert_eq!(ibv_destroy_qp(all.qp), 0);
+            all.qp = ibv_create_qp(all.pd, init);
+            all.connect(ibv_access_flags::IBV_ACCESS_REMOTE_WRITE);
+            assert_eq!(notify(cq, 0), 0);
+            // Both ends are the same queue pair: its responder refuses, which is an event, and ends its requester.
+            wr.wr.rdma.rkey ^= 1;
+            assert_eq!(post(all.qp, &raw mut wr, &mut null_mut()), 0);
+            wr.wr.rdma.rkey ^= 1;
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !is_readable((*channel).fd) || !is_readable((*all.context).async_fd) {
+                assert!(Instant::now() < deadline, "no event");
+            }
+        };
+        make(&mut all);
+        assert_eq!(ibv_destroy_qp(all.qp), 0);
+        assert!(!is_readable((*all.context).async_fd), "of a queue pair that is gone");
+        all.qp = ibv_create_qp(all.pd, init);
+        make(&mut all);
+        let (mut which, mut cookie) = (null_mut(), null_mut());
+        assert_eq!(ibv_get_cq_event(channel, &raw mut which, &raw mut cookie), 0);
+        assert_eq!(which, cq);
+        make(&mut all);
+        assert_eq!(ibv_destroy_qp(std::mem::replace(&mut all.qp, null_mut())), 0);
+        // One event is the program's, another was not taken.
+        let (address, acknowledged) = (cq as usize, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let destroys = scope.spawn(|| {
+                assert_eq!(ibv_destroy_cq(std::ptr::with_exposed_provenance_mut(address)), 0);
+                assert!(acknowledged.load(Ordering::SeqCst), "it was destroyed under the program's hands");
+            });
+            assert_eq!((*which).context, all.context);
+            acknowledged.store(true, Ordering::SeqCst);
+            ibv_ack_cq_events(which, 1);
+            destroys.join().expect("no panic");
+        });
+        assert!(!is_readable((*channel).fd), "of a queue that is gone");
+        assert_eq!(ibv_destroy_comp_channel(channel), 0);
+    }
+}

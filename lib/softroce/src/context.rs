@@ -57,7 +57,7 @@ pub const LIMITS: Limits = Limits {
 pub struct Context {
     device: Device,
     pub(crate) engine: Arc<Engine>,
-    events: Arc<Events>,
+    pub(crate) events: Arc<Events>,
 }
 
 impl fmt::Debug for Context {
@@ -73,6 +73,20 @@ impl Context {
         let events = Arc::new(Events::new()?);
         engine.shared.tell(&events, device.gids.clone());
         Ok(Arc::new(Context { device: device.clone(), engine, events }))
+    }
+
+    /// This process opened it, and is no child of one that did.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.check_here().is_ok()
+    }
+
+    /// Fails with `EINVAL` in a child of the process that opened it, as most calls on what a child inherits do.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn check_here(&self) -> Result<()> {
+        self.engine.origin.check()
     }
 
     /// The card.
@@ -111,6 +125,7 @@ impl Context {
     /// # Errors
     /// `EINVAL` for a capacity of 0 or more than [`LIMITS`] says.
     pub fn create_cq(&self, capacity: usize, cookie: u64, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
+        self.check_here()?;
         if capacity == 0 || capacity > LIMITS.completions as usize {
             return Err(Error::invalid(format!("a completion queue holds 1 to {} completions", LIMITS.completions)));
         }
@@ -123,6 +138,7 @@ impl Context {
     /// # Errors
     /// `EINVAL` where there is no such index, or the two are not addresses of the same kind.
     pub fn path(&self, dgid: Gid, sgid_index: u8) -> Result<Path> {
+        self.check_here()?;
         let addresses = self.device.addresses();
         let src = addresses.get(usize::from(sgid_index)).copied().flatten().ok_or_else(|| {
             let all = addresses.iter().flatten().count();
@@ -177,6 +193,7 @@ impl Pd {
         access: Access,
         backing: impl FnOnce() -> Result<Backing>,
     ) -> Result<Region> {
+        self.context.check_here()?;
         let writes = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
         if access.bits() & writes != 0 && !access.contains(Access::LOCAL_WRITE) {
             return Err(Error::invalid("remote writing and atomics need local writing"));
@@ -232,6 +249,7 @@ impl Pd {
     /// # Errors
     /// `ENOMEM` where the card has no more of them.
     pub fn alloc_mw(self: &Arc<Pd>, kind: WindowKind) -> Result<Mw> {
+        self.context.check_here()?;
         let key = write(&self.context.engine.shared.memory).add_window(self.id, kind)?;
         Ok(Mw { key, pd: self.clone() })
     }
@@ -241,6 +259,7 @@ impl Pd {
     /// # Errors
     /// `EINVAL` for more than [`LIMITS`] says.
     pub fn create_srq(&self, capacity: usize, sges: usize, cookie: u64) -> Result<Arc<Srq>> {
+        self.context.check_here()?;
         if capacity == 0 || capacity > LIMITS.work_requests as usize || sges > LIMITS.sges as usize {
             return Err(Error::invalid("a shared receive queue of more receives or elements than the card has"));
         }
@@ -252,6 +271,7 @@ impl Pd {
     /// # Errors
     /// `EINVAL` for more than [`LIMITS`] says, `ENOMEM` where the card has no more queue pairs.
     pub fn create_qp(self: &Arc<Pd>, init: &QpInit) -> Result<Arc<Qp>> {
+        self.context.check_here()?;
         let Capacity { sends, recvs, send_sges, recv_sges, inline } = init.capacity;
         let fits = sends <= LIMITS.work_requests
             && recvs <= LIMITS.work_requests
@@ -343,8 +363,10 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // Waits for every thread that works with pieces of it.
-        write(&self.pd.context.engine.shared.memory).remove(self.key);
+        // Waits for every thread that works with pieces of it. A child has no such threads, and perhaps their locks.
+        if self.pd.context.is_here() {
+            write(&self.pd.context.engine.shared.memory).remove(self.key);
+        }
     }
 }
 
@@ -366,7 +388,8 @@ impl Mw {
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        // Waits for every thread that works with pieces of it.
-        write(&self.pd.context.engine.shared.memory).remove_window(self.key);
+        if self.pd.context.is_here() {
+            write(&self.pd.context.engine.shared.memory).remove_window(self.key);
+        }
     }
 }

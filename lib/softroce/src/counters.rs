@@ -1,4 +1,5 @@
-//! What this process's cards have counted, under the names that Linux's rdma_rxe gives them in `hw_counters`.
+//! What this process's cards have counted, under the names that Linux gives them: rdma_rxe in `hw_counters`, and the
+//! attributes of a port.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,6 +34,16 @@ counters! {
     rcvd_seq_err,
     /// Repetitions because no acknowledgement came in time.
     completer_retry_err,
+    /// Requests that came again: most of them a second time, some from a stranger.
+    duplicate_request,
+    /// Requests that came before one that is missing.
+    out_of_seq_request,
+    /// Packets of another partition, which are dropped.
+    bad_pkey_cntr,
+    /// Datagrams without the queue pair's key, which are dropped.
+    qkey_viol_cntr,
+    /// Answers that fit no request, and requests for what was never asked, which are dropped.
+    dropped_strange,
 }
 
 pub(crate) struct Counter(AtomicU64);

@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | [`error`](mod@error) | the one error type |
 //! | [`counters`](counters()) | how many packets, repetitions and refusals |
+//! | `fork` | what a forked child inherits |
 //! | [`psn`] | packet sequence numbers |
 //! | [`wire`] | the headers of a packet, one file each |
 //! | [`memory`] | registered memory |
@@ -24,6 +25,7 @@ mod counters;
 pub mod device;
 mod engine;
 pub mod error;
+mod fork;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -8,7 +8,7 @@ use crate::engine::Cell;
 use crate::error::Result;
 use crate::qp::{AttrMask, Capacity, Machine, Parts, QpAttr};
 use crate::queue::event::Events;
-use crate::queue::{Cq, RecvRequest, SendRequest, Srq};
+use crate::queue::{Affected, Cq, RecvRequest, SendRequest, Srq};
 use crate::sync::read;
 use crate::wire::Service;
 
@@ -87,13 +87,22 @@ impl Qp {
     /// # Errors
     /// `EINVAL` where the state has no such change, an attribute is missing, is not taken, or is out of its range.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<()> {
+        self.check_here()?;
         self.cell.modify(&self.pd.context.engine.shared, |machine| machine.modify(attr, mask))
     }
 
-    /// Its attributes; `state` and `cur_state` are the state.
+    /// Its attributes; `state` and `cur_state` are the state. In a forked child those of a new queue pair.
     #[must_use]
     pub fn query(&self) -> QpAttr {
+        if self.check_here().is_err() {
+            return QpAttr::default();
+        }
         self.cell.with(|machine| machine.attr.clone())
+    }
+
+    /// Fails with `EINVAL` in a child of the process that made it, before a lock is taken or a packet sent.
+    fn check_here(&self) -> Result<()> {
+        self.pd.context.check_here()
     }
 
     /// Posts requests to the send queue, in order, and sends what can be sent. From any thread.
@@ -107,9 +116,22 @@ impl Qp {
     /// not looked at where an answer goes, until they complete. That of inline requests is readable until the call
     /// returns.
     pub unsafe fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, crate::Error)> {
+        self.check_here().map_err(|e| (0, e))?;
         self.cell.act(&self.pd.context.engine.shared, |machine| {
             requests.iter().enumerate().try_for_each(|(i, request)| machine.post_send(request).map_err(|e| (i, e)))
         })
+    }
+
+    /// The same, but where one is refused nothing is posted.
+    ///
+    /// # Errors
+    /// As [`Qp::post_send`].
+    ///
+    /// # Safety
+    /// As [`Qp::post_send`].
+    pub unsafe fn post_send_all(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, crate::Error)> {
+        self.check_here().map_err(|e| (0, e))?;
+        self.cell.act(&self.pd.context.engine.shared, |machine| machine.post_send_all(requests))
     }
 
     /// Posts receives. From any thread.
@@ -121,6 +143,7 @@ impl Qp {
     /// Memory of the receives is registered under the keys that they name and stays so, and is not looked at, until
     /// they complete.
     pub unsafe fn post_recv(&self, requests: &[RecvRequest<'_>]) -> Result<(), (usize, crate::Error)> {
+        self.check_here().map_err(|e| (0, e))?;
         self.cell.with(|machine| {
             requests.iter().enumerate().try_for_each(|(i, request)| machine.post_recv(request).map_err(|e| (i, e)))
         })
@@ -129,14 +152,16 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        let engine = &self.pd.context.engine;
         // A child of `fork` sends nothing in its parent's name.
-        if engine.is_here() {
-            self.cell.hurry(&engine.shared);
+        if self.check_here().is_err() {
+            return;
         }
+        let engine = &self.pd.context.engine;
+        self.cell.hurry(&engine.shared);
         engine.shared.remove(self.qpn);
         // Who still works with it, works with a queue pair in RESET, which is allowed from every state.
         let _ = self.cell.with(|machine| machine.modify(&QpAttr::default(), AttrMask::STATE));
         read(&engine.shared.memory).forget_qp(self.qpn);
+        self.pd.context.events.forget(Affected::Qp(self.qpn));
     }
 }

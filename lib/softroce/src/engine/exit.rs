@@ -8,7 +8,7 @@ use std::sync::{Arc, Once, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use super::cell::{Cell, Sides};
-use super::{ENGINES, Engine, Shared};
+use super::{Engine, Engines, Shared};
 
 /// How long the process's end is held up at most.
 const LONGEST: Duration = Duration::from_millis(50);
@@ -27,17 +27,18 @@ pub(super) fn register() {
 }
 
 extern "C" fn hook() {
+    // A child of `fork` has none of its parent's: it sends nothing in its parent's name.
+    let Some(own) = Engines::get() else { return };
     let until = Instant::now() + LONGEST;
-    let engines = || match ENGINES.try_lock() {
+    let engines = || match own.all.try_lock() {
         Ok(engines) => Some(engines),
         Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     };
     let Some(engines) = attempt(until, engines) else { return };
-    let all: Vec<Arc<Engine>> = engines.iter().flat_map(|all| all.values()).filter_map(Weak::upgrade).collect();
+    let all: Vec<Arc<Engine>> = engines.values().filter_map(Weak::upgrade).collect();
     drop(engines);
-    // A child of `fork` sends nothing in its parent's name.
-    for engine in all.iter().filter(|engine| engine.is_here()) {
+    for engine in &all {
         engine.shared.finish(until);
     }
     // The last owner of an engine would wait for its thread.

@@ -42,7 +42,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError, Weak};
 use std::thread::JoinHandle;
 
@@ -60,6 +60,7 @@ use timer::Timer;
 use watch::Watch;
 
 use crate::error::{Error, Result};
+use crate::fork::{Origin, Own};
 use crate::gids::GidTable;
 use crate::memory::Table;
 use crate::qp::Machine;
@@ -99,11 +100,11 @@ pub(crate) struct Shared {
     /// Queue pairs with more to send.
     listed: Mutex<Vec<u32>>,
     timer: Timer,
-    bell: OwnedFd,
+    bell: Own<OwnedFd>,
     /// Of sockets, and of all in `control`.
-    epoll: OwnedFd,
+    epoll: Own<OwnedFd>,
     /// Of bell, timer and watch.
-    control: OwnedFd,
+    control: Own<OwnedFd>,
     stop: AtomicBool,
     /// The kernel refused a datagram of several segments.
     no_segmentation: AtomicBool,
@@ -131,11 +132,11 @@ impl Shared {
             slot.offer_lanes()?;
         }
         let watch = Watch::new(interface);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail)?;
+        let epoll = Own::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?);
+        let bell = Own::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail)?);
         let timer = Timer::new()?;
-        let control = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
-        let add = |epoll: &OwnedFd, fd: &dyn AsFd, number| {
+        let control = Own::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?);
+        let add = |epoll: &Own<OwnedFd>, fd: &dyn AsFd, number| {
             epoll::add(epoll, fd.as_fd(), epoll::EventData::new_u64(number), epoll::EventFlags::IN).map_err(fail)
         };
         add(&control, &bell, run::BELL)?;
@@ -330,23 +331,48 @@ pub(crate) struct Engine {
     pub(crate) shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     /// The process that has the threads: a child of `fork` has none.
-    process: u32,
+    pub(crate) origin: Origin,
 }
 
-/// Engines of this process by the name of their interface.
-static ENGINES: Mutex<Option<HashMap<String, Weak<Engine>>>> = Mutex::new(None);
+/// Engines of a process by the name of their interface.
+struct Engines {
+    origin: Origin,
+    all: Mutex<HashMap<String, Weak<Engine>>>,
+}
+
+/// Those of this process. A child has its own: its parent's may be locked for ever.
+static ENGINES: AtomicPtr<Engines> = AtomicPtr::new(std::ptr::null_mut());
+
+impl Engines {
+    fn get() -> Option<&'static Engines> {
+        // SAFETY: null, or what `of_here` made, which is never freed.
+        unsafe { ENGINES.load(Ordering::Acquire).as_ref() }.filter(|engines| engines.origin.is_here())
+    }
+
+    fn of_here() -> &'static Engines {
+        loop {
+            if let Some(engines) = Engines::get() {
+                return engines;
+            }
+            let old = ENGINES.load(Ordering::Acquire);
+            let new = Box::into_raw(Box::new(Engines { origin: Origin::here(), all: Mutex::default() }));
+            if ENGINES.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                // SAFETY: made above, and nobody else has it.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+}
 
 impl Engine {
     /// The engine of an interface, started where there is none in this process.
     pub(crate) fn of(interface: &str, scope: u32, addresses: &[IpAddr]) -> Result<Arc<Engine>> {
-        let mut engines = lock(&ENGINES);
-        let engines = engines.get_or_insert_default();
-        let running = engines.get(interface).and_then(Weak::upgrade);
-        if let Some(engine) = running.filter(|engine| engine.is_here()) {
-            return Ok(engine);
+        let mut engines = lock(&Engines::of_here().all);
+        if let Some(running) = engines.get(interface).and_then(Weak::upgrade) {
+            return Ok(running);
         }
         let shared = Arc::new(Shared::open(interface, scope, addresses)?);
-        let mut engine = Engine { shared: shared.clone(), threads: Vec::new(), process: std::process::id() };
+        let mut engine = Engine { shared: shared.clone(), threads: Vec::new(), origin: Origin::here() };
         engine.start(format!("roce-{interface}"), run::run)?;
         if shared.polling.to_spare() {
             engine.start(format!("roce-{interface}-2"), assistant::assist)?;
@@ -366,16 +392,11 @@ impl Engine {
         self.threads.push(thread);
         Ok(())
     }
-
-    /// This process started it, and is no child of one that did.
-    pub(crate) fn is_here(&self) -> bool {
-        self.process == std::process::id()
-    }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if !self.is_here() {
+        if !self.origin.is_here() {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);

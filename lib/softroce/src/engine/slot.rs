@@ -29,6 +29,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
 
 use crate::error::{Error, Result};
+use crate::fork::Own;
 use crate::wire::UDP_PORT;
 
 /// Bits of a queue pair's number that count within a slot.
@@ -41,8 +42,8 @@ const SLOTS: u32 = 1 << (24 - INDEX_BITS);
 pub(crate) struct Slot {
     pub(crate) number: u32,
     /// Says that the lanes are there. Goes before the lease does.
-    lanes: Option<OwnedFd>,
-    pub(crate) socket: OwnedFd,
+    lanes: Option<Own<OwnedFd>>,
+    pub(crate) socket: Own<OwnedFd>,
 }
 
 /// Name of a slot's socket.
@@ -96,7 +97,7 @@ impl Slot {
             let number = 1 + (start.wrapping_add(i)) % (SLOTS - 1);
             let socket = unix_socket()?;
             match bind(&socket, &name(number)?) {
-                Ok(()) => return Ok(Slot { number, socket, lanes: None }),
+                Ok(()) => return Ok(Slot { number, socket: Own::new(socket), lanes: None }),
                 Err(Errno::ADDRINUSE) => {}
                 Err(e) => return Err(Error::system("binding a slot's Unix socket", &e.into())),
             }
@@ -112,7 +113,7 @@ impl Slot {
         let socket = unix_socket()?;
         bind(&socket, &lanes_name(self.number)?)
             .map_err(|e| Error::system("binding a slot's Unix socket", &e.into()))?;
-        self.lanes = Some(socket);
+        self.lanes = Some(Own::new(socket));
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::error::{Error, Result};
+use crate::fork::Own;
 use crate::wire::UDP_PORT;
 
 /// Bytes that wait in a socket at most, if the system allows.
@@ -15,7 +16,7 @@ const BUFFER: usize = 8 << 20;
 /// A socket that packets come in by, and the address that they were sent to.
 #[derive(Debug)]
 pub(super) struct Listener {
-    socket: Socket,
+    socket: Own<Socket>,
     pub(super) local: SocketAddr,
     /// Which of the receiving sides takes its packets.
     pub(super) lane: usize,
@@ -34,7 +35,7 @@ impl Listener {
             Ok(socket)
         });
         match socket {
-            Ok(socket) => Ok(Listener { socket, local, lane: 0 }),
+            Ok(socket) => Ok(Listener { socket: Own::new(socket), local, lane: 0 }),
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => Err(Error::new(
                 libc::EADDRINUSE,
                 format!(
@@ -60,7 +61,7 @@ impl AsFd for Listener {
 /// A socket that packets of one of our addresses leave by.
 #[derive(Debug)]
 pub(super) struct Sender {
-    socket: Socket,
+    socket: Own<Socket>,
     pub(super) local: SocketAddr,
 }
 
@@ -78,7 +79,7 @@ impl Sender {
             let port = SOURCE_PORTS.start() + (start.wrapping_mul(61).wrapping_add(i) & 0x3fff);
             let local = with_scope(ip, port, scope);
             match socket.bind(&SockAddr::from(local)) {
-                Ok(()) => return Ok(Sender { socket, local }),
+                Ok(()) => return Ok(Sender { socket: Own::new(socket), local }),
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => refused = Some(e),
                 Err(e) => return Err(fail(e)),
             }

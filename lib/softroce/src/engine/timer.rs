@@ -10,12 +10,13 @@ use rustix::time::{
 
 use super::cell::NEVER;
 use crate::error::{Error, Result};
+use crate::fork::Own;
 use crate::sync::lock;
 
 /// A timer that any thread may set to an earlier time. It is not set to a later one: with each acknowledgement a
 /// deadline moves, and one firing too early in a while costs less than a system call for each.
 pub(super) struct Timer {
-    pub(super) fd: OwnedFd,
+    pub(super) fd: Own<OwnedFd>,
     set: Mutex<()>,
     at: AtomicU64,
 }
@@ -24,7 +25,7 @@ impl Timer {
     pub(super) fn new() -> Result<Timer> {
         let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
             .map_err(|e| Error::system("making a timer", &e.into()))?;
-        Ok(Timer { fd, set: Mutex::new(()), at: AtomicU64::new(NEVER) })
+        Ok(Timer { fd: Own::new(fd), set: Mutex::new(()), at: AtomicU64::new(NEVER) })
     }
 
     /// The timer fires at `at` or earlier, in nanoseconds of the monotonic clock.

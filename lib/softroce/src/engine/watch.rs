@@ -14,6 +14,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 use super::Shared;
+use crate::fork::Own;
 use crate::gids::GidTable;
 use crate::interface;
 use crate::netlink::{Change, changes};
@@ -39,7 +40,7 @@ struct Watcher {
 
 pub(super) struct Watch {
     /// None where the system gives out no such socket.
-    socket: Option<OwnedFd>,
+    socket: Option<Own<OwnedFd>>,
     /// The interface was up when it was last told of.
     up: AtomicBool,
     watchers: Mutex<Vec<Watcher>>,
@@ -58,6 +59,7 @@ impl Watch {
     /// Watches from now on.
     pub(super) fn new(interface: &str) -> Watch {
         let socket = open().inspect_err(|e| log::info!("{interface} is not watched: no netlink socket ({e})")).ok();
+        let socket = socket.map(Own::new);
         Watch { socket, up: AtomicBool::new(interface::up(interface)), watchers: Mutex::default() }
     }
 

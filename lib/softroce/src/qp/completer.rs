@@ -7,11 +7,13 @@ use super::{Machine, Turn};
 use crate::counters::COUNTING;
 use crate::memory::Refusal;
 use crate::psn::Psn;
-use crate::queue::Status;
+use crate::queue::{SendOp, Status};
 use crate::wire::{Nak, Operation, Packet, Syndrome};
 
 /// A repetition count that is never used up.
 const FOR_EVER: u8 = 7;
+/// Answers that do not fit the oldest request, one after the other, after which the peer has none that does.
+const MOST_STRANGE: u32 = 16;
 
 impl Machine {
     /// Takes an acknowledgement, or an answer to a READ or an atomic operation.
@@ -26,7 +28,7 @@ impl Machine {
             (Operation::ReadResponse | Operation::AtomicAck, Some(Syndrome::Ack(_)) | None) => {
                 self.take_response(packet, turn);
             }
-            _ => self.fail_oldest(Status::BadResponse),
+            _ => self.drop_strange(psn),
         }
     }
 
@@ -42,6 +44,10 @@ impl Machine {
             Syndrome::Ack(_) => {}
             Syndrome::Rnr(code) => {
                 COUNTING.rcvd_rnr_err.add(1);
+                // It is waited for already: the same refusal came twice.
+                if self.req.timers.rnr.is_some() {
+                    return;
+                }
                 if self.req.rnr_retries == 0 {
                     return self.fail_oldest(Status::RnrRetriesExceeded);
                 }
@@ -53,7 +59,11 @@ impl Machine {
             }
             Syndrome::Nak(Nak::Sequence) => {
                 COUNTING.rcvd_seq_err.add(1);
-                self.repeat(psn, now);
+                // A responder says it once for each gap; what comes again is left to the timer.
+                if self.req.missed != Some(psn) {
+                    self.repeat(psn, now);
+                    self.req.missed = Some(psn);
+                }
             }
             Syndrome::Nak(Nak::InvalidRequest) => self.fail_oldest(Status::RemoteInvalidRequest),
             Syndrome::Nak(Nak::RemoteAccess) => self.fail_oldest(Status::RemoteAccess),
@@ -85,7 +95,7 @@ impl Machine {
         }
         let req = &mut self.req;
         req.una = to;
-        req.gap = None;
+        (req.gap, req.missed, req.strange) = (None, None, 0);
         (req.retries, req.rnr_retries) = (self.attr.retry_cnt, self.attr.rnr_retry);
         while req.asked.front().is_some_and(|asked| asked.last.since(to) < 0) {
             req.asked.pop_front();
@@ -116,6 +126,9 @@ impl Machine {
     /// Takes a packet of a READ's answer, or the answer of an atomic operation.
     fn take_response(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>) {
         let psn = packet.headers.bth.psn;
+        if !self.fits(psn, packet) {
+            return self.drop_strange(psn);
+        }
         // Everything before it is done, as answers come in order.
         if !self.acknowledge(psn, turn.now) {
             return;
@@ -129,33 +142,56 @@ impl Machine {
             return;
         }
         let at = psn.since(first).max(0) as u32;
-        let status = match self.place(wqe, at, packet, turn) {
-            Ok(true) => return self.advance(psn.plus(1), turn.now),
-            Ok(false) => Status::BadResponse,
+        match self.place(wqe, at, packet, turn) {
+            Ok(()) => self.advance(psn.plus(1), turn.now),
             Err(refusal) => {
                 log::debug!("queue pair {:#x}: where an answer goes: {refusal}", self.parts.qpn);
-                Status::LocalProtection
+                self.fail_oldest(Status::LocalProtection);
             }
-        };
-        self.fail_oldest(status);
+        }
     }
 
-    /// Writes packet `at` of a request's answer to its memory; `false` where it has not the length that it must have.
-    fn place(&self, wqe: &SendWqe, at: u32, packet: &Packet<'_>, turn: &Turn<'_>) -> Result<bool, Refusal> {
-        let Data::Memory(list) = &wqe.data else { return Ok(true) };
+    /// The answer is one to the request that has its number: of its kind, and as long as that place of it asks.
+    fn fits(&self, psn: Psn, packet: &Packet<'_>) -> bool {
+        for wqe in &self.req.queue {
+            let Some(first) = wqe.psn else { return false };
+            let at = psn.since(first);
+            if at < 0 || at as u32 >= wqe.packets {
+                continue;
+            }
+            let left = wqe.len.saturating_sub((at as u32).saturating_mul(self.attr.path_mtu));
+            return match (wqe.op, packet.opcode.operation) {
+                (SendOp::Read(_), Operation::ReadResponse) => {
+                    packet.payload.len() == left.min(self.attr.path_mtu) as usize
+                }
+                (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, Operation::AtomicAck) => true,
+                _ => false,
+            };
+        }
+        false
+    }
+
+    /// An answer fits no request: it is a stranger's, and no reason to end. A peer that has no other answer to the
+    /// request that is waited for is one.
+    fn drop_strange(&mut self, psn: Psn) {
+        log::debug!("queue pair {:#x}: an answer with number {psn} that fits no request", self.parts.qpn);
+        COUNTING.dropped_strange.add(1);
+        if psn == self.req.una {
+            self.req.strange += 1;
+            if self.req.strange > MOST_STRANGE {
+                self.fail_oldest(Status::BadResponse);
+            }
+        }
+    }
+
+    /// Writes packet `at` of a request's answer to its memory.
+    fn place(&self, wqe: &SendWqe, at: u32, packet: &Packet<'_>, turn: &Turn<'_>) -> Result<(), Refusal> {
+        let Data::Memory(list) = &wqe.data else { return Ok(()) };
         let (pd, sges) = (self.parts.pd, list.as_slice());
-        if packet.opcode.operation == Operation::AtomicAck {
-            let Some(ack) = packet.headers.atomic_ack else { return Ok(false) };
-            scatter(turn.memory, pd, sges, 0, &ack.original.to_ne_bytes(), true)?;
-            return Ok(!matches!(wqe.op, crate::queue::SendOp::Read(_)));
+        match packet.headers.atomic_ack {
+            Some(ack) => scatter(turn.memory, pd, sges, 0, &ack.original.to_ne_bytes(), true),
+            None => scatter(turn.memory, pd, sges, at * self.attr.path_mtu, packet.payload, at + 1 == wqe.packets),
         }
-        let offset = at * self.attr.path_mtu;
-        let expected = wqe.len.saturating_sub(offset).min(self.attr.path_mtu);
-        if packet.payload.len() != expected as usize || !matches!(wqe.op, crate::queue::SendOp::Read(_)) {
-            return Ok(false);
-        }
-        scatter(turn.memory, pd, sges, offset, packet.payload, at + 1 == wqe.packets)?;
-        Ok(true)
     }
 
     /// Looks at the waits that have ended.
@@ -166,6 +202,7 @@ impl Machine {
         if self.req.timers.ack.is_some_and(|at| at <= now) {
             log::debug!("queue pair {:#x}: no acknowledgement of {} in time", self.parts.qpn, self.req.una);
             COUNTING.completer_retry_err.add(1);
+            self.req.missed = None;
             self.repeat(self.req.una, now);
         }
     }

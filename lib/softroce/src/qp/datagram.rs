@@ -2,6 +2,7 @@
 
 use super::scatter::scatter;
 use super::{Machine, Turn};
+use crate::counters::COUNTING;
 use crate::queue::Status;
 use crate::wire::grh;
 use crate::wire::icrc::Route;
@@ -11,7 +12,10 @@ use crate::wire::{Bth, Deth, ImmDt, Packet};
 impl Machine {
     /// Takes a datagram. One without the key, without a receive, or too long for it is dropped: nobody is told.
     pub(super) fn take_datagram(&mut self, packet: &Packet<'_>, route: &Route, turn: &mut Turn<'_>) {
-        let Some(deth) = packet.headers.deth.filter(|deth| deth.qkey == self.attr.qkey) else { return };
+        let Some(deth) = packet.headers.deth.filter(|deth| deth.qkey == self.attr.qkey) else {
+            COUNTING.qkey_viol_cntr.add(1);
+            return;
+        };
         let bytes = packet.payload;
         let Some(recv) = self.take_recv() else { return };
         let total = grh::LEN + bytes.len();

@@ -42,11 +42,13 @@ pub use attr::{AttrMask, MAX_RD_ATOMIC, QpAttr, State};
 pub(crate) use outbox::{Body, OutPacket, Outbox};
 pub(crate) use timers::Nanos;
 
+use crate::counters::COUNTING;
 use crate::error::{Error, Result};
 use crate::memory::{Asker, Table};
 use crate::queue::event::{Affected, EventKind, Events};
 use crate::queue::request::{RecvRequest, RecvWqe, SendRequest};
 use crate::queue::{Cq, Srq, Status, Wc, WcOpcode};
+use crate::wire::bth::is_of_our_partition;
 use crate::wire::icrc::Route;
 use crate::wire::{Packet, Service};
 use requester::Requester;
@@ -159,6 +161,27 @@ impl Machine {
         Ok(())
     }
 
+    /// The same with several requests, or with none of them where one is refused. See [`crate::Qp::post_send_all`].
+    pub(crate) fn post_send_all(&mut self, requests: &[SendRequest<'_>]) -> Result<(), (usize, Error)> {
+        // In these states a request leaves the queue at once: it cannot be taken back, and needs no room.
+        let leaves = matches!(self.attr.state, State::Err | State::Sqe);
+        let before = self.req.queue.len();
+        for (i, request) in requests.iter().enumerate() {
+            let refused = match leaves {
+                true => wqe::SendWqe::new(&self.parts, &self.attr, request).err(),
+                false => self.post_send(request).err(),
+            };
+            if let Some(e) = refused {
+                self.req.queue.truncate(before);
+                return Err((i, e));
+            }
+        }
+        if leaves {
+            requests.iter().enumerate().try_for_each(|(i, request)| self.post_send(request).map_err(|e| (i, e)))?;
+        }
+        Ok(())
+    }
+
     /// Puts a receive into the receive queue. See [`crate::Qp::post_recv`].
     pub(crate) fn post_recv(&mut self, request: &RecvRequest<'_>) -> Result<()> {
         if self.parts.srq.is_some() {
@@ -185,6 +208,10 @@ impl Machine {
         if packet.opcode.service != self.parts.service {
             return;
         }
+        if !is_of_our_partition(packet.headers.bth.pkey) {
+            COUNTING.bad_pkey_cntr.add(1);
+            return;
+        }
         match self.attr.state {
             State::Rtr | State::Rts | State::Sqd | State::Sqe => {}
             State::Reset | State::Init | State::Err => return,
@@ -195,10 +222,27 @@ impl Machine {
             (_, false) if self.attr.state != State::Rtr => self.take_answer(packet, turn),
             (_, false) => {}
         }
+        self.check_queues();
+    }
+
+    /// A completion queue that had no room for a completion, of whichever queue pair, is of no use any more (C10-9).
+    fn check_queues(&mut self) {
+        let overran = self.parts.send_cq.has_overrun() || self.parts.recv_cq.has_overrun();
+        if overran && !matches!(self.attr.state, State::Reset | State::Init | State::Err) {
+            self.report(EventKind::QpFatal);
+            self.fail();
+        }
     }
 
     /// Sends what there is to send: answers, then requests. `true` where the outbox was too small for all.
     pub(crate) fn service(&mut self, turn: &mut Turn<'_>) -> bool {
+        self.check_queues();
+        let more = self.service_all(turn);
+        self.check_queues();
+        more
+    }
+
+    fn service_all(&mut self, turn: &mut Turn<'_>) -> bool {
         self.expire(turn.now);
         if !self.resp.owes_only_an_ack() || self.resp.long {
             let answers = self.respond(turn);

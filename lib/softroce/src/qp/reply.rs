@@ -4,6 +4,7 @@
 use super::outbox::{Body, Message};
 use super::responder::Responder;
 use super::{Machine, Turn};
+use crate::counters::COUNTING;
 use crate::memory::{Access, copy_out};
 use crate::psn::Psn;
 use crate::wire::aeth::NO_CREDITS;
@@ -16,18 +17,36 @@ pub(super) enum Reply {
     /// All up to here arrived; or a refusal of this one.
     Ack { psn: Psn, aeth: Aeth },
     /// What a READ asked for: `left` bytes from `va` on, the next packet is number `psn`. Of `first` to know its
-    /// position.
-    Read { first: Psn, psn: Psn, end: Psn, va: u64, rkey: u32, left: u32, msn: u32 },
+    /// position. `again`: it was asked for before.
+    Read { first: Psn, psn: Psn, end: Psn, va: u64, rkey: u32, left: u32, msn: u32, again: bool },
     /// The word before an atomic operation.
-    Atomic { psn: Psn, original: u64, msn: u32 },
+    Atomic { psn: Psn, original: u64, msn: u32, again: bool },
 }
 
 impl Reply {
-    fn psn(&self) -> Psn {
-        match self {
-            Reply::Ack { psn, .. } | Reply::Read { psn, .. } | Reply::Atomic { psn, .. } => *psn,
+    pub(super) fn read(reth: &Reth, psn: Psn, end: Psn, msn: u32, again: bool) -> Reply {
+        let &Reth { va, rkey, len: left } = reth;
+        Reply::Read { first: psn, psn, end, va, rkey, left, msn, again }
+    }
+
+    /// The numbers that the answer to a READ or an atomic operation still takes: from, and up to before.
+    fn span(&self) -> Option<(Psn, Psn)> {
+        match *self {
+            Reply::Ack { .. } => None,
+            Reply::Read { psn, end, .. } => Some((psn, end)),
+            Reply::Atomic { psn, .. } => Some((psn, psn.plus(1))),
         }
     }
+}
+
+/// A READ or an atomic operation that was carried out. No other one is answered a second time: a stranger's request with
+/// an old number would otherwise be carried out as one that is checked for nothing.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Served {
+    /// Numbers `first` to before `end` are the answer.
+    Read { first: Psn, end: Psn, reth: Reth },
+    /// What was there before.
+    Atomic { psn: Psn, original: u64 },
 }
 
 impl Responder {
@@ -51,8 +70,27 @@ impl Responder {
     }
 
     /// READs and atomics whose answer is not sent yet.
-    pub(super) fn answering(&self) -> usize {
+    fn answering(&self) -> usize {
         self.replies.iter().filter(|r| !matches!(r, Reply::Ack { .. })).count()
+    }
+
+    /// The same without those that were asked for again.
+    pub(super) fn first_answers(&self) -> usize {
+        let first = |r: &&Reply| matches!(r, Reply::Read { again: false, .. } | Reply::Atomic { again: false, .. });
+        self.replies.iter().filter(first).count()
+    }
+
+    /// Where in the queue an answer goes that begins with `psn`, and the number that the next one there begins with.
+    /// `None` where that number's answer is due already.
+    fn place_for(&self, psn: Psn) -> Option<(usize, Option<Psn>)> {
+        for (i, reply) in self.replies.iter().enumerate() {
+            match reply.span() {
+                Some((from, _)) if from.since(psn) > 0 => return Some((i, Some(from))),
+                Some((_, end)) if end.since(psn) > 0 => return None,
+                _ => {}
+            }
+        }
+        Some((self.replies.len(), None))
     }
 }
 
@@ -61,37 +99,16 @@ impl Machine {
         len.div_ceil(self.attr.path_mtu).max(1)
     }
 
-    pub(super) fn answer_read(&mut self, reth: &Reth, psn: Psn, end: Psn) {
-        let msn = self.resp.msn;
-        let &Reth { va, rkey, len: left } = reth;
-        self.resp.replies.push_back(Reply::Read { first: psn, psn, end, va, rkey, left, msn });
-    }
-
     /// A request that was carried out before comes again: its answer was lost, or is late (9.7.4.3, "duplicate
-    /// requests").
+    /// requests"). Or it is a stranger's, with an old number: no harm comes of it, whatever it asks for.
     pub(super) fn take_again(&mut self, packet: &Packet<'_>) {
         let psn = packet.headers.bth.psn;
         match packet.opcode.operation {
-            Operation::ReadRequest => {
-                let Some(reth) = packet.headers.reth else { return };
-                let end = psn.plus(self.packets_of(reth.len));
-                if end.since(self.resp.expected) > 0 || !self.attr.access.contains(Access::REMOTE_READ) {
-                    return;
+            Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd => {
+                if self.answer_again(packet, psn).is_none() {
+                    log::debug!("queue pair {:#x}: {psn} was never asked for like this", self.parts.qpn);
+                    COUNTING.dropped_strange.add(1);
                 }
-                self.forget_answers(psn);
-                if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
-                    return;
-                }
-                self.answer_read(&reth, psn, end);
-            }
-            Operation::CompareSwap | Operation::FetchAdd => {
-                let Some(&(_, original)) = self.resp.atomics.iter().find(|(at, _)| *at == psn) else { return };
-                self.forget_answers(psn);
-                if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
-                    return;
-                }
-                let msn = self.resp.msn;
-                self.resp.replies.push_back(Reply::Atomic { psn, original, msn });
             }
             _ => {
                 // Answers to later READs are still due, and say it as well.
@@ -103,19 +120,46 @@ impl Machine {
         }
     }
 
-    /// The requester has gone back to `psn`, and asks for everything from there on again.
-    fn forget_answers(&mut self, psn: Psn) {
-        self.resp.replies.retain_mut(|reply| {
-            if let Reply::Read { psn: at, end, left, .. } = reply {
-                let mtu = self.attr.path_mtu;
-                let before = psn.since(*at);
-                if before > 0 && end.since(psn) > 0 {
-                    *left = (*left).min((before as u32).saturating_mul(mtu));
-                    *end = psn;
-                }
+    /// Answers a request again, or leaves it to the answer that is due. `None` where no such request was carried out.
+    fn answer_again(&mut self, packet: &Packet<'_>, psn: Psn) -> Option<()> {
+        let (mtu, msn) = (self.attr.path_mtu, self.resp.msn);
+        let mut again = match packet.headers.reth {
+            Some(reth) => {
+                let end = psn.plus(self.packets_of(reth.len));
+                let fits = |served: &Served| match *served {
+                    Served::Read { first, end: last, reth: old } => {
+                        let before = psn.since(first);
+                        let offset = u64::from(before.max(0) as u32) * u64::from(mtu);
+                        let asked = reth.va == old.va.wrapping_add(offset)
+                            && offset + u64::from(reth.len) <= u64::from(old.len)
+                            && reth.rkey == old.rkey;
+                        before >= 0 && last.since(end) >= 0 && asked
+                    }
+                    Served::Atomic { .. } => false,
+                };
+                self.resp.served.iter().find(|served| fits(served))?;
+                Reply::read(&reth, psn, end, msn, true)
             }
-            reply.psn().since(psn) < 0
-        });
+            None => {
+                let found = |served: &Served| match *served {
+                    Served::Atomic { psn: at, original } if at == psn => Some(original),
+                    _ => None,
+                };
+                Reply::Atomic { psn, original: self.resp.served.iter().find_map(found)?, msn, again: true }
+            }
+        };
+        // What is due already is sent anyway.
+        let Some((at, next)) = self.resp.place_for(psn) else { return Some(()) };
+        if self.resp.answering() >= 2 * usize::from(self.attr.max_dest_rd_atomic) {
+            return Some(());
+        }
+        if let (Reply::Read { end, left, .. }, Some(next)) = (&mut again, next)
+            && end.since(next) > 0
+        {
+            (*end, *left) = (next, (*left).min((next.since(psn) as u32).saturating_mul(mtu)));
+        }
+        self.resp.replies.insert(at, again);
+        Some(())
     }
 
     /// Sends the answers that are due. `true` where the outbox was too small for all.
@@ -131,7 +175,7 @@ impl Machine {
                     let headers = Headers { aeth: Some(aeth), ..self.answer(Operation::Ack, Position::Only, psn) };
                     turn.out.bare(&headers);
                 }
-                Reply::Atomic { psn, original, msn } => {
+                Reply::Atomic { psn, original, msn, .. } => {
                     let headers = Headers {
                         aeth: Some(Aeth { syndrome: Syndrome::Ack(NO_CREDITS), msn }),
                         atomic_ack: Some(AtomicAckEth { original }),
@@ -139,7 +183,7 @@ impl Machine {
                     };
                     turn.out.bare(&headers);
                 }
-                Reply::Read { first, psn, end, va, rkey, left, msn } => {
+                Reply::Read { first, psn, end, va, rkey, left, msn, again } => {
                     let len = left.min(self.attr.path_mtu);
                     let next = psn.plus(1);
                     let place = Position::of(psn == first, next == end);
@@ -163,6 +207,12 @@ impl Machine {
                             memory.remote(rkey, by, va, len as usize, Access::REMOTE_READ, |p| copy(p, bytes))?
                         })
                     });
+                    if sent.is_err() && again {
+                        // It was answered before: whoever asks for it now gets nothing, and ends nothing.
+                        COUNTING.dropped_strange.add(1);
+                        self.resp.replies.pop_front();
+                        continue;
+                    }
                     if sent.is_err() {
                         // Deregistered or invalidated meanwhile.
                         self.resp.replies.clear();
@@ -172,7 +222,7 @@ impl Machine {
                     if next != end {
                         let (va, left) = (va.wrapping_add(u64::from(len)), left - len);
                         if let Some(front) = self.resp.replies.front_mut() {
-                            *front = Reply::Read { first, psn: next, end, va, rkey, left, msn };
+                            *front = Reply::Read { first, psn: next, end, va, rkey, left, msn, again };
                         }
                         continue;
                     }

@@ -59,6 +59,10 @@ pub(super) struct Requester {
     pub(super) rnr_retries: u8,
     /// Where the last lost answer was noticed: noticed again before any progress, it counts once.
     pub(super) gap: Option<Psn>,
+    /// Where the responder last missed a packet, until there is progress or the timer ends.
+    pub(super) missed: Option<Psn>,
+    /// Answers since the last progress that fit the oldest request in nothing but their number.
+    pub(super) strange: u32,
     /// Packets under way at most, now and ever.
     window: u32,
     max_window: u32,

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 
 use super::attr::QpAttr;
 use super::lazy::Lazy;
-use super::reply::Reply;
+use super::reply::{Reply, Served};
 use super::scatter::scatter;
 use super::{Machine, Turn};
+use crate::counters::COUNTING;
 use crate::memory::{Access, Refusal, atomic, copy_in};
 use crate::psn::Psn;
 use crate::queue::event::EventKind;
@@ -32,14 +33,14 @@ pub(super) struct Responder {
     pub(super) msn: u32,
     message: Option<Message>,
     pub(super) replies: VecDeque<Reply>,
-    /// The newest number that came too early since the last refusal: none of these is refused again (9.7.5.2.8), but
-    /// one that comes a second time shows that the repetition lost packets too.
-    early: Option<Psn>,
+    /// That the expected number is missing was said: once for each gap (9.7.5.2.8), however much comes early, or a
+    /// stranger could use up the requester's repetitions.
+    said_missing: bool,
     /// No receive was posted for the expected request: what follows it was sent before the sender knew, and is not
     /// refused.
     not_ready: bool,
-    /// Atomic operations that may be asked for again, with what they found.
-    pub(super) atomics: VecDeque<(Psn, u64)>,
+    /// READs and atomic operations that may be asked for again, oldest first: as many as may be under way.
+    pub(super) served: VecDeque<Served>,
     /// An unreliable connection has lost packets: it waits for the first one of a message.
     skipping: bool,
     established: bool,
@@ -83,21 +84,21 @@ impl Machine {
     /// Takes a request of a connected queue pair.
     pub(super) fn take_request(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>) {
         let bth = &packet.headers.bth;
-        if !std::mem::replace(&mut self.resp.established, true) && self.attr.state == super::State::Rtr {
-            self.report(EventKind::CommEstablished);
-        }
         let distance = bth.psn.since(self.resp.expected);
         if self.parts.service == Service::Uc {
+            self.establish();
             return self.take_unreliable(packet, turn, distance);
         }
         if distance > 0 {
-            return self.too_early(bth.psn);
+            return self.too_early();
         }
         if distance < 0 {
+            COUNTING.duplicate_request.add(1);
             return self.take_again(packet);
         }
+        self.establish();
         match self.execute(packet, turn) {
-            Ok(()) => (self.resp.early, self.resp.not_ready) = (None, false),
+            Ok(()) => (self.resp.said_missing, self.resp.not_ready) = (false, false),
             Err(Refused::Dropped) => {}
             Err(Refused::NotReady) => {
                 self.resp.ack(Syndrome::Rnr(self.attr.min_rnr_timer), bth.psn);
@@ -107,16 +108,19 @@ impl Machine {
         }
     }
 
-    /// Packets between the last one and this are missing (9.7.5.2.8, "NAK sequence error").
-    fn too_early(&mut self, psn: Psn) {
-        if self.resp.not_ready {
-            return;
+    /// The peer's first packet came.
+    fn establish(&mut self) {
+        if !std::mem::replace(&mut self.resp.established, true) && self.attr.state == super::State::Rtr {
+            self.report(EventKind::CommEstablished);
         }
-        let first_time = self.resp.early.is_none_or(|early| psn.since(early) > 0);
-        if self.resp.early.is_none() || !first_time {
+    }
+
+    /// Packets between the last one and this are missing (9.7.5.2.8, "NAK sequence error").
+    fn too_early(&mut self) {
+        COUNTING.out_of_seq_request.add(1);
+        if !self.resp.not_ready && !std::mem::replace(&mut self.resp.said_missing, true) {
             self.resp.ack(Syndrome::Nak(Nak::Sequence), self.resp.expected);
         }
-        self.resp.early = Some(psn);
     }
 
     /// A refusal that ends the queue pair (table "Responder error behavior", 9.9.3).
@@ -305,14 +309,15 @@ impl Machine {
         if !self.attr.access.contains(Access::REMOTE_READ) || reth.len > super::wqe::MAX_MESSAGE {
             return Err(INVALID);
         }
-        if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
+        if self.resp.first_answers() >= usize::from(self.attr.max_dest_rd_atomic) {
             return Err(INVALID);
         }
         turn.memory.remote(reth.rkey, self.asker(), reth.va, reth.len as usize, Access::REMOTE_READ, |_| ())?;
         self.resp.msn = self.resp.msn.wrapping_add(1) & 0xff_ffff;
         let end = psn.plus(self.packets_of(reth.len));
         self.resp.expected = end;
-        self.answer_read(reth, psn, end);
+        self.serve(Served::Read { first: psn, end, reth: *reth });
+        self.resp.replies.push_back(Reply::read(reth, psn, end, self.resp.msn, false));
         Ok(())
     }
 
@@ -326,7 +331,7 @@ impl Machine {
         if !self.attr.access.contains(Access::REMOTE_ATOMIC) || !request.va.is_multiple_of(8) {
             return Err(INVALID);
         }
-        if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
+        if self.resp.first_answers() >= usize::from(self.attr.max_dest_rd_atomic) {
             return Err(INVALID);
         }
         let change = |old: u64| match operation {
@@ -341,11 +346,16 @@ impl Machine {
         let resp = &mut self.resp;
         resp.expected = psn.plus(1);
         resp.msn = resp.msn.wrapping_add(1) & 0xff_ffff;
-        if resp.atomics.len() >= usize::from(self.attr.max_dest_rd_atomic) {
-            resp.atomics.pop_front();
-        }
-        resp.atomics.push_back((psn, original));
-        resp.replies.push_back(Reply::Atomic { psn, original, msn: resp.msn });
+        resp.replies.push_back(Reply::Atomic { psn, original, msn: resp.msn, again: false });
+        self.serve(Served::Atomic { psn, original });
         Ok(())
+    }
+
+    /// Keeps what may be asked for again.
+    fn serve(&mut self, served: Served) {
+        if self.resp.served.len() >= usize::from(self.attr.max_dest_rd_atomic) {
+            self.resp.served.pop_front();
+        }
+        self.resp.served.push_back(served);
     }
 }

@@ -1,5 +1,6 @@
 //! Two queue pairs on a wire in memory that loses, doubles and reorders, under a clock of its own.
 
+mod strangers;
 mod windows;
 
 use std::cmp::Reverse;

@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::completion::{Status, Wc};
 use super::event::{Affected, EventKind, Events};
 use super::mailbox::Mailbox;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::sync::lock;
 
 /// Where completion queues say that they have something.
@@ -41,8 +42,8 @@ impl CompChannel {
         self.mailbox.pop()
     }
 
-    /// Drops the events of the queue with this cookie, which is about to go.
-    pub fn forget(&self, cookie: u64) {
+    /// Drops the events of the queue with this cookie, which goes.
+    fn forget(&self, cookie: u64) {
         self.mailbox.retain(|c| *c != cookie);
     }
 }
@@ -69,7 +70,6 @@ struct Inner {
     entries: VecDeque<Wc>,
     capacity: usize,
     armed: Armed,
-    overrun: bool,
 }
 
 /// A completion queue.
@@ -82,6 +82,10 @@ pub struct Cq {
     events: Option<Arc<Events>>,
     /// Weak: a queue that outlives its card keeps none of its sockets.
     driver: Option<Weak<dyn Drive>>,
+    /// It had no room for a completion.
+    overrun: AtomicBool,
+    ignores_overrun: AtomicBool,
+    origin: Origin,
 }
 
 impl fmt::Debug for Cq {
@@ -99,8 +103,18 @@ impl Cq {
         driver: Option<Weak<dyn Drive>>,
     ) -> Arc<Cq> {
         let entries = VecDeque::with_capacity(capacity.min(1024));
-        let inner = Mutex::new(Inner { entries, capacity, armed: Armed::Not, overrun: false });
-        Arc::new(Cq { inner, len: AtomicUsize::new(0), cookie, channel, events, driver })
+        let inner = Mutex::new(Inner { entries, capacity, armed: Armed::Not });
+        Arc::new(Cq {
+            inner,
+            len: AtomicUsize::new(0),
+            cookie,
+            channel,
+            events,
+            driver,
+            overrun: AtomicBool::new(false),
+            ignores_overrun: AtomicBool::new(false),
+            origin: Origin::here(),
+        })
     }
 
     /// What the program gave when it made the queue.
@@ -124,8 +138,15 @@ impl Cq {
     /// Changes how many it holds.
     ///
     /// # Errors
-    /// `EINVAL` for none, or for fewer than wait in it.
+    /// `EINVAL` for none, for fewer than wait in it, and for more than [`crate::LIMITS`] says.
     pub fn resize(&self, capacity: usize) -> Result<()> {
+        self.origin.check()?;
+        if capacity > crate::LIMITS.completions as usize {
+            return Err(Error::invalid(format!(
+                "a completion queue holds 1 to {} completions",
+                crate::LIMITS.completions
+            )));
+        }
         let mut inner = lock(&self.inner);
         let waiting = inner.entries.len();
         if capacity == 0 || capacity < waiting {
@@ -135,9 +156,30 @@ impl Cq {
         Ok(())
     }
 
+    /// Fails with `EINVAL` in a child of the process that made the queue.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn check_here(&self) -> Result<()> {
+        self.origin.check()
+    }
+
+    /// Completions that find no room are lost, and nobody is told.
+    pub fn ignore_overrun(&self) {
+        self.ignores_overrun.store(true, Ordering::Relaxed);
+    }
+
+    /// It had no room for a completion: the queue pairs that complete into it end.
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.overrun.load(Ordering::Relaxed)
+    }
+
     /// There is nothing, also not after a look at the sockets.
     fn is_empty(&self) -> bool {
         let empty = || self.len.load(Ordering::Acquire) == 0;
+        if !self.origin.is_here() {
+            return true;
+        }
         let Some(driver) = self.driver.as_ref().and_then(Weak::upgrade) else { return empty() };
         if empty() {
             driver.drive();
@@ -145,7 +187,7 @@ impl Cq {
         empty()
     }
 
-    /// Takes completions out, the oldest first; says how many are in the front of `into`.
+    /// Takes completions out, the oldest first; says how many are in the front of `into`. In a forked child none.
     pub fn poll(&self, into: &mut [Wc]) -> usize {
         if self.is_empty() {
             return 0;
@@ -171,8 +213,11 @@ impl Cq {
     }
 
     /// Asks for one event on the channel at the next completion, or the next solicited or failed one. Completions that
-    /// are there already give none: poll again after this.
+    /// are there already give none: poll again after this. Does nothing in a forked child.
     pub fn req_notify(&self, solicited_only: bool) {
+        if !self.origin.is_here() {
+            return;
+        }
         let mut inner = lock(&self.inner);
         let before = inner.armed;
         if !solicited_only {
@@ -193,12 +238,13 @@ impl Cq {
         }
     }
 
-    /// Puts a completion in. One that does not fit is lost, the program is told once (C10-9: "CQ overrun").
+    /// Puts a completion in. One that does not fit is lost: the program is told once, and the queue pairs that complete
+    /// into the queue end (C10-9, "CQ overrun").
     pub(crate) fn push(&self, wc: Wc, solicited: bool) {
         let mut inner = lock(&self.inner);
         if inner.entries.len() >= inner.capacity {
-            if !std::mem::replace(&mut inner.overrun, true) {
-                drop(inner);
+            drop(inner);
+            if !self.ignores_overrun.load(Ordering::Relaxed) && !self.overrun.swap(true, Ordering::Relaxed) {
                 log::error!("a completion queue overran: more completions than it was made for");
                 if let Some(events) = &self.events {
                     events.report(EventKind::CqError, Affected::Cq(self.cookie));
@@ -233,6 +279,16 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            return;
+        }
+        // Nobody can take what they name any more.
+        if let Some(channel) = &self.channel {
+            channel.forget(self.cookie);
+        }
+        if let Some(events) = &self.events {
+            events.forget(Affected::Cq(self.cookie));
+        }
         if lock(&self.inner).armed != Armed::Not {
             self.tell(false);
         }
@@ -282,9 +338,30 @@ mod tests {
         let cq = Cq::new(1, 9, None, Some(events.clone()), None);
         for id in 0..3 {
             cq.push(wc(id, Status::Success), false);
+            assert_eq!(cq.has_overrun(), id > 0);
         }
         assert_eq!(events.pop().map(|e| (e.kind, e.affected)), Ok((EventKind::CqError, Affected::Cq(9))));
         assert_eq!(cq.poll_one().map(|wc| wc.id), Some(0));
         assert_eq!(cq.poll_one(), None);
+        rustix::fs::fcntl_setfl(events.fd(), rustix::fs::OFlags::NONBLOCK).expect("set");
+        assert!(events.pop().is_err(), "once");
+    }
+
+    #[test]
+    fn events_go_with_their_queue() {
+        let (channel, events) = (CompChannel::new().expect("eventfd"), Arc::new(Events::new().expect("eventfd")));
+        let queue = |cookie| Cq::new(1, cookie, Some(channel.clone()), Some(events.clone()), None);
+        let (goes, stays) = (queue(1), queue(2));
+        for cq in [&goes, &stays] {
+            cq.req_notify(false);
+            (0..2).for_each(|id| cq.push(wc(id, Status::Success), false));
+        }
+        drop(goes);
+        assert_eq!(channel.get_event(), Ok(2));
+        assert!(!pending(&channel), "nothing is left of the other's");
+        assert_eq!(events.pop().map(|e| e.affected), Ok(Affected::Cq(2)));
+        drop(stays);
+        rustix::fs::fcntl_setfl(events.fd(), rustix::fs::OFlags::NONBLOCK).expect("set");
+        assert!(events.pop().is_err());
     }
 }

@@ -63,4 +63,9 @@ impl Events {
     pub(crate) fn report(&self, kind: EventKind, affected: Affected) {
         self.push(AsyncEvent { kind, affected });
     }
+
+    /// Drops the events of something that goes: a number may name another one soon.
+    pub(crate) fn forget(&self, affected: Affected) {
+        self.retain(|event| event.affected != affected);
+    }
 }

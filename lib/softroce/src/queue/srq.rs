@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::event::{Affected, EventKind, Events};
 use super::request::{RecvRequest, RecvWqe};
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::sync::lock;
 
 #[derive(Debug)]
@@ -24,12 +25,13 @@ pub struct Srq {
     max_sge: usize,
     cookie: u64,
     events: Option<Arc<Events>>,
+    origin: Origin,
 }
 
 impl Srq {
     pub(crate) fn new(pd: u32, capacity: usize, max_sge: usize, cookie: u64, events: Option<Arc<Events>>) -> Arc<Srq> {
         let inner = Mutex::new(Inner { queue: VecDeque::new(), capacity, limit: 0 });
-        Arc::new(Srq { inner, pd, max_sge, cookie, events })
+        Arc::new(Srq { inner, pd, max_sge, cookie, events, origin: Origin::here() })
     }
 
     /// What the program gave when it made the queue.
@@ -54,6 +56,7 @@ impl Srq {
     /// # Errors
     /// `EINVAL` for a limit that is more than the capacity.
     pub fn set_limit(&self, limit: usize) -> Result<()> {
+        self.origin.check()?;
         let mut inner = lock(&self.inner);
         if limit > inner.capacity {
             return Err(Error::invalid("the limit is more than the shared receive queue's capacity"));
@@ -70,6 +73,7 @@ impl Srq {
     /// # Safety
     /// The memory stays registered, and is not touched, until the receive has completed.
     pub unsafe fn post_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
+        self.origin.check()?;
         if request.sges.len() > self.max_sge {
             return Err(Error::invalid("more scatter-gather elements than the shared receive queue was made for"));
         }
@@ -92,5 +96,13 @@ impl Srq {
             }
         }
         wqe
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        if let Some(events) = self.events.as_ref().filter(|_| self.origin.is_here()) {
+            events.forget(Affected::Srq(self.cookie));
+        }
     }
 }

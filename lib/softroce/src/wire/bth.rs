@@ -6,6 +6,12 @@ use crate::psn::Psn;
 /// The partition key of every packet here: the default partition, full membership (10.9.1.2).
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
+/// Whether a packet with this key is for the default partition: full members take packets of all its members (10.9.3).
+#[must_use]
+pub(crate) fn is_of_our_partition(pkey: u16) -> bool {
+    pkey & 0x7fff == DEFAULT_PKEY & 0x7fff
+}
+
 /// Base transport header.
 ///
 /// ```text

@@ -4,6 +4,7 @@ mod churn;
 mod end;
 mod exit;
 mod faults;
+mod forks;
 mod gpu;
 mod marks;
 mod ports;
