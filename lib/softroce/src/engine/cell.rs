@@ -105,6 +105,10 @@ impl Cell {
                 }
                 _ => None,
             };
+            let local = attr.path.as_ref().is_some_and(|path| path.local);
+            if !local && !matches!(attr.state, State::Reset | State::Init) {
+                shared.expect_others();
+            }
             result
         };
         drop(way);

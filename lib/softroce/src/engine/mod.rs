@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `slot` | which process has which queue pairs |
 //! | `sockets`, `sockaddr` | sockets and their addresses |
+//! | `steer` | packets of other hosts come to a process that reads them |
 //! | `forward` | packets handed on between processes |
 //! | `send`, `control` | packets to datagrams |
 //! | `timer` | the one timer |
@@ -34,6 +35,7 @@ mod send;
 pub(crate) mod slot;
 mod sockaddr;
 mod sockets;
+mod steer;
 mod timer;
 mod trace;
 mod watch;
@@ -56,6 +58,7 @@ use polling::Polling;
 use recv::Receiving;
 use slot::Slot;
 use sockets::{Listener, Sender};
+use steer::Steer;
 use timer::Timer;
 use watch::Watch;
 
@@ -111,6 +114,7 @@ pub(crate) struct Shared {
     domains: AtomicU32,
     complained: AtomicBool,
     polling: Polling,
+    steer: Steer,
     faults: Faults,
 }
 
@@ -169,6 +173,7 @@ impl Shared {
             domains: AtomicU32::new(1),
             complained: AtomicBool::new(false),
             polling: Polling::default(),
+            steer: Steer::new(),
             faults: Faults::from_environment()?,
         };
         for own in own.into_iter().flatten() {
@@ -183,18 +188,20 @@ impl Shared {
     /// Opens the sockets of one of our addresses.
     fn open_sockets(&self, ip: IpAddr) -> Result<()> {
         let (listener, sender) = (Listener::open(ip, self.scope, true)?, Sender::open(ip, self.scope)?);
-        self.listen(listener)?;
+        let socket = self.listen(listener)?;
         self.senders.push(sender).map_err(|_| Error::full("an interface with too many addresses"))?;
+        self.steer(socket);
         Ok(())
     }
 
-    /// Takes packets from a socket as well.
-    fn listen(&self, listener: Listener) -> Result<()> {
+    /// Takes packets from a socket as well; says which one it is.
+    fn listen(&self, listener: Listener) -> Result<usize> {
         let i = self.listeners.push(listener).map_err(|_| Error::full("an interface with too many addresses"))?;
-        let Some(listener) = self.listeners.get(i) else { return Ok(()) };
+        let Some(listener) = self.listeners.get(i) else { return Ok(i) };
         let data = epoll::EventData::new_u64(run::SOCKETS + i as u64);
         epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN)
-            .map_err(|e| Error::system("waiting for packets", &e.into()))
+            .map_err(|e| Error::system("waiting for packets", &e.into()))?;
+        Ok(i)
     }
 
     /// A context wants to know what befalls the interface.

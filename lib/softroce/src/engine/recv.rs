@@ -175,6 +175,9 @@ impl Receiving {
         let mut handed_on = 0;
         for (i, packet) in bytes.chunks(segment).enumerate() {
             let Some(qpn) = Bth::dest_qpn_of(packet) else { continue };
+            if shared.steer.take(packet, hands_on) {
+                continue;
+            }
             let owner = slot::of(qpn);
             if owner == shared.slot.number {
                 let Some(packet) = checked(shared, icrc, packet, i as u16) else { continue };

@@ -104,6 +104,7 @@ pub(super) fn run(shared: &Shared) {
 /// Serves the queue pairs whose time has come, and sets the timer for the others.
 fn expire(shared: &Shared) {
     shared.timer.fired();
+    shared.look_after_canaries(now());
     let now = now();
     send::release(shared, now);
     let cells: Vec<Arc<Cell>> = read(&shared.cells).iter().flatten().cloned().collect();

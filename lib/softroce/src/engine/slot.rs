@@ -13,12 +13,13 @@
 //!   connections with long messages. Acknowledgements do not queue behind those then, and two threads can receive (see
 //!   `assistant`). A second Unix socket, which nobody reads, says that they are there.
 //! * From elsewhere: all cards of an interface bind its address with `SO_REUSEPORT`, the kernel picks one of them by
-//!   the packet's addresses and ports, and who gets packets for another slot hands them on through that slot's Unix
-//!   socket, those of one datagram together: the socket's queue holds ten.
+//!   the packet's addresses and ports or, as a rule, by a filter that names one for all (see `steer`), and who gets packets
+//!   for another slot hands them on through that slot's Unix socket, those of one datagram together: the socket's queue
+//!   holds ten.
 //! * From the same host, IPv6, which has a single loopback address: through the Unix socket at once.
 //!
-//! A filter that steers packets to the member of the group (`SO_ATTACH_REUSEPORT_CBPF`) names members by their
-//! position, and positions change when a member goes (the last one takes its place), so a filter is right only between
+//! A filter that steers each packet to the member that has its queue pair would have to know all members by their
+//! position, and positions change when a member goes (the last one takes its place), so it would be right only between
 //! such moments. Handing on is right at any time; a process that comes or goes costs at most the packets in its queue,
 //! which are sent again.
 

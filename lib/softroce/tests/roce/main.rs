@@ -10,4 +10,5 @@ mod marks;
 mod ports;
 mod processes;
 mod services;
+mod stopped;
 mod threads;
