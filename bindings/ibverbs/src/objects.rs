@@ -45,7 +45,25 @@ pub(crate) struct ibv_dm {
     context: *mut ibv_context,
 }
 
-objects! { ibv_dm }
+/// A hint where bytes of a peer go, which ours have not; as above.
+#[repr(C)]
+pub(crate) struct ibv_dmah {
+    context: *mut ibv_context,
+}
+
+/// A counter of completions, which ours have not; as above.
+#[repr(C)]
+pub(crate) struct ibv_comp_cntr {
+    context: *mut ibv_context,
+}
+
+objects! { ibv_dm ibv_dmah ibv_comp_cntr }
+
+/// Memory that the device gives, which ours does not. It is the system's library's alone, which made it.
+#[repr(C)]
+pub(crate) struct ibv_buf {
+    addr: *mut c_void,
+}
 
 unsafe fn is_ours(object: impl Object) -> bool {
     // SAFETY: by the caller.
@@ -228,6 +246,9 @@ shared! {
     "IBVERBS_1.14" {
         fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, op: c_uint, flags: u32) -> c_int;
     }
+    "IBVERBS_1.15" {
+        fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr;
+    }
     "IBVERBS_1.16" {
         fn ibv_query_port_speed(context: *mut ibv_context, port: u32, to: *mut u64) -> c_int;
     }
@@ -254,6 +275,31 @@ refused! {
         fn ibv_import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm;
         fn ibv_unimport_dm(dm: *mut ibv_dm);
     }
+    "IBVERBS_1.15" {
+        fn ibv_alloc_dmah(context: *mut ibv_context, attr: *mut c_void) -> *mut ibv_dmah;
+        fn ibv_dealloc_dmah(dmah: *mut ibv_dmah) -> c_int;
+    }
+    "IBVERBS_1.16" {
+        fn ibv_dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int;
+    }
+    "IBVERBS_1.17" {
+        fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void;
+        fn ibv_reg_buf_mr(
+            pd: *mut ibv_pd, buf: *mut ibv_buf, at: *mut c_void, len: usize, access: c_int
+        ) -> *mut ibv_mr;
+    }
+    "IBVERBS_1.18" {
+        fn _ibv_query_comp_cntr_caps(context: *mut ibv_context, caps: *mut c_void, size: usize) -> c_int;
+        fn ibv_create_comp_cntr(context: *mut ibv_context, attr: *mut c_void) -> *mut ibv_comp_cntr;
+        fn ibv_destroy_comp_cntr(counter: *mut ibv_comp_cntr) -> c_int;
+        fn ibv_inc_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> c_int;
+        fn ibv_inc_err_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> c_int;
+        fn ibv_qp_attach_comp_cntr(qp: *mut ibv_qp, counter: *mut ibv_comp_cntr, attr: *mut c_void) -> c_int;
+        fn ibv_read_comp_cntr(counter: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+        fn ibv_read_err_comp_cntr(counter: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+        fn ibv_set_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> c_int;
+        fn ibv_set_err_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> c_int;
+    }
 }
 
 /// Acknowledges an event, by the object that it names. Events of ports and devices name none, and none waits for them.
@@ -269,6 +315,15 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
         }
     }
     system!("IBVERBS_1.1" ibv_ack_async_event(event: *mut ibv_async_event));
+}
+
+/// As none is of a device of ours, each is the system's.
+pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
+    system!("IBVERBS_1.17" ibv_free_buf(buf: *mut ibv_buf));
+}
+
+pub(crate) unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
+    system!("IBVERBS_1.18" ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int)
 }
 
 /// The list that is before each one that a program gets: that of the system's library, to be given back with it.

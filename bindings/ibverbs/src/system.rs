@@ -61,8 +61,9 @@ impl Library {
 
 pub(crate) type GetList = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
 
-/// A version of the symbols that providers ask for; another one is another private interface.
-const PRIVATE: &CStr = c"IBVERBS_PRIVATE_34";
+/// Versions of the symbols that providers ask for, one for each private interface, and how they offer themselves.
+const PRIVATE: [(&CStr, &CStr); 2] =
+    [(c"IBVERBS_PRIVATE_34", c"verbs_register_driver_34"), (c"IBVERBS_PRIVATE_65", c"verbs_register_driver_65")];
 
 /// The system's library, or `None` where the kernel has no RDMA device, there is no such library, or it has another
 /// private interface than this library. `TINYROCE_SYSTEM_LIBRARY` names another file; empty, none is opened.
@@ -122,10 +123,11 @@ fn open(path: &Path) -> Result<Library, String> {
         return Err(why.to_string_lossy().into_owned());
     }
     let library = Library(handle);
-    if library.symbol(c"verbs_set_ops", PRIVATE).is_none() {
-        return Err(format!("its private interface is not {}, which this library forwards", PRIVATE.to_string_lossy()));
+    if !PRIVATE.iter().any(|(version, _)| library.symbol(c"verbs_set_ops", version).is_some()) {
+        let known = PRIVATE.map(|(version, _)| version.to_string_lossy());
+        return Err(format!("its private interface is none of {known:?}, which this library forwards"));
     }
-    for (name, version, slot) in crate::exports::forwards() {
+    for (name, version, slot) in crate::exports::forwards().chain(crate::exports::forwards_65()) {
         if let Some(found) = library.symbol(name, version) {
             slot.0.store(found, Ordering::Relaxed);
         }
@@ -147,7 +149,7 @@ struct Providers {
 static PROVIDERS: Mutex<Providers> = Mutex::new(Providers { library: None, waiting: Vec::new() });
 
 fn register(library: Library, operations: usize) {
-    if let Some(found) = library.symbol(c"verbs_register_driver_34", PRIVATE) {
+    if let Some(found) = PRIVATE.iter().find_map(|(version, name)| library.symbol(name, version)) {
         // SAFETY: the function of this name takes a provider's table, which is static.
         unsafe {
             let register: unsafe extern "C" fn(usize) = std::mem::transmute(found);

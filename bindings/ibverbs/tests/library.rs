@@ -18,7 +18,7 @@ fn library() -> PathBuf {
 }
 
 /// Of what NVIDIA's NCCL looks up with `dlvsym`, and perftest is linked to.
-const WANTED: [(&str, &str); 29] = [
+const WANTED: [(&str, &str); 47] = [
     ("ibv_get_device_list", "IBVERBS_1.1"),
     ("ibv_free_device_list", "IBVERBS_1.1"),
     ("ibv_get_device_name", "IBVERBS_1.1"),
@@ -48,6 +48,25 @@ const WANTED: [(&str, &str); 29] = [
     ("ibv_create_comp_channel", "IBVERBS_1.0"),
     ("ibv_qp_to_qp_ex", "IBVERBS_1.6"),
     ("ibv_query_port_speed", "IBVERBS_1.16"),
+    // Of rdma-core 65.
+    ("ibv_alloc_dmah", "IBVERBS_1.15"),
+    ("ibv_dealloc_dmah", "IBVERBS_1.15"),
+    ("ibv_reg_mr_ex", "IBVERBS_1.15"),
+    ("ibv_dm_export_dmabuf_fd", "IBVERBS_1.16"),
+    ("ibv_alloc_buf", "IBVERBS_1.17"),
+    ("ibv_free_buf", "IBVERBS_1.17"),
+    ("ibv_reg_buf_mr", "IBVERBS_1.17"),
+    ("_ibv_query_comp_cntr_caps", "IBVERBS_1.18"),
+    ("ibv_create_comp_cntr", "IBVERBS_1.18"),
+    ("ibv_export_buf_dmabuf_fd", "IBVERBS_1.18"),
+    ("ibv_set_err_comp_cntr", "IBVERBS_1.18"),
+    ("ibv_query_gid_type", "IBVERBS_PRIVATE_34"),
+    ("ibv_query_gid_type", "IBVERBS_PRIVATE_65"),
+    ("ibv_cmd_alloc_pd", "IBVERBS_PRIVATE_34"),
+    ("ibv_cmd_alloc_pd", "IBVERBS_PRIVATE_65"),
+    ("ibv_cmd_reg_mr_ex", "IBVERBS_PRIVATE_65"),
+    ("verbs_register_driver_65", "IBVERBS_PRIVATE_65"),
+    ("verbs_allow_disassociate_destroy", "IBVERBS_PRIVATE_65"),
 ];
 
 #[test]

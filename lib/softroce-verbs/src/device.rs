@@ -35,6 +35,11 @@ pub fn is_device(device: *const ibv_device) -> bool {
     ALL.get().is_some_and(|all| all.as_ptr_range().contains(&device.cast()))
 }
 
+/// How many this library has.
+pub(crate) fn count() -> usize {
+    ALL.get().map_or(0, |all| all.len())
+}
+
 fn all() -> softroce::Result<&'static [Device]> {
     if let Some(all) = ALL.get() {
         return Ok(all);

@@ -6,6 +6,20 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::constants::*;
 use crate::types::*;
 
+/// A memory region to be registered (`ibv_reg_mr_ex`). Two more pointers follow, which `comp_mask` has bits for and this
+/// card has not.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mr_init_attr {
+    pub length: usize,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+}
+
 /// On-demand paging: by transport, RC, UC and UD.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -8,6 +8,7 @@ use softroce::Access;
 
 use crate::constants::{IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION};
 use crate::context::Context;
+use crate::extended::ibv_mr_init_attr;
 use crate::types::{ibv_context, ibv_mr, ibv_pd};
 use crate::uses::Uses;
 use crate::{code, give, null, take};
@@ -178,6 +179,36 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         (old.iova, old.access) = (iova, access);
     }
     0
+}
+
+/// Fields of [`ibv_mr_init_attr`] that are there, in `comp_mask` (`enum ibv_mr_init_attr_mask`).
+const IBV_REG_MR_MASK_IOVA: u64 = 1;
+const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
+const IBV_REG_MR_MASK_FD: u64 = 1 << 2;
+const IBV_REG_MR_MASK_FD_OFFSET: u64 = 1 << 3;
+
+/// Registers memory as an attribute describes it: of the program, or another driver's.
+pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
+    // SAFETY: the program's attribute.
+    let (mask, length, access) = unsafe { ((*attr).comp_mask, (*attr).length, (*attr).access) };
+    let has = |bit: u64| mask & bit != 0;
+    let (memory, file) = (has(IBV_REG_MR_MASK_ADDR), has(IBV_REG_MR_MASK_FD));
+    let known = IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
+    if mask & !known != 0 {
+        return null(&softroce::Error::new(libc::EOPNOTSUPP, format!("regions with mask {mask:#x}")));
+    }
+    if memory == file || has(IBV_REG_MR_MASK_FD_OFFSET) != file || (file && !has(IBV_REG_MR_MASK_IOVA)) {
+        return null(&softroce::Error::new(libc::EINVAL, format!("a region with mask {mask:#x}")));
+    }
+    // SAFETY: as the caller promises.
+    unsafe {
+        if file {
+            return ibv_reg_dmabuf_mr(pd, (*attr).fd_offset, length, (*attr).iova, (*attr).fd, access);
+        }
+        let at = (*attr).addr;
+        let iova = if has(IBV_REG_MR_MASK_IOVA) { (*attr).iova } else { at as u64 };
+        ibv_reg_mr_iova2(pd, at, length, iova, access as c_uint)
+    }
 }
 
 /// Registers another driver's memory. Its `addr` is the offset, as libibverbs has it.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use crate::device::{Device, PortInfo};
+use crate::device::{Device, PortInfo, is_link_local};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::{
@@ -151,7 +151,10 @@ impl Context {
                 self.device.name()
             )));
         }
-        let ours = || if_addrs::get_if_addrs().is_ok_and(|all| all.iter().any(|i| i.ip() == dst));
+        // A link-local address is one of the same interface.
+        let index = Some(self.device.interface_index()).filter(|_| is_link_local(&dst));
+        let is = |i: &if_addrs::Interface| i.ip() == dst && (index.is_none() || i.index == index);
+        let ours = || if_addrs::get_if_addrs().is_ok_and(|all| all.iter().any(is));
         let local = dst.is_loopback() || ours();
         Ok(Path { src, dst, sgid_index, traffic_class: 0, hop_limit: 64, flow_label: 0, local })
     }

@@ -47,9 +47,14 @@ pub struct PortInfo {
     pub gids: usize,
 }
 
+/// An address that means something on one interface alone.
+pub(crate) fn is_link_local(ip: &IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
 impl Device {
-    /// The cards of this host: interfaces that are up and have an address, those of other hosts' networks before the
-    /// loopback interface. `TINYROCE_DEVICES` picks and orders them.
+    /// The cards of this host: interfaces that are up and have an address. Those with a link-local address alone come
+    /// behind the others, and the loopback interface comes last. `TINYROCE_DEVICES` picks and orders them.
     ///
     /// # Errors
     /// Where the system does not list its interfaces, or `TINYROCE_DEVICES` names one that is not there.
@@ -66,18 +71,14 @@ impl Device {
         let mut found: Vec<Device> = interfaces
             .into_iter()
             .map(|(interface, index, mut addresses)| {
-                // Link-local addresses first, as the kernel's table begins with the one that every interface has.
-                addresses.sort_by_key(|ip| match ip {
-                    IpAddr::V6(ip) if ip.is_unicast_link_local() => 0,
-                    IpAddr::V4(_) => 1,
-                    IpAddr::V6(_) => 2,
-                });
+                // Link-local ones last: what can be reached from everywhere has the first indexes.
+                addresses.sort_by_key(|ip| (is_link_local(ip), ip.is_ipv6()));
                 let (mac, gids) = (interface::mac(&interface), GidTable::new(addresses));
                 Device { name: String::new(), interface, index, gids, mac }
             })
             .collect();
         found.retain(|d| d.state() == PortState::Active);
-        found.sort_by_key(|d| (d.is_loopback(), d.index));
+        found.sort_by_key(|d| (d.is_loopback(), d.addresses().iter().flatten().all(is_link_local), d.index));
         if let Ok(wanted) = std::env::var(DEVICES_VARIABLE) {
             let pick = |name: &str| {
                 found.iter().find(|d| d.interface == name).cloned().ok_or_else(|| {

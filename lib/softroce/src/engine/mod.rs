@@ -180,7 +180,11 @@ impl Shared {
             shared.listen(own)?;
         }
         for &ip in addresses {
-            shared.open_sockets(ip)?;
+            match shared.open_sockets(ip) {
+                // A new IPv6 address, of which the kernel still asks the network: it tells when it is there.
+                Err(e) if e.errno() == libc::EADDRNOTAVAIL && ip.is_ipv6() => log::debug!("not yet: {e}"),
+                result => result?,
+            }
         }
         Ok(shared)
     }
