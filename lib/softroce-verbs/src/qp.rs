@@ -331,7 +331,8 @@ unsafe fn request<'a>(wr: &ibv_send_wr, service: Service) -> softroce::Result<Se
         }
         other => return Err(invalid(format!("requests with opcode {other}"))),
     };
-    let to = if service == Service::Ud {
+    // Other operations, which datagrams have not, have something else at its place.
+    let to = if service == Service::Ud && matches!(op, SendOp::Send | SendOp::SendImm(_)) {
         // SAFETY: a datagram names an address handle of ours.
         let (ud, handle) = unsafe { (wr.wr.ud, wr.wr.ud.ah.cast::<Ah>().as_ref()) };
         let handle = handle.ok_or_else(|| invalid("a datagram without an address handle".to_owned()))?;

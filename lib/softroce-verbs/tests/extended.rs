@@ -1,5 +1,7 @@
 //! The extended interface on the loopback device: requests built call by call, completions read field by field.
 
+mod calls;
+
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};

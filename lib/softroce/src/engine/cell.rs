@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use super::send::{Sending, Way};
 use super::{Shared, now};
-use crate::memory::Table;
+use crate::memory::{Table, begin_turn};
 use crate::qp::{Machine, Outbox, State, Turn};
 use crate::sync::{lock, read};
 use crate::wire::icrc::Route;
@@ -176,6 +176,7 @@ impl Cell {
     pub(super) fn finish(&self, shared: &Shared, table: &Table, sides: &mut Sides) -> bool {
         let (Some(mut way), Ok(mut machine)) = (self.try_way(), self.machine.try_lock()) else { return false };
         // What was received but not served yet begins to wait in the first round.
+        begin_turn();
         for _ in 0..2 {
             machine.hurry();
             sides.out.clear();
@@ -189,6 +190,7 @@ impl Cell {
     /// Sends for as long as others do not wait for their turn, and until the kernel's queue is full: whoever posts does
     /// not wait for the wire. `true` where there is more to send.
     fn send(&self, shared: &Shared, table: &Table, way: &mut Option<Way>, requests: bool) -> bool {
+        begin_turn();
         SIDES.with_borrow_mut(|sides| {
             let out = &mut sides.out;
             for _ in 0..ROUNDS {

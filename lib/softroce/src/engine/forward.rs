@@ -1,7 +1,8 @@
-//! Packets that are handed on between cards of one host: a datagram of the slot's Unix socket.
+//! Packets that are handed on between cards of one host: a datagram to the slot's address, or to its Unix socket where
+//! there is no loopback network. The Unix socket's queue holds ten, which a long message overflows.
 //!
 //! ```text
-//! | source address 16 | port 2 | destination address 16 | port 2 | bytes of a packet 2 | packets |
+//! | mark 1 | source address 16 | port 2 | destination address 16 | port 2 | bytes of a packet 2 | packets |
 //! ```
 //! The addresses are those that the packets came with, as the ICRC and a datagram's GRH need them. IPv4 is mapped.
 //! Numbers are big-endian, and the last packet may be shorter.
@@ -13,12 +14,17 @@ use crate::wire::Bth;
 use crate::wire::icrc::Route;
 
 /// Bytes before the packets.
-pub(super) const HEADER: usize = 38;
+pub(super) const HEADER: usize = 39;
+/// An opcode of no service: packets that were sent to the slot's address by their sender begin with none.
+const MARK: u8 = 0xfd;
+/// Bytes of a datagram at most: of UDP over IPv4.
+pub(super) const MOST: usize = 65_507;
 
 /// The header of packets of `segment` bytes each that came by `route`.
 pub(super) fn header(route: &Route, segment: usize) -> [u8; HEADER] {
     let mut raw = [0; HEADER];
-    for (at, end) in [(0, route.src), (18, route.dst)] {
+    raw[0] = MARK;
+    for (at, end) in [(1, route.src), (19, route.dst)] {
         let ip = match end.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             IpAddr::V6(ip) => ip,
@@ -26,8 +32,13 @@ pub(super) fn header(route: &Route, segment: usize) -> [u8; HEADER] {
         raw[at..at + 16].copy_from_slice(&ip.octets());
         raw[at + 16..at + 18].copy_from_slice(&end.port().to_be_bytes());
     }
-    raw[36..].copy_from_slice(&(segment as u16).to_be_bytes());
+    raw[37..].copy_from_slice(&(segment as u16).to_be_bytes());
     raw
+}
+
+/// A datagram to the slot's address was handed on.
+pub(super) fn is_one(datagram: &[u8]) -> bool {
+    datagram.first() == Some(&MARK)
 }
 
 /// The packets at the start of `bytes`, of `segment` bytes each, that are all for slot `owner` and fit a datagram of
@@ -40,14 +51,14 @@ pub(super) fn run(bytes: &[u8], segment: usize, room: usize, owner: u32) -> &[u8
 
 /// Takes a datagram apart: its route, bytes of a packet, the packets.
 pub(super) fn parse(datagram: &[u8]) -> Option<(Route, usize, &[u8])> {
-    let (header, packets) = datagram.split_first_chunk::<HEADER>()?;
+    let (header, packets) = datagram.split_first_chunk::<HEADER>().filter(|_| is_one(datagram))?;
     let end = |at: usize| -> Option<SocketAddr> {
         let ip: [u8; 16] = *header.get(at..)?.first_chunk()?;
         let port: [u8; 2] = *header.get(at + 16..)?.first_chunk()?;
         Some(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(ip)).to_canonical(), u16::from_be_bytes(port)))
     };
-    let route = Route { src: end(0)?, dst: end(18)? };
-    let segment = usize::from(u16::from_be_bytes(*header.get(36..)?.first_chunk()?));
+    let route = Route { src: end(1)?, dst: end(19)? };
+    let segment = usize::from(u16::from_be_bytes(*header.get(37..)?.first_chunk()?));
     (segment > 0).then_some((route, segment, packets))
 }
 
@@ -82,7 +93,7 @@ mod tests {
             let mut datagram = header(&route, 4).to_vec();
             datagram.extend([1, 2, 3, 4, 5]);
             assert_eq!(parse(&datagram), Some((route, 4, &[1, 2, 3, 4, 5][..])));
-            assert_eq!(parse(&datagram[..30]), None);
+            assert!(is_one(&datagram) && parse(&datagram[..30]).is_none() && parse(&datagram[1..]).is_none());
         }
     }
 }

@@ -49,6 +49,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError, Weak};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use socket2::Socket;
 
 use assistant::Assistant;
 pub(crate) use cell::Cell;
@@ -65,7 +66,7 @@ use watch::Watch;
 use crate::error::{Error, Result};
 use crate::fork::{Origin, Own};
 use crate::gids::GidTable;
-use crate::memory::Table;
+use crate::memory::{Table, begin_turn};
 use crate::qp::Machine;
 use crate::queue::event::Events;
 use crate::sync::{lock, read, write};
@@ -113,6 +114,8 @@ pub(crate) struct Shared {
     no_segmentation: AtomicBool,
     domains: AtomicU32,
     complained: AtomicBool,
+    /// None without a loopback network.
+    carrier: Option<Own<Socket>>,
     polling: Polling,
     steer: Steer,
     faults: Faults,
@@ -174,6 +177,7 @@ impl Shared {
             complained: AtomicBool::new(false),
             polling: Polling::default(),
             steer: Steer::new(),
+            carrier: if own.first().is_some_and(Option::is_some) { Some(sockets::carrier()?) } else { None },
             faults: Faults::from_environment()?,
         };
         for own in own.into_iter().flatten() {
@@ -244,6 +248,7 @@ impl Shared {
     }
 
     fn receive_locked(&self, receiving: &mut Receiving, socket: Option<usize>) -> bool {
+        begin_turn();
         let table = read(&self.memory);
         let more = match socket {
             Some(i) => match self.listeners.get(i) {

@@ -127,6 +127,12 @@ impl Receiving {
                 let len = header.msg_len as usize;
                 let Some(src) = self.names.get(i).and_then(sockaddr::load) else { continue };
                 let Some(bytes) = buffers.get(i * ROOM..i * ROOM + len.min(ROOM)) else { continue };
+                if listener.own && forward::is_one(bytes) {
+                    if let Some((route, segment, bytes)) = forward::parse(bytes) {
+                        self.packets(shared, &route, segment, bytes, false, table);
+                    }
+                    continue;
+                }
                 let segment = segment_of(&header.msg_hdr).unwrap_or(len);
                 self.packets(shared, &Route { src, dst: local }, segment, bytes, true, table);
                 if self.bytes - self.answered >= ANSWERED {
@@ -193,7 +199,7 @@ impl Receiving {
                     cell.receive(&packet, &shown, table, now);
                 }
             } else if hands_on && i >= handed_on {
-                let packets = forward::run(bytes.get(i * segment..).unwrap_or_default(), segment, ROOM, owner);
+                let packets = forward::run(bytes.get(i * segment..).unwrap_or_default(), segment, forward::MOST, owner);
                 handed_on = i + packets.len().div_ceil(segment);
                 let mut header = forward::header(route, segment);
                 let mut parts = [

@@ -45,7 +45,7 @@ pub(super) struct Way {
 enum How {
     /// By a socket of ours to an address.
     Udp(RawFd, SocketAddr),
-    /// Through the Unix socket of the slot.
+    /// Handed on to the card with the slot: over IPv6, which has a single address of this host.
     Slot(u32),
 }
 
@@ -137,6 +137,7 @@ impl Sending {
         self.parts.clear();
         self.datagrams.clear();
         let counts = matches!(way.how, How::Udp(_, dst) if dst.is_ipv4());
+        let most = if matches!(way.how, How::Slot(_)) { forward::MOST - forward::HEADER } else { MAX_DATAGRAM };
         for packet in packets {
             if shared.faults.loses() {
                 continue;
@@ -144,10 +145,7 @@ impl Sending {
             let total = packet.head().len() + packet.len as usize + usize::from(packet.pad) + ICRC_LEN;
             let joins = shared.segmentation()
                 && self.datagrams.last().is_some_and(|d| {
-                    d.segments < MAX_SEGMENTS
-                        && d.last == d.segment
-                        && total <= d.segment
-                        && d.bytes + total <= MAX_DATAGRAM
+                    d.segments < MAX_SEGMENTS && d.last == d.segment && total <= d.segment && d.bytes + total <= most
                 });
             if !joins {
                 let at = self.parts.len();
@@ -167,7 +165,7 @@ impl Sending {
         match way.how {
             _ if shared.faults.delay > 0 => self.hold(shared, way),
             How::Udp(fd, dst) => return self.send_udp(shared, fd, &dst, way.marks),
-            How::Slot(slot) => self.send_unix(shared, slot, way.icrc.route()),
+            How::Slot(slot) => self.send_on(shared, slot, way.icrc.route()),
         }
         false
     }
@@ -318,7 +316,7 @@ impl Sending {
         flags == 0
     }
 
-    fn send_unix(&mut self, shared: &Shared, slot: u32, route: &Route) {
+    fn send_on(&mut self, shared: &Shared, slot: u32, route: &Route) {
         self.fill_iovecs();
         for d in &self.datagrams {
             let mut header = forward::header(route, d.segment);
@@ -362,20 +360,33 @@ pub(super) fn release(shared: &Shared, now: u64) {
     }
 }
 
-/// Sends a datagram to a slot's Unix socket. One that nobody takes is lost.
+/// Hands a datagram on to a slot. One that nobody takes is lost.
 ///
 /// # Safety
 /// The vectors name memory that can be read.
 pub(super) unsafe fn hand_on(shared: &Shared, slot: u32, iovecs: &mut [libc::iovec]) {
-    let Ok(name) = slot::name(slot).map(|name| name.as_any()) else { return };
     // SAFETY: all zeros are a header without anything.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    header.msg_name = name.as_ptr().cast_mut().cast();
-    header.msg_namelen = name.addr_len();
     header.msg_iov = iovecs.as_mut_ptr();
     header.msg_iovlen = iovecs.len() as _;
+    let mut address = sockaddr::EMPTY;
+    let name;
+    let fd = match &shared.carrier {
+        Some(carrier) => {
+            header.msg_namelen = sockaddr::store(&slot::address(slot, 0), &mut address);
+            header.msg_name = (&raw mut address).cast();
+            carrier.as_raw_fd()
+        }
+        None => {
+            let Ok(unix) = slot::name(slot) else { return };
+            name = unix.as_any();
+            header.msg_name = name.as_ptr().cast_mut().cast();
+            header.msg_namelen = name.addr_len();
+            shared.slot.socket.as_raw_fd()
+        }
+    };
     // SAFETY: the name outlives the call, the vectors by the caller.
-    let sent = unsafe { libc::sendmsg(shared.slot.socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) };
+    let sent = unsafe { libc::sendmsg(fd, &raw const header, libc::MSG_DONTWAIT) };
     if sent < 0 {
         log::trace!("handing packets on to slot {slot}: {}", io::Error::last_os_error());
     }

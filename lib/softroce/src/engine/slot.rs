@@ -14,9 +14,8 @@
 //!   `assistant`). A second Unix socket, which nobody reads, says that they are there.
 //! * From elsewhere: all cards of an interface bind its address with `SO_REUSEPORT`, the kernel picks one of them by
 //!   the packet's addresses and ports or, as a rule, by a filter that names one for all (see `steer`), and who gets packets
-//!   for another slot hands them on through that slot's Unix socket, those of one datagram together: the socket's queue
-//!   holds ten.
-//! * From the same host, IPv6, which has a single loopback address: through the Unix socket at once.
+//!   for another slot hands them on to that slot's address, those of one datagram together.
+//! * From the same host, IPv6, which has a single loopback address: handed on to the slot's address at once.
 //!
 //! A filter that steers each packet to the member that has its queue pair would have to know all members by their
 //! position, and positions change when a member goes (the last one takes its place), so it would be right only between
@@ -60,10 +59,11 @@ fn abstract_name(name: &str) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|e| Error::system("naming a socket", &e.into()))
 }
 
-fn unix_socket() -> Result<OwnedFd> {
+fn unix_socket() -> Result<Own<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
-        .map_err(|e| Error::system("opening a Unix socket", &e.into()))
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
+    // Before it is bound: no child has one that is.
+    socket.map(Own::new).map_err(|e| Error::system("opening a Unix socket", &e.into()))
 }
 
 /// Whether a slot's card takes packets by its lanes; the box of a lab, for one, has only the first address.
@@ -98,7 +98,7 @@ impl Slot {
             let number = 1 + (start.wrapping_add(i)) % (SLOTS - 1);
             let socket = unix_socket()?;
             match bind(&socket, &name(number)?) {
-                Ok(()) => return Ok(Slot { number, socket: Own::new(socket), lanes: None }),
+                Ok(()) => return Ok(Slot { number, socket, lanes: None }),
                 Err(Errno::ADDRINUSE) => {}
                 Err(e) => return Err(Error::system("binding a slot's Unix socket", &e.into())),
             }
@@ -114,7 +114,7 @@ impl Slot {
         let socket = unix_socket()?;
         bind(&socket, &lanes_name(self.number)?)
             .map_err(|e| Error::system("binding a slot's Unix socket", &e.into()))?;
-        self.lanes = Some(Own::new(socket));
+        self.lanes = Some(socket);
         Ok(())
     }
 }

@@ -20,6 +20,8 @@ pub(super) struct Listener {
     pub(super) local: SocketAddr,
     /// Which of the receiving sides takes its packets.
     pub(super) lane: usize,
+    /// It is the slot's, so cards of this host alone send to it.
+    pub(super) own: bool,
 }
 
 impl Listener {
@@ -35,7 +37,7 @@ impl Listener {
             Ok(socket)
         });
         match socket {
-            Ok(socket) => Ok(Listener { socket: Own::new(socket), local, lane: 0 }),
+            Ok(socket) => Ok(Listener { socket, local, lane: 0, own: !shared }),
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => Err(Error::new(
                 libc::EADDRINUSE,
                 format!(
@@ -79,7 +81,7 @@ impl Sender {
             let port = SOURCE_PORTS.start() + (start.wrapping_mul(61).wrapping_add(i) & 0x3fff);
             let local = with_scope(ip, port, scope);
             match socket.bind(&SockAddr::from(local)) {
-                Ok(()) => return Ok(Sender { socket: Own::new(socket), local }),
+                Ok(()) => return Ok(Sender { socket, local }),
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => refused = Some(e),
                 Err(e) => return Err(fail(e)),
             }
@@ -92,6 +94,16 @@ impl Sender {
     }
 }
 
+/// A socket that packets are handed on by to the addresses of slots, in datagrams of any length.
+pub(super) fn carrier() -> Result<Own<Socket>> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).map(Own::new).and_then(|socket| {
+        set(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT)?;
+        socket.bind(&SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 0))))?;
+        Ok(socket)
+    });
+    socket.map_err(|e| Error::system("opening a socket to hand packets on by", &e))
+}
+
 /// An address with the interface's number where it is needed: link-local IPv6.
 pub(super) fn with_scope(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
     match ip {
@@ -102,9 +114,10 @@ pub(super) fn with_scope(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
 
 /// A socket whose packets are never fragmented: with DF their identification is 0, which the ICRC needs (see
 /// [`crate::wire::icrc`]).
-fn udp(ip: IpAddr) -> io::Result<Socket> {
+fn udp(ip: IpAddr) -> io::Result<Own<Socket>> {
     let v4 = ip.is_ipv4();
-    let socket = Socket::new(if v4 { Domain::IPV4 } else { Domain::IPV6 }, Type::DGRAM, Some(Protocol::UDP))?;
+    // Before it is bound: no child has one that is.
+    let socket = Own::new(Socket::new(if v4 { Domain::IPV4 } else { Domain::IPV6 }, Type::DGRAM, Some(Protocol::UDP))?);
     if v4 {
         set(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
     } else {

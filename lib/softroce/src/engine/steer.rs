@@ -122,7 +122,9 @@ fn attach(listener: &Listener, place: u32) -> io::Result<()> {
         statement(libc::BPF_RET | 0x10, 0),
         statement(libc::BPF_RET | libc::BPF_K, place),
     ];
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: all zeros are a filter without statements, also between its fields.
+    let mut filter: libc::sock_fprog = unsafe { std::mem::zeroed() };
+    (filter.len, filter.filter) = (program.len() as u16, program.as_mut_ptr());
     // SAFETY: the filter and its statements live until the call returns.
     let rc = unsafe {
         libc::setsockopt(

@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use super::mapped::is_still_mapped;
 use super::{GpuMemory, Refusal};
 
 /// Registered bytes that an access was checked for. Valid while the table's lock is held that gave it out.
@@ -10,6 +11,8 @@ use super::{GpuMemory, Refusal};
 pub(crate) struct Piece {
     pub(super) at: *mut u8,
     pub(super) len: usize,
+    /// Bytes from `at` to the end of the region.
+    pub(super) room: usize,
     /// The GPU whose driver copies to and from there; the region holds it.
     pub(super) gpu: Option<NonNull<GpuMemory>>,
 }
@@ -32,6 +35,16 @@ impl Piece {
         self.gpu.is_some()
     }
 
+    /// The program has not unmapped the bytes. To be asked before they are touched.
+    pub(crate) fn check(&self, writes: bool) -> Result<(), Refusal> {
+        let there = self.len == 0 || self.gpu.is_some();
+        if there || is_still_mapped(self.at as usize, self.len, self.room, writes) {
+            Ok(())
+        } else {
+            Err(Refusal::Unmapped)
+        }
+    }
+
     /// # Safety
     /// The table's lock that gave the piece out is held for `'a`.
     unsafe fn gpu<'a>(&self) -> Option<&'a GpuMemory> {
@@ -42,7 +55,7 @@ impl Piece {
     /// The bytes, to be read.
     ///
     /// # Safety
-    /// The table's lock that gave the piece out is held for `'a`, and the piece is not of a GPU.
+    /// The table's lock that gave the piece out is held for `'a`, and the piece is not of a GPU and was checked.
     pub(crate) unsafe fn bytes<'a>(&self) -> &'a [u8] {
         // SAFETY: registered, so valid for reads by the promise of who registered it; the lock keeps it so for 'a. The
         // program promises not to write to memory that it has posted; only a peer that acknowledges what has not left
@@ -62,6 +75,7 @@ pub(crate) unsafe fn copy_in(to: Piece, from: &[u8], ends: bool) -> Result<(), R
     if let Some(gpu) = unsafe { to.gpu() } {
         return gpu.write(to.at as u64, from.get(..len).unwrap_or_default(), ends);
     }
+    to.check(true)?;
     let split = len.saturating_sub(8);
     let (body, tail) = from.get(..len).unwrap_or_default().split_at(split);
     // SAFETY: `len` is within the piece, which is registered for writing; a packet's buffer is no registered memory, so
@@ -79,6 +93,7 @@ pub(crate) unsafe fn copy_in(to: Piece, from: &[u8], ends: bool) -> Result<(), R
 /// # Safety
 /// The table's lock that gave `from` out is held.
 pub(crate) unsafe fn copy_out(from: Piece, to: &mut Vec<u8>) -> Result<(), Refusal> {
+    from.check(false)?;
     to.reserve(from.len);
     // SAFETY: the room was reserved and is initialized by the copy; the source is registered. A copy by pointers, as
     // the program or a peer may write to the source meanwhile.
@@ -106,6 +121,7 @@ pub(crate) unsafe fn atomic(at: Piece, f: impl Fn(u64) -> Option<u64>) -> Result
     if let Some(gpu) = unsafe { at.gpu() } {
         return gpu.atomic(at.at as u64, f);
     }
+    at.check(true)?;
     // SAFETY: eight registered bytes, aligned.
     let word = unsafe { AtomicU64::from_ptr(at.at.cast()) };
     Ok(word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, f).unwrap_or_else(|unchanged| unchanged))

@@ -3,6 +3,7 @@
 //!
 //! A GPU's memory is the common case: it has addresses in the process, and the processor may not use them.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsRawFd;
@@ -16,6 +17,53 @@ pub(crate) fn is_accessible(at: usize, len: usize, writes: bool) -> bool {
         Ok(answer) => answer,
         // A kernel before 6.11.
         Err(_) => covers(BufReader::new(maps), at, until, writes),
+    }
+}
+
+thread_local! {
+    /// What this thread has found accessible in its turn, and whether for writing.
+    static FOUND: Cell<(usize, usize, bool)> = const { Cell::new((0, 0, false)) };
+}
+
+/// Bytes that are looked at ahead: the next packets of a message mostly follow.
+const AHEAD: usize = 64 << 10;
+
+/// A turn of the thread begins: what it found before may have been unmapped since.
+pub(crate) fn begin_turn() {
+    FOUND.set((0, 0, false));
+}
+
+/// Whether the bytes from `at` on are still mapped, of which the card is about to touch `len` and may touch `room`. A
+/// program that unmaps memory which it has registered would be taken down by its card otherwise. Pages that were never
+/// touched are there after this.
+pub(crate) fn is_still_mapped(at: usize, len: usize, room: usize, writes: bool) -> bool {
+    let (from, until, wrote) = FOUND.get();
+    if from <= at && at + len <= until && (wrote || !writes) {
+        return true;
+    }
+    let ahead = AHEAD.min(room).max(len);
+    let Some(found) = [ahead, len].into_iter().find(|len| populates(at, *len, writes)) else { return false };
+    FOUND.set((at, at + found, writes));
+    true
+}
+
+/// Asks the kernel to have the pages ready.
+fn populates(at: usize, len: usize, writes: bool) -> bool {
+    // The smallest there is: an address is a multiple of larger ones as well, or the kernel says `EINVAL`.
+    const PAGE: usize = 4096;
+    let start = at & !(PAGE - 1);
+    let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    loop {
+        // SAFETY: the call touches pages as the program itself would, and says where it cannot.
+        if unsafe { libc::madvise(start as *mut _, at + len - start, advice) } == 0 {
+            return true;
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EINTR | libc::EAGAIN) => {}
+            // No right to it, a device's memory, or a kernel before 5.14.
+            Some(libc::EINVAL) => return is_accessible(at, len, writes),
+            _ => return false,
+        }
     }
 }
 
@@ -95,6 +143,29 @@ mod tests {
         assert!(!covers(0x3000, 0x4001, false), "a gap");
         assert!(!covers(0x800, 0x1001, false) && !covers(0x6000, 0x6001, false), "not mapped");
         assert!(!covers(0x5000, 0x5001, false), "no access");
+    }
+
+    #[test]
+    fn memory_that_is_unmapped_is_noticed_in_the_next_turn() {
+        const PAGE: usize = 4096;
+        // SAFETY: pages of this test's own, which nothing is made of.
+        unsafe {
+            let (all, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let pages = libc::mmap(std::ptr::null_mut(), 4 * PAGE, all, private, -1, 0);
+            let at = pages as usize;
+            let there = |page: usize, writes| is_still_mapped(at + page * PAGE + 8, 16, (4 - page) * PAGE - 8, writes);
+            assert!(there(0, false) && there(0, true) && there(3, true));
+            assert_eq!(libc::munmap(pages.byte_add(PAGE), PAGE), 0);
+            assert_eq!(libc::mprotect(pages.byte_add(2 * PAGE), PAGE, libc::PROT_READ), 0);
+            assert_eq!(libc::mprotect(pages.byte_add(3 * PAGE), PAGE, libc::PROT_NONE), 0);
+            begin_turn();
+            assert!(there(0, true), "in spite of what follows");
+            assert!(!there(1, false) && !there(1, true), "unmapped");
+            assert!(there(2, false) && !there(2, true), "to be read alone");
+            assert!(!there(3, false) && !is_still_mapped(at + 3 * PAGE - 8, 16, 16, false), "no access");
+            assert_eq!(libc::munmap(pages, 4 * PAGE), 0);
+            begin_turn();
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub use access::Access;
 pub(crate) use copy::{Piece, atomic, copy_in, copy_out};
 pub(crate) use dmabuf::{Mapping, is_dmabuf};
 pub(crate) use gpu::GpuMemory;
-pub(crate) use mapped::is_accessible;
+pub(crate) use mapped::{begin_turn, is_accessible};
 pub(crate) use table::{Backing, MAX_REGIONS, Region, Table};
 pub(crate) use window::{Asker, MAX_WINDOWS};
 pub use window::{Bind, WindowKind};
@@ -33,6 +33,8 @@ pub(crate) enum Refusal {
     Rights,
     #[error("the bytes are not within the region or window")]
     Bounds,
+    #[error("the program has unmapped the bytes")]
+    Unmapped,
     #[error("the window is bound already")]
     Bound,
     #[error("CUDA's driver does not copy to or from the GPU's memory: code {0}")]

@@ -137,7 +137,7 @@ impl Table {
     /// No access of 0 bytes looks at a key (9.7.4.1.1 asks for that in remote accesses).
     pub(crate) fn check(&self, key: u32, pd: u32, va: u64, len: usize, access: Access) -> Result<Piece, Refusal> {
         if len == 0 {
-            return Ok(Piece { at: NonNull::dangling().as_ptr(), len: 0, gpu: None });
+            return Ok(Piece { at: NonNull::dangling().as_ptr(), len: 0, room: 0, gpu: None });
         }
         self.region(key, pd, va, len, access).map(|(_, piece)| piece)
     }
@@ -183,7 +183,8 @@ impl Table {
         if end > region.len as u64 {
             return Err(Refusal::Bounds);
         }
-        Ok((region, Piece { at: region.at.wrapping_add(offset as usize), len, gpu: region.gpu() }))
+        let room = region.len - offset as usize;
+        Ok((region, Piece { at: region.at.wrapping_add(offset as usize), len, room, gpu: region.gpu() }))
     }
 
     /// Ends the use of a remote key, as a peer's SEND with invalidate or a request of ours asks (10.6.7.2.5).

@@ -472,7 +472,7 @@ fn put(
         }
         gather(memory, pd, list, offset, len as usize, Access::LOCAL_READ, |piece| {
             out.pieces.push(piece);
-            Ok(())
+            piece.check(false)
         })?;
         if !out.pieces.get(first..).unwrap_or_default().iter().any(Piece::is_of_gpu) {
             return Ok(Body::Memory(first, out.pieces.len()));

@@ -174,11 +174,6 @@ fn a_child_keeps_no_socket() {
         all.sort();
         all
     };
-    let child = Child::start(|| {
-        // SAFETY: waits until it is killed.
-        unsafe { libc::pause() };
-        true
-    });
     let own = std::process::id() as libc::pid_t;
     let card: Vec<_> = {
         let table = std::fs::read_to_string("/proc/net/udp").expect("/proc");
@@ -189,6 +184,11 @@ fn a_child_keeps_no_socket() {
             .collect();
         sockets(own).into_iter().filter(|link| inodes.iter().any(|inode| link.as_os_str() == inode.as_str())).collect()
     };
+    let child = Child::start(|| {
+        // SAFETY: waits until it is killed.
+        unsafe { libc::pause() };
+        true
+    });
     assert!(!card.is_empty(), "the parent has some");
     let inherited = sockets(child.0);
     assert!(card.iter().all(|socket| !inherited.contains(socket)), "{inherited:?} has one of {card:?}");

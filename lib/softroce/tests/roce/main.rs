@@ -12,3 +12,4 @@ mod processes;
 mod services;
 mod stopped;
 mod threads;
+mod unmapped;
