@@ -1,5 +1,6 @@
 //! A child of `fork` that uses, or merely keeps, what its parent opened.
 
+use std::io::{Read, Write};
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -191,11 +192,15 @@ fn a_child_keeps_no_socket() {
             .collect();
         sockets(own).into_iter().filter(|link| inodes.iter().any(|inode| link.as_os_str() == inode.as_str())).collect()
     };
+    let (mut ours, mut theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let child = Child::start(|| {
+        theirs.write_all(&[1]).expect("written");
         // SAFETY: waits until it is killed.
         unsafe { libc::pause() };
         true
     });
+    // `fork` has returned there.
+    ours.read_exact(&mut [0]).expect("read");
     assert_eq!(card.len(), 3, "one for each lane");
     let inherited = sockets(child.0);
     assert!(card.iter().all(|socket| !inherited.contains(socket)), "{inherited:?} has one of {card:?}");
