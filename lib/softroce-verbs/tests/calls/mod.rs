@@ -314,7 +314,7 @@ impl World {
         let num_sge = [0, 1, 1, 1, 2, 3, 40, -1, c_int::MIN][self.dice.roll(9)];
         let (sg_list, id) = (sges.as_mut_ptr(), self.next);
         self.next += 1;
-        let refused = num_sge < 0 || num_sge > 32;
+        let refused = !(0..=32).contains(&num_sge);
         // SAFETY: as in `make`.
         unsafe {
             let ops = &(*self.context).ops;
