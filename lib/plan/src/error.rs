@@ -1,6 +1,7 @@
 //! One error type. It names the operation, the ranks and addresses, the expected and the received value, and the next
 //! step.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::dtype::{DType, ReduceOp};
@@ -10,7 +11,10 @@ use crate::wire::{Collective, Header};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failure. `Clone`, because one failure is delivered to every waiter.
-#[derive(Debug, Clone, thiserror::Error)]
+///
+/// `Debug` shows the same sentence as `Display`: a `main` that returns a `Result`, and `unwrap`, print it. The fields are
+/// for `match`.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Two ranks made different calls.
@@ -159,6 +163,12 @@ pub enum Error {
     },
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl Error {
     /// An [`Error::InvalidArgument`].
     pub fn invalid(op: impl Into<String>, detail: impl Into<String>) -> Self {
@@ -258,6 +268,18 @@ mod tests {
             e.to_string(),
             "all_reduce #4: rank 0 made no progress for 2.0s; not arrived: ranks 2, 3; no heartbeat from rank 2"
         );
+    }
+
+    #[test]
+    fn a_main_that_returns_an_error_and_an_unwrap_show_the_sentence() {
+        let e = Error::config("RANK", "", "missing");
+        let sentence = "RANK=\"\": missing";
+        assert_eq!(format!("{e:?}"), sentence);
+        assert_eq!(format!("{e:#?}"), sentence);
+        // The way in which a `main` prints it.
+        let returned: std::result::Result<(), Box<dyn std::error::Error>> = Err(e.clone().into());
+        assert_eq!(format!("{:?}", returned.unwrap_err()), sentence);
+        assert!(matches!(e, Error::Config { name, .. } if name == "RANK"), "tests look at the fields");
     }
 
     #[test]
