@@ -4,6 +4,15 @@
 #![doc = include_str!("../examples/all_reduce.rs")]
 //! ```
 //!
+//! # In your program
+//!
+//! The library is not on crates.io yet. In `Cargo.toml`, with `path = "…/tinynccl/lib"` for a clone beside your program:
+//!
+//! ```toml
+//! [dependencies]
+//! tinynccl = { git = "https://github.com/tinynccl/tinynccl" }
+//! ```
+//!
 //! # Types
 //!
 //! | Type | What it is |

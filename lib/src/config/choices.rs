@@ -54,8 +54,8 @@ words! {
         Tcp = "tcp",
         /// Shared memory; an error between hosts.
         Shm = "shm",
-        /// RDMA everywhere, between ranks of one host too; an error without a device, or in a build without the feature
-        /// `verbs`.
+        /// RDMA everywhere, between ranks of one host too: over the card in user space, or in a build with the feature
+        /// `verbs` over the system's devices, and an error without one.
         Verbs = "verbs",
     }
 }

@@ -8,8 +8,8 @@
 //! # A message
 //! The n-th message of a tag goes to the n-th receive that is posted with this tag. Messages over 32 KiB are cut into
 //! *pieces*. A piece is a frame of 40 bytes, which names message and offset, and its bytes; it goes over whichever
-//! stream of the connection is free. So a faster way carries more without being measured, and pieces need no order: the
-//! receiver reads each one from the kernel to its place in the posted buffer.
+//! stream of the connection is free. So a faster stream carries more, and pieces need no order: the receiver reads each
+//! one from the kernel to its place in the posted buffer.
 //!
 //! A long piece whose receive is not posted yet stays in the kernel for up to a millisecond, unless a receive of
 //! another tag waits: then, like a short one, it is kept in memory of the receiver's. For each tag the sender counts

@@ -14,7 +14,7 @@
 //! | `options.rs`: settings of sockets and ports | yes | – | – | yes |
 //! | `stripes.rs`: one message over several connections | yes | – | – | yes |
 //! | `linger.rs`: what a dropped link leaves to be done | yes | – | – | yes |
-//! | the rest | `frame` (bytes to messages), `intake` (reads the streams) | `memory`, `words` (the ring), `single_copy`, `socket` | – | `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs) |
+//! | the rest | `frame` (bytes to messages), `intake` (reads the streams), `fuzzing` | `memory`, `words` (the ring), `single_copy`, `model` (of the ring, for loom) | – | `address`, `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs) |
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
 //! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] wrap a pair of any transport. [`relay`] joins

@@ -49,10 +49,11 @@ pub(crate) struct Args {
     /// Calls before the measurement.
     #[arg(short = 'w', long = "warmup_iters", default_value_t = 5)]
     warm_up: u32,
-    /// Operator: sum, prod, min, max, avg, a list of them, or all.
+    /// Operator: sum, prod, min, max, avg, band, bor, bxor, a list of them, or all.
     #[arg(short = 'o', long = "op", default_value = "sum", value_delimiter = ',')]
     op: Vec<String>,
-    /// Element type: f32 f64 f16 bf16 i8 u8 i32 u32 i64 u64 (or float, half, …), a list of them, or all.
+    /// Element type: f32 f64 f16 bf16 f8e4m3 f8e5m2 i8 u8 i16 u16 i32 u32 i64 u64 (or float, half, …), a list of them,
+    /// or all.
     #[arg(short = 'd', long = "datatype", default_value = "f32", value_delimiter = ',')]
     dtype: Vec<String>,
     /// Root rank, or all (-1).
@@ -73,7 +74,7 @@ pub(crate) struct Args {
     #[arg(long)]
     transport: Option<String>,
     /// Use this algorithm where it can do the collective: ring, tree, double-tree, direct, halving-doubling, all-pairs,
-    /// recursive-doubling, one-shot, two-shot or auto.
+    /// recursive-doubling, one-shot, two-shot, staged or auto.
     #[arg(long)]
     algo: Option<String>,
     /// 1: calls run in the caller's thread. 0: they run on the progress thread, and the caller waits for each.

@@ -25,7 +25,7 @@ impl Inner {
         WaitPolicy { turns, spin, yields, deadline: config.timeout }
     }
 
-    /// As [`Inner::policy`] for the shared region, where a turn costs a few loads and no system call.
+    /// As [`Inner::wait_policy`] for the shared region, where a turn costs a few loads and no system call.
     pub(super) fn board_wait_policy(&self, background: bool) -> WaitPolicy {
         let config = &self.state.config;
         let (spin, turns) = match self.shares_core(background) {
