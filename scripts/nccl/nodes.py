@@ -13,7 +13,9 @@ import time
 import torch
 import torch.distributed as dist
 
-COUNTS = [1, 1000, 1 << 16, (1 << 20) + 7, 1 << 24]
+COUNTS = [1, 1000, 1 << 16, (1 << 20) + 7, 1 << 24, 1 << 26]
+# Counts of the timed all_reduces, and how often: 8 B to 256 MiB.
+TIMED = [(2, 200), (1 << 8, 200), (1 << 16, 50), (1 << 20, 20), (1 << 24, 5), (1 << 26, 5)]
 
 
 def values(rank, count, device):
@@ -95,10 +97,13 @@ def main():
     lines = [f"{ranks} ranks, five collectives of {', '.join(map(str, COUNTS))} floats: every value right"]
     if args.seconds:
         lines.append(f"all_reduce of 16 MiB: {for_seconds(args.seconds, rank, ranks, device)}")
-    for count, rounds in [(2, 200), (1 << 16, 50), (1 << 24, 5)]:
+    for count, rounds in TIMED:
         buffer = torch.zeros(count, device=device)
         seconds = timed(lambda: dist.all_reduce(buffer), rounds)
-        lines.append(f"all_reduce of {4 * count} bytes: {1e6 * seconds:.1f} us")
+        # As nccl-tests: bytes over time, and the rate that each cable of a ring then has.
+        algbw = 4 * count / seconds / 1e9
+        busbw = algbw * 2 * (ranks - 1) / ranks
+        lines.append(f"all_reduce of {4 * count} bytes: {1e6 * seconds:.1f} us, {algbw:.3f} GB/s, bus {busbw:.3f} GB/s")
     if rank == 0:
         print("\n".join(lines), flush=True)
     dist.destroy_process_group()
