@@ -102,6 +102,31 @@ pub fn run_shown(command: &mut Command, limit: Duration) -> Result<Outcome> {
     supervise(command.stderr(Stdio::inherit()), limit, false)
 }
 
+/// [`run`] without a time limit of its own: at each piece of standard output, and every `tick`, `go_on` is given all of
+/// that so far, and ends the program by `false`.
+///
+/// # Errors
+/// It cannot be started.
+pub fn run_watched(command: &mut Command, tick: Duration, mut go_on: impl FnMut(&str) -> bool) -> Result<Outcome> {
+    let begin = Instant::now();
+    let (name, mut child, stdout, stderr) = spawn(command.stderr(Stdio::piped()))?;
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let done = loop {
+        match stdout.recv_timeout(tick) {
+            Ok(piece) => out.extend(piece),
+            Err(RecvTimeoutError::Disconnected) => break true,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if !go_on(&String::from_utf8_lossy(&out)) {
+            // As in `supervise`.
+            let _ = child.kill();
+            break false;
+        }
+    };
+    drain(&stderr, &mut err, Instant::now() + GRACE);
+    finish(&name, &mut child, [out, err], !done, begin)
+}
+
 /// [`run`] for a program that starts others, in a process group of their own. After `limit` all of them are asked to
 /// end, and soon made to; none is left beside the next program.
 ///
@@ -111,16 +136,24 @@ pub fn run_group(command: &mut Command, limit: Duration) -> Result<Outcome> {
     supervise(command.stderr(Stdio::piped()).process_group(0), limit, true)
 }
 
-fn supervise(command: &mut Command, limit: Duration, group: bool) -> Result<Outcome> {
+/// A command's name, its process, and what it writes to standard output and standard error.
+type Spawned = (String, Child, Receiver<Vec<u8>>, Receiver<Vec<u8>>);
+
+fn spawn(command: &mut Command) -> Result<Spawned> {
     heed_children();
     let name = command.get_program().to_string_lossy().into_owned();
-    let begin = Instant::now();
     let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = spawned.with_context(|| format!("starting {name}"))?;
-    let deadline = begin + limit;
     let stdout = collect(child.stdout.take().context("no pipe")?);
     // Not a pipe where it is shown: then there is nothing to collect.
     let stderr = child.stderr.take().map_or_else(|| collect(std::io::empty()), collect);
+    Ok((name, child, stdout, stderr))
+}
+
+fn supervise(command: &mut Command, limit: Duration, group: bool) -> Result<Outcome> {
+    let begin = Instant::now();
+    let (name, mut child, stdout, stderr) = spawn(command)?;
+    let deadline = begin + limit;
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut done = drain(&stdout, &mut out, deadline);
     if group {
@@ -135,9 +168,14 @@ fn supervise(command: &mut Command, limit: Duration, group: bool) -> Result<Outc
             drain(&stderr, &mut err, Instant::now());
         }
     }
+    finish(&name, &mut child, [out, err], !done, begin)
+}
+
+/// The outcome of a program that ends now, or was ended.
+fn finish(name: &str, child: &mut Child, output: [Vec<u8>; 2], late: bool, begin: Instant) -> Result<Outcome> {
     let code = child.wait().with_context(|| format!("waiting for {name}"))?.code();
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Outcome { code, stdout: text(out), stderr: text(err), late: !done, took: begin.elapsed() })
+    let [stdout, stderr] = output.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    Ok(Outcome { code, stdout, stderr, late, took: begin.elapsed() })
 }
 
 /// Waits for a program that is `done`, or asks it to end; then ends all that is left of its group.
@@ -171,6 +209,21 @@ mod tests {
         let late = sh("echo begun; exec sleep 600", Duration::from_millis(300));
         assert!(late.late && !late.success(), "{late:?}");
         assert!(run(&mut Command::new("/nonexistent"), long).is_err());
+    }
+
+    #[test]
+    fn a_watched_program_goes_on_until_its_watch_says_no() {
+        let sh = |script: &str, go_on: &mut dyn FnMut(&str) -> bool| {
+            run_watched(Command::new("sh").args(["-c", script]), Duration::from_millis(20), go_on).unwrap()
+        };
+        let ok = sh("echo one; echo two >&2; exit 3", &mut |_| true);
+        assert_eq!((ok.stdout.as_str(), ok.stderr.as_str(), ok.code, ok.late), ("one\n", "two\n", Some(3), false));
+        let mut looks = 0;
+        let late = sh("echo begun; exec sleep 600", &mut |out| {
+            looks += usize::from(out == "begun\n");
+            looks < 5
+        });
+        assert_eq!((late.stdout.as_str(), late.code, late.late), ("begun\n", None, true));
     }
 
     #[test]

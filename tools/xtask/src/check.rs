@@ -2,21 +2,28 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use program_kit::process::{Outcome, run, run_shown};
+use program_kit::process::{Outcome, run, run_shown, run_watched};
 
 use crate::course::Step;
 use crate::exercise::{self, Exercise, Needs};
 use crate::faults::{self, Shown, Sources};
-use crate::learn::Learn;
+use crate::learn::{CONNECT_TIMEOUT, Learn};
 use crate::stub;
+use crate::watch::{self, Look, Watch};
 
 /// The longest time of a build: everything, from nothing, on a slow machine.
 const BUILD_LIMIT: Duration = Duration::from_secs(3600);
+/// The longest time of a test program in the virtual machine, whose emulated processor is slow.
+const VM_LIMIT: Duration = Duration::from_secs(500);
+
+/// Time between two looks at the running tests.
+const TICK: Duration = Duration::from_millis(250);
 
 /// The result of a check.
 #[derive(Debug, Default)]
@@ -27,6 +34,10 @@ pub struct Report {
     pub passed: usize,
     /// False when the learner's step does not compile: then no test ran.
     pub compiles: bool,
+    /// A test program was ended because none of its tests did.
+    pub endless: bool,
+    /// The state of each exercise, a line each; none where one exercise alone is checked.
+    pub states: Vec<String>,
     /// Output of the compiler, the tests and the program, when something is wrong.
     pub output: String,
     /// Where to continue, when something is wrong.
@@ -67,7 +78,7 @@ pub fn check(learn: &Learn, step: &Step, scope: Scope) -> Result<Report> {
     let sources = Sources::read(step, &folder, &open);
     let mut report = Report::default();
     if let Some(e) = wanted.filter(|e| open.contains(&e.number)) {
-        report.hint = pointer(learn, step, Some(e), &open);
+        report.hint = pointer(learn, step, Some(e), &open, false);
         report.compiles = true;
         return Ok(report);
     }
@@ -78,20 +89,24 @@ pub fn check(learn: &Learn, step: &Step, scope: Scope) -> Result<Report> {
             let fault = sources.error(&said);
             report.output = fault.as_ref().map_or(String::new(), |f| format!("{}\n\n", f.words)) + &said;
             let shown = Shown { faults: fault.into_iter().collect(), ..Shown::default() };
-            report.hint = pointer(learn, step, chosen(&exercises, &open, &report, &shown), &open);
+            report.hint = pointer(learn, step, chosen(&exercises, &open, &report, &shown), &open, false);
             return Ok(report);
         }
     };
     report.compiles = true;
-    let (mut stdout, mut stderr) = (String::new(), String::new());
-    for (program, names) in selected(&programs, &exercises, wanted)? {
-        let outcome = test(learn, step, program, vm, &names)?;
-        report.passed += outcome.stdout.lines().filter(|l| l.starts_with("test ") && l.ends_with(" ... ok")).count();
-        let mut failed = failures(&outcome.stdout);
+    let (mut stdout, mut stderr, mut passed, mut not_run) = (String::new(), String::new(), Vec::new(), 0);
+    let mut runs = selected(step, &programs, &exercises, wanted)?.into_iter();
+    for (program, names) in runs.by_ref() {
+        let (outcome, watch) = test(learn, step, program, vm, &names)?;
+        passed.extend(results(&outcome.stdout, " ... ok"));
+        let mut failed = results(&outcome.stdout, " ... FAILED");
         if outcome.late {
-            let hanging = unfinished(program, &outcome.stdout, &names)?;
-            report.output += &format!("still running after {} s: {}\n", step.limit.as_secs(), hanging.join(", "));
-            failed.extend(hanging);
+            let (running, waiting) = watch.running(&outcome.stdout);
+            let seconds = if vm { VM_LIMIT } else { step.patience }.as_secs();
+            report.output += &format!("stopped, still running after {seconds} s: {}\n", running.join(", "));
+            not_run = waiting.len();
+            report.endless = true;
+            failed.extend(running);
         }
         if !outcome.success() && failed.is_empty() {
             failed.push(format!("the test program {}", program.display()));
@@ -100,11 +115,22 @@ pub fn check(learn: &Learn, step: &Step, scope: Scope) -> Result<Report> {
         report.failed.extend(failed);
         stdout += &outcome.stdout;
         stderr += &outcome.stderr;
+        if report.endless {
+            break;
+        }
+    }
+    if let more @ 1.. = not_run + runs.map(|(_, names)| names.len()).sum::<usize>() {
+        report.output += &format!("not run: {more} other tests\n");
     }
     let shown = faults::read(&stdout, &report.failed, &sources);
     report.output.insert_str(0, &shown.text);
+    if only.is_none() && exercises.len() > 1 {
+        report.states =
+            exercises.iter().map(|e| state(&exercises, e, &open, &report.failed, &passed, &shown)).collect();
+    }
     // One exercise alone is not to blame for the others.
     report.failed.retain(|name| only.is_none() || !shown.waiting.contains(name));
+    report.passed = passed.len();
     let text = stdout + &stderr;
     let skipped: BTreeSet<&str> = text.lines().map(str::trim).filter(|l| l.starts_with("SKIPPED")).collect();
     let lacks = !skipped.is_empty();
@@ -113,27 +139,38 @@ pub fn check(learn: &Learn, step: &Step, scope: Scope) -> Result<Report> {
     let todo = these.iter().find(|e| open.contains(&e.number) && !(lacks && e.needs.is_some()));
     if !report.failed.is_empty() || todo.is_some() || (wanted.is_some() && report.passed == 0) {
         let at = chosen(&exercises, &open, &report, &shown);
-        report.hint = pointer(learn, step, wanted.filter(|_| shown.faults.is_empty()).or(at), &open);
+        report.hint = pointer(learn, step, wanted.filter(|_| shown.faults.is_empty()).or(at), &open, report.endless);
     }
     Ok(report)
 }
 
-/// The programs to run, each with the names of its tests to run; without names, with all.
+/// The runs to make: programs with the names of tests. Those that belong to an exercise come first: they are short, and
+/// say most. With one `wanted`, its own tests alone, if it has any.
 fn selected<'a>(
+    step: &Step,
     programs: &'a [PathBuf],
     exercises: &[Exercise],
     wanted: Option<&Exercise>,
 ) -> Result<Vec<(&'a Path, Vec<String>)>> {
-    let all = programs.iter().map(|program| (program.as_path(), Vec::new())).collect();
-    let Some(e) = wanted else { return Ok(all) };
-    let mut own = Vec::new();
+    let skips: Vec<&str> = step.skip.iter().flat_map(|s| ["--skip", s]).collect();
+    let (mut own, mut others) = (Vec::new(), Vec::new());
     for program in programs {
-        let names: Vec<String> = names(program)?.into_iter().filter(|n| faults::is_own(exercises, e, n)).collect();
-        if !names.is_empty() {
-            own.push((program.as_path(), names));
-        }
+        let all = names(program, if wanted.is_some() { &[] } else { &skips })?;
+        let is_own = |name: &String| match wanted {
+            Some(e) => faults::is_own(exercises, e, name),
+            None => exercises.iter().any(|e| faults::is_own(exercises, e, name)),
+        };
+        let (these, rest): (Vec<String>, Vec<String>) = all.into_iter().partition(is_own);
+        own.push((program.as_path(), these));
+        others.push((program.as_path(), rest));
     }
-    Ok(if own.is_empty() { all } else { own })
+    for runs in [&mut own, &mut others] {
+        runs.retain(|(_, names)| !names.is_empty());
+    }
+    if wanted.is_none() || own.is_empty() {
+        own.append(&mut others);
+    }
+    Ok(own)
 }
 
 /// Builds the tests, with cargo's progress on the terminal. Returns the programs, or the compiler's text if it failed.
@@ -163,22 +200,35 @@ fn build(folder: &Path, vm: bool) -> Result<Result<Vec<PathBuf>, String>> {
     Ok(Ok(messages.filter_map(program).collect()))
 }
 
-/// Runs one test program where cargo would: the tests `only`, or without any all of them.
-fn test(learn: &Learn, step: &Step, program: &Path, vm: bool, only: &[String]) -> Result<Outcome> {
+/// Runs these tests of a program where cargo would. Names on the terminal those that take long, and ends the program
+/// when none ends.
+fn test(learn: &Learn, step: &Step, program: &Path, vm: bool, tests: &[String]) -> Result<(Outcome, Watch)> {
     let folder = learn.step(step);
-    let skips = step.skip.iter().filter(|_| only.is_empty()).flat_map(|s| ["--skip", s]);
-    let only = (!only.is_empty()).then_some("--exact").into_iter().chain(only.iter().map(String::as_str));
     if !vm {
         let mut command = Command::new(program);
         command
             .current_dir(&folder)
             .env("CARGO_MANIFEST_DIR", &folder)
             .env("RUST_BACKTRACE", "0")
-            .arg("--show-output")
-            .args(skips)
-            .args(only);
-        return run(&mut command, step.limit);
+            .args(["--show-output", "--exact"])
+            .args(tests);
+        let (name, seconds) = CONNECT_TIMEOUT;
+        if std::env::var_os(name).is_none() {
+            command.env(name, seconds);
+        }
+        let mut watch = Watch::new(tests.to_vec(), watch::threads(), step.patience, Instant::now());
+        let outcome = run_watched(&mut command, TICK, |stdout| match watch.look(stdout, Instant::now()) {
+            Look::Wait => true,
+            // Beside cargo's progress. Without a reader the tests go on.
+            Look::Say(line) => {
+                let _ = writeln!(std::io::stderr(), "{line}");
+                true
+            }
+            Look::End => false,
+        })?;
+        return Ok((outcome, watch));
     }
+    let watch = Watch::new(tests.to_vec(), 1, VM_LIMIT, Instant::now());
     let mut command = Command::new(learn.root.join("scripts/rxe-vm.sh"));
     command
         .env("RUST_BACKTRACE", "0")
@@ -186,35 +236,52 @@ fn test(learn: &Learn, step: &Step, program: &Path, vm: bool, only: &[String]) -
         .args(["sh", "-c", "cd \"$0\" && exec \"$@\""])
         .arg(&folder)
         .arg(program)
-        .args(["--show-output", "--test-threads=1"])
-        .args(skips)
-        .args(only);
-    let outcome = run(&mut command, step.limit + Duration::from_secs(200))?;
+        .args(["--show-output", "--test-threads=1", "--exact"])
+        .args(tests);
+    let outcome = run(&mut command, VM_LIMIT)?;
     ensure!(
         !outcome.stderr.contains("rxe-vm: cannot run here"),
         "the virtual machine cannot run here: {}",
         outcome.stderr.trim()
     );
-    Ok(outcome)
+    Ok((outcome, watch))
 }
 
-/// Names of the tests that failed.
-fn failures(stdout: &str) -> Vec<String> {
-    let names = stdout.lines().filter_map(|l| l.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
+/// Names of the tests with this result.
+fn results(stdout: &str, result: &str) -> Vec<String> {
+    let names = stdout.lines().filter_map(|l| l.strip_prefix("test ")?.strip_suffix(result));
     names.map(str::to_owned).collect()
 }
 
-/// Names of all tests of a program.
-fn names(program: &Path) -> Result<Vec<String>> {
-    let all = run(Command::new(program).arg("--list"), Duration::from_secs(30))?.stdout;
+/// Names of the tests that a program would run with these arguments, in their order.
+fn names(program: &Path, chosen: &[&str]) -> Result<Vec<String>> {
+    let all = run(Command::new(program).arg("--list").args(chosen), Duration::from_secs(30))?.stdout;
     Ok(all.lines().filter_map(|l| l.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// Names of the tests that had not ended when the program was, among `only` or all.
-fn unfinished(program: &Path, stdout: &str, only: &[String]) -> Result<Vec<String>> {
-    let ended = |name: &String| !stdout.lines().any(|l| l.starts_with(&format!("test {name} ... ")));
-    let all = if only.is_empty() { names(program)? } else { only.to_vec() };
-    Ok(all.into_iter().filter(ended).collect())
+/// One line on an exercise of a step that is checked as a whole.
+fn state(
+    exercises: &[Exercise],
+    e: &Exercise,
+    open: &[u32],
+    failed: &[String],
+    passed: &[String],
+    shown: &Shown,
+) -> String {
+    let own = |tests: &[String]| tests.iter().filter(|test| faults::is_own(exercises, e, test)).cloned().collect();
+    let (own_failed, own_passed): (Vec<String>, Vec<String>) = (own(failed), own(passed));
+    let state = if open.contains(&e.number) {
+        "not written yet"
+    } else if shown.faults.iter().any(|f| f.number == e.number) {
+        "panics"
+    } else if own_failed.iter().any(|test| !shown.waiting.contains(test)) {
+        "failed"
+    } else if own_failed.is_empty() && !own_passed.is_empty() {
+        "passed"
+    } else {
+        "its tests need other exercises, too"
+    };
+    format!("exercise {} (`{}`): {state}", e.number, e.function)
 }
 
 /// The unchecked parts: exercises that need something missing here, and tests that were skipped.
@@ -263,10 +330,14 @@ fn chosen<'a>(exercises: &'a [Exercise], open: &[u32], report: &Report, shown: &
 }
 
 /// One line: which exercise, where, what to write, which section of which README.
-fn pointer(learn: &Learn, step: &Step, exercise: Option<&Exercise>, open: &[u32]) -> String {
+fn pointer(learn: &Learn, step: &Step, exercise: Option<&Exercise>, open: &[u32], endless: bool) -> String {
     let readme = format!("milestones/{}/README.md", step.folder());
     let Some(e) = exercise else { return format!("read {readme}") };
-    let state = if open.contains(&e.number) { "is still to be written" } else { "may be where to look" };
+    let state = match (open.contains(&e.number), endless) {
+        (true, _) => "is still to be written",
+        (false, false) => "may be where to look",
+        (false, true) => "may be where to look (an endless loop? a message that no rank sends?)",
+    };
     format!(
         "exercise {} (`{}` in {}) {state}: {} Read \"{}\" in {readme}.",
         e.number,
@@ -310,7 +381,7 @@ mod tests {
         assert_eq!(two.number, 2, "what was written comes before what was not");
         let learn = Learn::new(Path::new("/x"), "learn").unwrap();
         let step = Step::find("7").unwrap();
-        let hint = pointer(&learn, &step, Some(&all[1]), &[2]);
+        let hint = pointer(&learn, &step, Some(&all[1]), &[2], false);
         assert_eq!(
             hint,
             "exercise 2 (`g` in learn/07-allreduce-tcp/src/a.rs) is still to be written: two. Read \"Why\" in milestones/07-allreduce-tcp/README.md."

@@ -122,7 +122,7 @@ impl Learn {
             write(&self.folder.join("Cargo.lock"), &lock)?;
             write(&copied, &lock)?;
         }
-        write(&self.folder.join(".cargo/config.toml"), CONFIG)
+        write(&self.folder.join(".cargo/config.toml"), &config())
     }
 
     /// A path for people: from the checkout.
@@ -133,7 +133,14 @@ impl Learn {
 
 /// Programs are built into the learner's folder, so none is mistaken for ours. Intermediate files are shared with ours
 /// by cargo 1.91 or later; an older one warns about the unknown setting and builds the dependencies again.
-const CONFIG: &str = "[build]\ntarget-dir = \"target\"\nbuild-dir = \"../target\"\n";
+/// A rank waits as briefly as [`CONNECT_TIMEOUT`] for one that has failed or was never started.
+fn config() -> String {
+    let (name, seconds) = CONNECT_TIMEOUT;
+    format!("[build]\ntarget-dir = \"target\"\nbuild-dir = \"../target\"\n\n[env]\n{name} = \"{seconds}\"\n")
+}
+
+/// How long a learner's ranks wait for each other, and the variable that says so.
+pub(crate) const CONNECT_TIMEOUT: (&str, &str) = ("TINYNCCL_CONNECT_TIMEOUT", "15");
 
 /// The packages that `steps` need by the lock file `ours`, directly or not.
 fn used(ours: &str, steps: impl Iterator<Item = &'static str>) -> Result<BTreeSet<String>> {

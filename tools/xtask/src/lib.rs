@@ -9,6 +9,7 @@
 //! learn      the learner's folder: a workspace of its own, made from ours
 //! progress   which steps have passed
 //! check      builds and runs a step's tests, and reports the faults
+//! watch      the tests of a running test program, and an end for one that hangs
 //! faults     what the compiler and the tests said: the function at fault, and the line
 //! readme     a milestone's README in parts: sections, numbered lists, folded blocks
 //! quantity   numbers with units, and how far one is from another
@@ -30,3 +31,4 @@ pub mod progress;
 pub mod quantity;
 pub mod readme;
 pub mod stub;
+mod watch;

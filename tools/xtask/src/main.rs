@@ -292,9 +292,17 @@ fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<i32> {
             }
         }
         (false, _) => {
-            let failed = format!("{} failed, {} passed", count(report.failed.len()), report.passed);
+            for state in &report.states {
+                say!("{state}")?;
+            }
             let word = red("FAILED", terminal);
-            say!("{name}: {word}: {}", if report.compiles { &failed } else { "it does not compile, so no test ran" })?;
+            let failed = format!("{} failed, {} passed", count(report.failed.len()), report.passed);
+            let why = match (report.compiles, report.failed.len() + report.passed) {
+                (false, _) => "it does not compile, so no test ran",
+                (true, 0) => "it is not written, so no test ran",
+                (true, _) => &failed,
+            };
+            say!("{name}: {word}: {why}")?;
             say!("hint: {}", report.hint)?;
         }
     }

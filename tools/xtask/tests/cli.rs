@@ -1,9 +1,12 @@
 //! The commands as a learner types them, on the milestone that is built fastest.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use assert_cmd::assert::Assert;
+use xtask::check::{Scope, check};
 use xtask::course::{Step, checkout};
+use xtask::learn::Learn;
 use xtask::stub;
 
 /// A learner's folder of this test's own, removed at the end.
@@ -115,6 +118,21 @@ fn from_start_to_passed() {
         folder.says("solution 01 3").contains("`decode` in milestones/01-tcp-echo/src/framing.rs:\n\n{\n    let [m0")
     );
     assert!(folder.refuses("solution 01 4").contains("exercises 1 to 3, no 4"));
+
+    // An endless loop: it is ended, and the test that it hangs in has a name.
+    let endless = solved.replace("            Ok(0) => break, ", "            // ");
+    assert_ne!(endless, solved);
+    std::fs::write(&file, endless).unwrap();
+    let learn = Learn::new(&checkout(), "learn-test-cli").unwrap();
+    let impatient = Step { patience: Duration::from_secs(3), ..step };
+    let report = check(&learn, &impatient, Scope::default()).unwrap();
+    let hangs = "framing::tests::read_full_collects_short_reads_and_counts_to_the_end";
+    assert_eq!(report.failed, [hangs], "{report:?}");
+    let stopped = format!("stopped, still running after 3 s: {hangs}\nnot run: ");
+    assert!(report.output.contains(&stopped), "{report:?}");
+    let states = ["1 (`read_full`): failed", "2 (`write_full`): passed", "3 (`decode`): passed"];
+    assert_eq!(report.states, states.map(|state| format!("exercise {state}")));
+    assert!(report.hint.contains("exercise 1 (`read_full` in ") && report.hint.contains("(an endless loop? "));
 
     std::fs::write(&file, &solved).unwrap();
     let out = folder.says("check 01");
