@@ -12,9 +12,12 @@ use program_kit::process;
 
 use crate::doctor::nccl;
 
-/// Our library, and the loader's audit library beside it, as cargo names them.
+/// Our library, and the loader's audit library, as cargo names them.
 const LIBRARY: &str = "libnccl.so";
 const AUDIT: &str = "libnccl_audit.so";
+/// The commands that build them.
+pub(crate) const BUILD: &str = "cargo build --release -p tinynccl-nccl";
+const BUILD_AUDIT: &str = "cargo build --release -p tinynccl-nccl-audit";
 /// Where the audit library learns which library it answers with.
 const AUDITED: &str = "TINYNCCL_NCCL_LIBRARY";
 
@@ -24,7 +27,7 @@ pub(crate) struct Options {
     /// Sets LD_AUDIT, too: for programs that open the library by its path, as JAX does.
     #[arg(long)]
     audit: bool,
-    /// The library [default: libnccl.so in the folder of this program].
+    /// The library [default: libnccl.so in the folder of this program, in target/release or in target/debug].
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     /// The program and its arguments.
@@ -40,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let [program, arguments @ ..] = options.command.as_slice() else { bail!("no program given") };
     let library = match &options.library {
         Some(file) => absolute(file)?,
-        None => absolute(&folder_of_this_program()?.join(LIBRARY))?,
+        None => find(LIBRARY, BUILD)?,
     };
     nccl::open_elsewhere(&library).with_context(|| format!("{} cannot be loaded", library.display()))?;
     let mut command = Command::new(program);
@@ -49,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let beside = library.with_file_name(AUDIT);
         let audit = match beside.is_file() {
             true => absolute(&beside)?,
-            false => absolute(&folder_of_this_program()?.join(AUDIT))?,
+            false => find(AUDIT, BUILD_AUDIT)?,
         };
         command.env("LD_AUDIT", list(&audit, std::env::var_os("LD_AUDIT"))?).env(AUDITED, &library);
     }
@@ -58,15 +61,47 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Err(error).with_context(|| format!("starting {}", program.display()))
 }
 
-/// Our library, if it was built beside this program.
-pub(crate) fn beside_this_program() -> Option<PathBuf> {
-    folder_of_this_program().ok().map(|folder| folder.join(LIBRARY)).filter(|library| library.is_file())
+/// Our library, if it was built.
+pub(crate) fn ours() -> Option<PathBuf> {
+    folders().into_iter().map(|folder| folder.join(LIBRARY)).find(|library| library.is_file())
 }
 
-fn folder_of_this_program() -> Result<PathBuf> {
-    let mut folder = std::env::current_exe().context("finding this program")?;
-    folder.pop();
-    Ok(folder)
+/// The command that starts this program, as a user in this folder types it.
+pub(crate) fn this_program() -> String {
+    let (program, here) = (std::env::current_exe(), std::env::current_dir());
+    let program = program.unwrap_or_else(|_| PathBuf::from("tinynccl-cli"));
+    let below = here.ok().and_then(|here| program.strip_prefix(here).ok().map(Path::to_owned));
+    below.unwrap_or(program).display().to_string()
+}
+
+/// Folders that cargo may have built the libraries into: this program's, that of either profile beside it, and those of
+/// the checkout, best first.
+fn folders() -> Vec<PathBuf> {
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map(|root| root.join("target"));
+    let own = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned));
+    let target = own.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let profiles = target.into_iter().chain(checkout).flat_map(|target| ["release", "debug"].map(|p| target.join(p)));
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for folder in own.into_iter().chain(profiles) {
+        if !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    folders
+}
+
+/// A library of ours in one of the [`folders`].
+fn find(name: &str, build: &str) -> Result<PathBuf> {
+    let folders = folders();
+    if let Some(file) = folders.iter().map(|folder| folder.join(name)).find(|file| file.is_file()) {
+        return absolute(&file);
+    }
+    let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    bail!(
+        "{name} is not built (looked in {}): run `{build}` in the checkout, then this command again; or name the library \
+         with --library",
+        folders.join(", ")
+    )
 }
 
 /// The file's path from the root, because the program may change its folder.
@@ -74,8 +109,7 @@ fn absolute(file: &Path) -> Result<PathBuf> {
     let found = file.canonicalize().ok().filter(|path| path.is_file());
     found.ok_or_else(|| {
         anyhow!(
-            "{} is not there: build it with `cargo build --release -p tinynccl-nccl -p tinynccl-nccl-audit \
-             -p tinynccl-cli`, or name the library with --library",
+            "{} is not there: `{BUILD}` makes target/release/{LIBRARY}, which is found without --library",
             file.display()
         )
     })
@@ -98,6 +132,13 @@ fn list(first: &Path, rest: Option<OsString>) -> Result<OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_built_is_an_error_with_the_command_that_builds_it() {
+        let error = find("libnone.so", BUILD).unwrap_err().to_string();
+        assert!(error.starts_with("libnone.so is not built (looked in /"), "{error}");
+        assert!(error.contains("/target/release") && error.contains("run `cargo build --release -p tinynccl-nccl` in"));
+    }
 
     #[test]
     fn ours_comes_first_and_the_rest_stays() {

@@ -83,6 +83,36 @@ fn what_is_preloaded_and_audited_stays() {
     assert_eq!(run(&["--audit"]), format!("{preload}\n{}\n{}\n", audit.display(), ours.display()));
 }
 
+/// `cargo run -p tinynccl-cli` starts the debug program, and the page on NCCL builds the library in release mode.
+#[test]
+fn the_library_of_either_build_is_found_and_the_doctor_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().canonicalize().unwrap().join("target");
+    for profile in ["release", "debug/deps", "debug/.fingerprint"] {
+        std::fs::create_dir_all(target.join(profile)).unwrap();
+    }
+    let program = target.join("debug/tinynccl-cli");
+    std::fs::copy(env!("CARGO_BIN_EXE_tinynccl-cli"), &program).unwrap();
+    // What tests leave, where `cargo run` lets the loader look.
+    let by_product = library(&target.join("debug/deps"), "libnccl.so", 1);
+    let start = |arguments: &[&str]| {
+        let mut command = testing::program(&program);
+        command.args(arguments).env("LD_LIBRARY_PATH", target.join("debug/deps")).current_dir(folder.path());
+        command.env_remove("LD_PRELOAD").env_remove("TINYNCCL_NCCL_LIB");
+        testing::output(&mut command)
+    };
+    for profile in ["release", "debug"] {
+        let ours = library(&target.join(profile), "libnccl.so", 2);
+        assert_eq!(start(&["run", "--", "sh", "-c", "echo $LD_PRELOAD"]), format!("{}\n", ours.display()));
+        let page: Value = serde_json::from_str(&start(&["doctor", "--json"])).unwrap();
+        let places = page["nccl_libraries"].as_array().unwrap();
+        assert_eq!((&places[0]["asked"], &places[0]["ours"]), (&ours.to_str().into(), &true.into()), "{page}");
+        assert!(!page.to_string().contains(by_product.to_str().unwrap()), "{page}");
+    }
+    let text = start(&["doctor"]);
+    assert!(text.contains("`target/debug/tinynccl-cli run -- COMMAND` starts a program over it"), "{text}");
+}
+
 #[test]
 fn a_missing_or_broken_library_is_an_error_with_a_next_step() {
     let words = ["/nowhere/libnccl.so is not there", "cargo build --release -p tinynccl-nccl", "--library"];

@@ -37,6 +37,8 @@ pub(crate) struct Opened {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Place {
     pub(crate) asked: PathBuf,
+    /// The one that `run` takes.
+    pub(crate) ours: bool,
     pub(crate) opened: Result<Opened, String>,
 }
 
@@ -57,12 +59,16 @@ impl Opened {
     }
 }
 
-/// All libraries, in the order in which a process group searches; ours first, if it was built beside this program.
+/// All libraries: first ours that `run` takes, if it was built, then the others in the order in which a process group
+/// searches.
 pub(crate) fn all() -> Vec<Place> {
-    let mut places: Vec<PathBuf> = crate::run::beside_this_program().into_iter().collect();
+    let ours = crate::run::ours();
+    let mut places: Vec<PathBuf> = ours.iter().cloned().collect();
     match Config::from_env() {
         Ok(config) => places.extend(nccl_places(&config)),
-        Err(error) => return vec![Place { asked: PathBuf::new(), opened: Err(error.to_string()) }],
+        Err(error) => {
+            return vec![Place { asked: PathBuf::new(), ours: false, opened: Err(error.to_string()) }];
+        }
     }
     let mut found: Vec<Place> = Vec::new();
     for asked in places {
@@ -72,11 +78,19 @@ pub(crate) fn all() -> Vec<Place> {
         }
         let opened = open_elsewhere(&asked).map_err(|error| format!("{error:#}"));
         let again = |other: &Place| matches!((&other.opened, &opened), (Ok(a), Ok(b)) if a.file == b.file);
-        if !found.iter().any(again) {
-            found.push(Place { asked, opened });
+        let by_product = opened.as_ref().is_ok_and(|opened| is_by_product(&opened.file));
+        if !by_product && !found.iter().any(again) {
+            found.push(Place { ours: ours.as_ref() == Some(&asked), asked, opened });
         }
     }
     found
+}
+
+/// Whether a file is what cargo's builds and tests leave in `deps`. `cargo run` shows it to the loader, and no other
+/// command does.
+fn is_by_product(file: &Path) -> bool {
+    let Some(folder) = file.parent() else { return false };
+    folder.ends_with("deps") && folder.with_file_name(".fingerprint").is_dir()
 }
 
 /// Opens the library in a process of its own.
@@ -172,6 +186,17 @@ mod tests {
         assert_eq!(opened.version(), "2.28.9");
         let words = "all 38 functions of torch 2.11, 2 of the 51 of torch 2.15 missing (ncclCommGrow, ncclSignal)";
         assert_eq!(opened.judgement(), words);
+    }
+
+    #[test]
+    fn what_cargo_leaves_in_deps_is_no_library() {
+        let target = tempfile::tempdir().unwrap();
+        let deps = target.path().join("debug/deps");
+        std::fs::create_dir_all(&deps).unwrap();
+        let file = deps.join("libnccl.so");
+        assert!(!is_by_product(&file), "another folder of that name");
+        std::fs::create_dir(target.path().join("debug/.fingerprint")).unwrap();
+        assert!(is_by_product(&file) && !is_by_product(&target.path().join("debug/libnccl.so")));
     }
 
     #[test]

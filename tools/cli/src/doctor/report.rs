@@ -7,6 +7,7 @@ use pytorch_bindings::Interpreter;
 use super::Facts;
 use super::host::Host;
 use super::milestones::{MPI, Milestone, OPTIONS, Verdict};
+use super::nccl::Place;
 use super::rdma::Port;
 
 /// The whole report. Without `verbose`, reasons are cut to their first part, and searches to their result.
@@ -134,10 +135,7 @@ fn rdma(out: &mut String, facts: &Facts) {
 }
 
 fn nccl(out: &mut String, facts: &Facts, verbose: bool) {
-    heading(
-        out,
-        "NCCL libraries, in the order of the search (`tinynccl-cli run -- COMMAND` starts a program over ours)",
-    );
+    heading(out, "NCCL libraries: ours, then others in the order of the search");
     for place in &facts.nccl_libraries {
         match &place.opened {
             Ok(opened) => {
@@ -148,8 +146,16 @@ fn nccl(out: &mut String, facts: &Facts, verbose: bool) {
             Err(_) => {}
         }
     }
-    if facts.nccl_libraries.iter().all(|place| place.opened.is_err()) {
-        line(out, "none", "build ours: cargo build --release -p tinynccl-nccl; NVIDIA's: pip install nvidia-nccl-cu13");
+    let run = format!("`{} run -- COMMAND` starts a program over it", crate::run::this_program());
+    match facts.nccl_libraries.iter().find(|place| place.ours) {
+        Some(Place { opened: Ok(_), .. }) => line(out, "ours", &format!("the first: {run}")),
+        Some(Place { asked, opened: Err(why), .. }) => {
+            line(out, "ours", &format!("{} cannot be loaded: {why}", asked.display()));
+        }
+        None => line(out, "ours", &format!("not built: `{}`; then {run}", crate::run::BUILD)),
+    }
+    if facts.nccl_libraries.iter().all(|place| place.ours || place.opened.is_err()) {
+        line(out, "NVIDIA's", "none found: pip install nvidia-nccl-cu13");
     }
 }
 
