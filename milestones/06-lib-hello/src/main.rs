@@ -18,7 +18,7 @@ struct Args {
     /// Ranks to start on this machine (default 2). Leave it out under torchrun, mpirun or srun.
     #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
     ranks: Option<usize>,
-    /// The transport: auto, tcp or shm (default: TINYNCCL_TRANSPORT, else auto).
+    /// The transport: auto, tcp, shm or verbs (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
     /// Over the link of src/link.rs, with ranks as threads of this process.
@@ -155,14 +155,19 @@ fn links(comm: &Comm) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// What `call` returns on each of three ranks, which are threads.
     fn on_three<T: Send>(call: impl Fn(&Comm) -> tinynccl::Result<T> + Sync) -> Vec<T> {
-        let comms = Comm::threads(3, Config::default()).unwrap();
+        let mut config = Config::default();
+        (config.timeout, config.connect_timeout) = (Duration::from_secs(10), Duration::from_secs(10));
+        let comms = Comm::threads(3, config).unwrap();
         let call = &call;
         std::thread::scope(|scope| {
-            let threads: Vec<_> = comms.iter().map(|comm| scope.spawn(move || call(comm).unwrap())).collect();
+            // A rank that panics takes its communicator with it, so the others fail instead of waiting.
+            let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || call(&comm).unwrap())).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     }

@@ -59,26 +59,19 @@ fn all_gather(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use tinynccl::ReduceOp;
     use tinynccl::wire::Algorithm;
-    use tinynccl::{Config, ReduceOp};
 
     use super::*;
+    use crate::on_threads::{config, on_threads};
 
     /// Runs `call` on each rank's `data`, a thread per rank, and gives what is in it afterwards.
     fn on_ranks(ranks: usize, data: impl Fn(usize) -> Vec<f32> + Sync, call: Round) -> Vec<Vec<f32>> {
-        let comms = Comm::threads(ranks, Config::default()).unwrap();
-        let data = &data;
-        std::thread::scope(|scope| {
-            let threads = comms.iter().map(|comm| {
-                scope.spawn(move || {
-                    let mut data = data(comm.rank());
-                    let mut scratch = vec![f32::NAN; data.len()];
-                    call(comm, &mut data, &mut scratch).unwrap();
-                    data
-                })
-            });
-            let threads: Vec<_> = threads.collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        on_threads(ranks, config(), |comm| {
+            let mut data = data(comm.rank());
+            let mut scratch = vec![f32::NAN; data.len()];
+            call(comm, &mut data, &mut scratch).unwrap();
+            data
         })
     }
 
@@ -121,23 +114,18 @@ mod tests {
     #[test]
     fn it_gives_the_bits_of_the_librarys_ring() {
         for ranks in 1..=5 {
-            let mut config = Config::default();
+            let mut config = config();
             config.algorithm = Some(Algorithm::Ring);
-            let comms = Comm::threads(ranks, config).unwrap();
-            std::thread::scope(|scope| {
-                for comm in &comms {
-                    scope.spawn(move || {
-                        for count in [0, 1, 3, 1001] {
-                            // Sums of these values need rounding, so another order of additions changes the bits.
-                            let value = |i: usize| 1.0 / (1 + i + 7 * comm.rank()) as f32;
-                            let input: Vec<f32> = (0..count).map(value).collect();
-                            let (mut ours, mut theirs, mut scratch) =
-                                (vec![f32::NAN; count], vec![0.0; count], vec![0.0; count]);
-                            all_reduce(comm, &input, &mut ours, &mut scratch).unwrap();
-                            comm.all_reduce(&input, &mut theirs, ReduceOp::Sum).unwrap();
-                            assert!(ours == theirs, "{ranks} ranks, {count} elements");
-                        }
-                    });
+            on_threads(ranks, config, |comm| {
+                for count in [0, 1, 3, 1001] {
+                    // Sums of these values need rounding, so another order of additions changes the bits.
+                    let value = |i: usize| 1.0 / (1 + i + 7 * comm.rank()) as f32;
+                    let input: Vec<f32> = (0..count).map(value).collect();
+                    let (mut ours, mut theirs, mut scratch) =
+                        (vec![f32::NAN; count], vec![0.0; count], vec![0.0; count]);
+                    all_reduce(comm, &input, &mut ours, &mut scratch).unwrap();
+                    comm.all_reduce(&input, &mut theirs, ReduceOp::Sum).unwrap();
+                    assert!(ours == theirs, "{ranks} ranks, {count} elements");
                 }
             });
         }

@@ -24,7 +24,9 @@ pub(crate) fn table(ranks: usize, counts: &[usize], iters: usize) -> Result<()> 
     let comms = Comm::threads_with_links(ranks, config, move |rank, peer, pair| paced::wrap(pair, &cards, rank, peer))?;
     let work = |comm: &Comm| counts.iter().try_for_each(|&count| row(comm, count, iters.min(ITERS)));
     std::thread::scope(|scope| {
-        let threads: Vec<_> = comms.iter().map(|comm| scope.spawn(move || work(comm))).collect();
+        // A rank that fails takes its communicator with it, so the others fail instead of waiting.
+        let rank = |comm: Comm| work(&comm).and_then(|()| Ok(comm.close()?));
+        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a rank panicked"))))
     })
     .context("over links of limited speed")

@@ -5,6 +5,8 @@ mod by_hand;
 mod cards;
 mod measure;
 mod naive;
+#[cfg(test)]
+mod on_threads;
 mod paper;
 mod program;
 

@@ -146,6 +146,7 @@ pub(crate) fn check_ranks(ranks: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::on_threads::{config, on_threads};
 
     #[test]
     fn sums_are_exact() {
@@ -157,20 +158,15 @@ mod tests {
 
     #[test]
     fn one_wrong_element_on_one_rank_is_an_error_on_all() {
-        let comms = Comm::threads(2, tinynccl::Config::default()).unwrap();
-        std::thread::scope(|scope| {
-            for comm in &comms {
-                scope.spawn(move || {
-                    let outcome = time(comm, 1, "broken", &mut [0.0; 8], None, |output| {
-                        let input = input(comm, 8).unwrap_or_default();
-                        comm.all_reduce(&input, output, ReduceOp::Sum)?;
-                        output[5] += comm.rank() as f32;
-                        Ok(())
-                    });
-                    let e = format!("{:#}", outcome.unwrap_err());
-                    assert!(e.contains("broken: 1 wrong elements"), "{e}");
-                });
-            }
+        on_threads(2, config(), |comm| {
+            let outcome = time(comm, 1, "broken", &mut [0.0; 8], None, |output| {
+                let input = input(comm, 8).unwrap_or_default();
+                comm.all_reduce(&input, output, ReduceOp::Sum)?;
+                output[5] += comm.rank() as f32;
+                Ok(())
+            });
+            let e = format!("{:#}", outcome.unwrap_err());
+            assert!(e.contains("broken: 1 wrong elements"), "{e}");
         });
     }
 

@@ -30,26 +30,21 @@ pub(crate) fn root_bytes(ranks: usize, bytes: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use tinynccl::{Config, ReduceOp};
+    use tinynccl::ReduceOp;
 
     use super::*;
+    use crate::on_threads::{config, on_threads};
 
     #[test]
     fn it_gives_what_the_library_gives() {
         for ranks in 1..=4 {
-            let comms = Comm::threads(ranks, Config::default()).unwrap();
-            std::thread::scope(|scope| {
-                for comm in &comms {
-                    scope.spawn(move || {
-                        for count in [0, 1, 1001] {
-                            let input: Vec<f32> = (0..count).map(|i| (i + comm.rank()) as f32).collect();
-                            let (mut ours, mut theirs, mut scratch) =
-                                (vec![0.0; count], vec![0.0; count], vec![0.0; count]);
-                            all_reduce(comm, &input, &mut ours, &mut scratch).unwrap();
-                            comm.all_reduce(&input, &mut theirs, ReduceOp::Sum).unwrap();
-                            assert_eq!(ours, theirs);
-                        }
-                    });
+            on_threads(ranks, config(), |comm| {
+                for count in [0, 1, 1001] {
+                    let input: Vec<f32> = (0..count).map(|i| (i + comm.rank()) as f32).collect();
+                    let (mut ours, mut theirs, mut scratch) = (vec![0.0; count], vec![0.0; count], vec![0.0; count]);
+                    all_reduce(comm, &input, &mut ours, &mut scratch).unwrap();
+                    comm.all_reduce(&input, &mut theirs, ReduceOp::Sum).unwrap();
+                    assert_eq!(ours, theirs);
                 }
             });
         }

@@ -40,11 +40,12 @@ fn steps(rank: usize, ranks: usize) -> Vec<Step> {
 
 #[cfg(test)]
 mod tests {
+    use tinynccl::ReduceOp;
     use tinynccl::schedule::rounds::play;
     use tinynccl::wire::Algorithm;
-    use tinynccl::{Comm, Config, ReduceOp};
 
     use super::*;
+    use crate::on_threads::{config, on_threads};
 
     #[test]
     fn the_verifier_accepts_the_ring_program() {
@@ -71,20 +72,16 @@ mod tests {
     fn the_ring_program_gives_the_bits_of_the_librarys_ring() {
         for ranks in 1..=5 {
             let schedule = &ring(ranks).unwrap();
-            let mut config = Config::default();
+            let mut config = config();
             config.algorithm = Some(Algorithm::Ring);
-            std::thread::scope(|scope| {
-                for comm in Comm::threads(ranks, config).unwrap() {
-                    scope.spawn(move || {
-                        // Sums of these values need rounding, so another order of additions changes the bits.
-                        let value = |i: usize| 1.0 / (1 + i + 7 * comm.rank()) as f32;
-                        let input: Vec<f32> = (0..1001).map(value).collect();
-                        let (mut ours, mut theirs) = (vec![f32::NAN; 1001], vec![0.0; 1001]);
-                        comm.run_program(schedule, &input, &mut ours, ReduceOp::Sum).unwrap();
-                        comm.all_reduce(&input, &mut theirs, ReduceOp::Sum).unwrap();
-                        assert!(ours == theirs, "{ranks} ranks");
-                    });
-                }
+            on_threads(ranks, config, |comm| {
+                // Sums of these values need rounding, so another order of additions changes the bits.
+                let value = |i: usize| 1.0 / (1 + i + 7 * comm.rank()) as f32;
+                let input: Vec<f32> = (0..1001).map(value).collect();
+                let (mut ours, mut theirs) = (vec![f32::NAN; 1001], vec![0.0; 1001]);
+                comm.run_program(schedule, &input, &mut ours, ReduceOp::Sum).unwrap();
+                comm.all_reduce(&input, &mut theirs, ReduceOp::Sum).unwrap();
+                assert!(ours == theirs, "{ranks} ranks");
             });
         }
     }

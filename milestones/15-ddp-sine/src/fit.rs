@@ -108,7 +108,9 @@ mod tests {
         let comms = Comm::threads(ranks, Config::default()).unwrap();
         let groups: Vec<ProcessGroup> = comms.into_iter().map(ProcessGroup::from).collect();
         std::thread::scope(|scope| {
-            let threads: Vec<_> = groups.iter().map(|g| scope.spawn(move || fit(g, options, |_, _| ()))).collect();
+            // A rank that panics takes its communicator with it, so the others fail instead of waiting.
+            let threads: Vec<_> =
+                groups.into_iter().map(|g| scope.spawn(move || fit(&g, options, |_, _| ()))).collect();
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         })
     }

@@ -8,7 +8,9 @@ fn run(ranks: usize, options: &Options) -> Vec<Result<Vec<Epoch>>> {
     let comms = Comm::threads(ranks, Config::default()).unwrap();
     let groups: Vec<ProcessGroup> = comms.into_iter().map(ProcessGroup::from).collect();
     std::thread::scope(|scope| {
-        let threads: Vec<_> = groups.iter().map(|group| scope.spawn(move || train(group, options, |_| ()))).collect();
+        // A rank that panics takes its communicator with it, so the others fail instead of waiting.
+        let threads: Vec<_> =
+            groups.into_iter().map(|group| scope.spawn(move || train(&group, options, |_| ()))).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
 }
