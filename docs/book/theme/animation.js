@@ -8,5 +8,7 @@ addEventListener('message', event => {
             frame.contentWindow.postMessage({ dark: dark() }, '*');
         }
 });
+// A frame that was loaded before this script has sent its height to nobody.
+for (const frame of animations()) frame.contentWindow.postMessage({ ask: 'height' }, '*');
 new MutationObserver(() => animations().forEach(frame => frame.contentWindow.postMessage({ dark: dark() }, '*')))
     .observe(document.documentElement, { attributes: true, attributeFilter: ['class'] });

@@ -37,6 +37,26 @@ const CONTRAST: &str = include_str!("contrast.js");
 const STEP: &str =
     "(() => { const b = document.getElementById('forward'); if (b) for (let i = 0; i < 40; i++) b.click(); })()";
 
+/// Frames that are lower than their page, which then has a scroll bar of its own or is cut. They are loaded when they come
+/// into view, and grow when their page has sent its height.
+const CUT: &str = "(async () => {
+    const out = [], pause = () => new Promise(done => setTimeout(done, 50));
+    for (const frame of document.querySelectorAll('.animation iframe')) {
+        frame.scrollIntoView();
+        let wrong = 'is not loaded';
+        for (let i = 0; i < 60 && wrong; i++) {
+            await pause();
+            const page = frame.contentDocument;
+            if (!page || page.URL === 'about:blank' || page.readyState !== 'complete') continue;
+            const { scrollHeight, clientHeight } = page.documentElement;
+            wrong = scrollHeight > clientHeight + 1 ? `has ${clientHeight} of ${scrollHeight} pixels` : '';
+        }
+        if (wrong) out.push(`${frame.title} ${wrong}`);
+    }
+    scrollTo(0, 0);
+    return out;
+})()";
+
 /// The theme that the book takes where the system is dark.
 const DARK: &str = "localStorage.setItem('mdbook-theme', 'navy')";
 
@@ -88,6 +108,8 @@ fn look(browser: &mut Browser, page: &Path, (wide, high, phone): (u32, u32, bool
     let found = browser.evaluate(&OVERFLOW.replace("WIDTH", &wide.to_string()))?;
     let mut wrong: Vec<String> =
         found.as_array().into_iter().flatten().filter_map(Value::as_str).map(|s| format!("too wide: {s}")).collect();
+    let cut = browser.evaluate(CUT)?;
+    wrong.extend(cut.as_array().into_iter().flatten().filter_map(Value::as_str).map(|s| format!("cut: {s}")));
     // The theme is the same at every width.
     if !phone {
         let found = browser.evaluate(CONTRAST)?;
@@ -112,6 +134,8 @@ fn pictures(browser: &mut Browser, wide: u32) -> Result<Vec<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
+    use replay::look::{SCRIPT, head};
+
     use super::*;
 
     /// None, and a line that says so, without Chromium.
@@ -163,6 +187,31 @@ mod tests {
         assert_eq!(found("<div style='overflow-x:auto'><div style='width:500px'>x</div></div>"), Vec::<String>::new());
         assert!(found("<script>throw new Error('no')</script>").iter().any(|f| f.contains("console")));
         assert!(found("<img src='nowhere.png'>").iter().any(|f| f.contains("console")));
+    }
+
+    /// The page in the frame is loaded, and has sent its height, before the script of the page around it runs.
+    #[test]
+    fn a_frame_is_as_high_as_its_page_whichever_is_loaded_first() {
+        let Some(mut browser) = started() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let inside = format!("{}<div style='height:1100px'>x</div><script>{}</script>", head("x", ""), SCRIPT);
+        fs::write(folder.path().join("inside.html"), inside).unwrap();
+        let page = folder.path().join("x.html");
+        let late =
+            "const s=document.createElement('script');s.src='file://THEME/animation.js';document.body.append(s);";
+        let frame = |with: &str| {
+            format!(
+                "<link rel=stylesheet href='file://{0}/book.css'><body><main><figure class=animation>\
+                 <iframe src=inside.html title=ring onload=\"{1}\"></iframe></figure></main>",
+                theme(),
+                with.replace("THEME", &theme())
+            )
+        };
+        fs::write(&page, frame(late)).unwrap();
+        assert_eq!(look(&mut browser, &page, SCREENS[0], false).unwrap(), Vec::<String>::new());
+        fs::write(&page, frame("")).unwrap();
+        let found = look(&mut browser, &page, SCREENS[0], false).unwrap();
+        assert!(found.len() == 1 && found[0].starts_with("cut: ring has 7"), "{found:?}");
     }
 
     #[test]
