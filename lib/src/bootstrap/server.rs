@@ -16,7 +16,7 @@ use self::clients::{Client, Phase};
 use super::admission::{self, Generation};
 use super::connection::Connection;
 use super::local_meeting::HandOut;
-use super::store::{Store, Went};
+use super::store::{Standing, Store, Went};
 use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::doorbell::Doorbell;
@@ -54,20 +54,6 @@ pub struct Server {
     origin: Origin,
     /// Hands the id to the other ranks of this host, where nothing else tells them.
     pub(crate) hand_out: Option<HandOut>,
-}
-
-/// How far the ranks of a store have come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Standing {
-    /// None of them has registered.
-    Empty,
-    /// Some of them wait for the others.
-    Waiting,
-    /// All of them have come.
-    Formed,
-    /// They have left again, or they will not come together, or the store has ended.
-    Over,
 }
 
 /// Looks at a store, also after its owner has dropped it.

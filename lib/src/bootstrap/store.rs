@@ -10,7 +10,6 @@ use super::comms::Comms;
 use super::frame::Hello;
 use super::message::{Bytes, Cause, Failure, ToRank, ToStore};
 use super::progress::{Health, RankState};
-use super::server::Standing;
 use crate::threads::lock;
 
 /// In what a rank says of itself: the store ends with its process.
@@ -28,6 +27,20 @@ pub(crate) type Went = Arc<Mutex<Vec<(usize, Option<String>)>>>;
 
 /// A message and the rank that it goes to.
 pub(crate) type Out = (usize, ToRank);
+
+/// How far the ranks of a store have come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Standing {
+    /// None of them has registered.
+    Empty,
+    /// Some of them wait for the others.
+    Waiting,
+    /// All of them have come.
+    Formed,
+    /// They have left again, or they will not come together, or the store has ended.
+    Over,
+}
 
 /// State of one job.
 #[derive(Debug)]
