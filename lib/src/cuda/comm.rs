@@ -205,7 +205,7 @@ impl DeviceComm {
         }
         let last = self.order.lock().unwrap_or_else(PoisonError::into_inner).last.clone();
         let Some(handle) = last.as_ref().map(Stream::handle) else { return false };
-        // SAFETY (both): a stream, by the contract of `enqueue`; a handle that names none any more gives an error. A
+        // SAFETY: a stream, by the contract of `enqueue`; a handle that names none any more gives an error. A
         // stream that is being captured must not be queried.
         unsafe {
             capture_of(handle) == Ok(None)
