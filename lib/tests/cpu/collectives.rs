@@ -258,7 +258,7 @@ fn meet(comm: &Comm) -> Result<()> {
 }
 
 #[test]
-fn a_rank_that_closes_or_panics_is_said_to_have_left() {
+fn a_rank_that_closes_is_said_to_have_left_and_one_that_panics_to_have_panicked() {
     for fabric in FABRICS {
         for panics in [false, true] {
             let errors = run(fabric, 2, &config(), |comm| {
@@ -274,8 +274,13 @@ fn a_rank_that_closes_or_panics_is_said_to_have_left() {
                 None
             });
             let error = errors[1].as_ref().expect("of rank 1");
-            assert!(matches!(error, Error::PeerLost { rank: 1, peer: 0, .. }), "{fabric:?}: {error}");
-            assert!(error.to_string().contains("it closed its communicator and left"), "{fabric:?}: {error}");
+            let (right, words) = match panics {
+                false => {
+                    (matches!(error, Error::PeerLost { rank: 1, peer: 0, .. }), "it closed its communicator and left")
+                }
+                true => (matches!(error, Error::Aborted { rank: 1, .. }), "rank 0: it panicked"),
+            };
+            assert!(right && error.to_string().contains(words), "{fabric:?}: {error}");
         }
     }
 }
