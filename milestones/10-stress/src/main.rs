@@ -77,13 +77,16 @@ fn run(args: &Args, plan: &Plan) -> Result<u8> {
         return Ok(u8::try_from(code).unwrap_or(1));
     }
     let comm = Comm::from_env_with(plan.config()?)?;
+    // Our own launcher has looked.
+    if std::env::var_os("TINYNCCL_UNIQUE_ID").is_none() {
+        room::on_every_host(&comm, args, plan)?;
+    }
     let first = comm.rank() == 0;
     verdict(rank(comm, args, plan)?, first)
 }
 
 /// One rank, from its communicator to the end. Its failure ends the other ranks too, which would wait for it.
 fn rank(comm: Comm, args: &Args, plan: &Plan) -> Result<u64> {
-    room::on_every_host(&comm, args, plan)?;
     let wrong = match (args.split, args.explain) {
         (Some(parts), _) => part(&comm, parts, args, plan),
         (None, true) => explain::run(&comm, args, plan),
