@@ -151,8 +151,9 @@ impl Shared {
         if let Some(listener) = self.listeners.get(socket)
             && !listener.local.ip().is_loopback()
         {
-            lock(&self.steer.watched).push(Watched { socket, sent: 0, back: 0 });
-            self.take_all(socket);
+            if self.take_all(socket) {
+                lock(&self.steer.watched).push(Watched { socket, sent: 0, back: 0 });
+            }
         }
     }
 
@@ -165,28 +166,31 @@ impl Shared {
         }
     }
 
-    /// From here on this card takes all that comes to the address.
-    fn take_all(&self, socket: usize) {
-        let Some(listener) = self.listeners.get(socket) else { return };
+    /// From here on this card takes all that comes to the address. `false` where the kernel goes on to pick: it takes no
+    /// filter, or lets no packet through from the address to itself.
+    fn take_all(&self, socket: usize) -> bool {
+        let Some(listener) = self.listeners.get(socket) else { return false };
         if let Err(e) = attach(listener, NOBODY) {
-            return log::debug!("{}: the kernel picks who takes packets: {e}", listener.local);
+            log::debug!("{}: the kernel picks who takes packets: {e}", listener.local);
+            return false;
         }
         let search = self.steer.search.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let Ok(outlet) = outlet(listener.local.ip(), self.scope) else { return };
+        let Ok(outlet) = outlet(listener.local.ip(), self.scope) else { return false };
         for place in 0..PLACES {
             let packet = self.steer.packet(PLACE, 0, place, search);
             if outlet.send_to(&packet, &SockAddr::from(listener.local)).is_err() {
-                return;
+                return false;
             }
             self.receive(Some(socket));
             let found = self.steer.found.load(Ordering::Relaxed);
             if found >> 32 == u64::from(search) {
                 let place = found as u32;
                 log::debug!("{}: takes all packets, as number {place}", listener.local);
-                let _ = attach(listener, place);
-                return;
+                return attach(listener, place).is_ok();
             }
         }
+        log::debug!("{}: the kernel picks who takes packets: none comes from the address to itself", listener.local);
+        false
     }
 
     /// Looks after canaries, if it is time. For the engine's thread.
@@ -208,7 +212,10 @@ impl Shared {
             fresh.push(watched.socket);
         }
         for socket in lost {
-            self.take_all(socket);
+            // A packet of the search may be lost on a busy machine; nothing comes of looking for ever.
+            if !self.take_all(socket) && !self.take_all(socket) {
+                lock(&self.steer.watched).retain(|watched| watched.socket != socket);
+            }
         }
         for socket in fresh {
             let sent = self.send_canaries(socket);
