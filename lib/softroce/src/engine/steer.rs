@@ -150,10 +150,9 @@ impl Shared {
     pub(super) fn steer(&self, socket: usize) {
         if let Some(listener) = self.listeners.get(socket)
             && !listener.local.ip().is_loopback()
+            && self.take_all(socket)
         {
-            if self.take_all(socket) {
-                lock(&self.steer.watched).push(Watched { socket, sent: 0, back: 0 });
-            }
+            lock(&self.steer.watched).push(Watched { socket, sent: 0, back: 0 });
         }
     }
 
