@@ -102,12 +102,38 @@ fn interface_goes() {
     assert_eq!(context.device().gids(), [Gid::default()]);
 }
 
+/// An interface with a link-local address alone is a card, behind the others and before the loopback interface's.
+fn link_local_alone() {
+    if !ip("link add veth-c type veth peer name veth-d") {
+        return;
+    }
+    for name in ["veth-c", "veth-d"] {
+        assert!(ip(&format!("link set {name} addrgenmode none")) && ip(&format!("link set {name} up")));
+    }
+    assert!(ip("address add fe80::1/64 dev veth-c nodad"));
+    let start = Instant::now();
+    while !Device::list().expect("interfaces").iter().any(|d| d.interface() == "veth-c") {
+        assert!(start.elapsed() < Duration::from_secs(60), "no card");
+        std::thread::yield_now();
+    }
+    let context = device("veth-c").open().expect("opened");
+    assert_eq!(ips(&context), ["fe80::1".parse::<IpAddr>().expect("an address")]);
+    let (a, b) = (End::at(&context, Service::Rc, 0), End::at(&context, Service::Rc, 0));
+    a.connect(&b.card());
+    b.connect(&a.card());
+    a.write(0, &pattern(100_000, 4));
+    a.send(1, SendOp::Write(b.card().remote), 0, 100_000);
+    assert_eq!(a.wait().status, Status::Success);
+    assert_eq!(b.read(0, 100_000), pattern(100_000, 4));
+}
+
 /// What runs in the namespace.
 #[test]
 fn in_a_namespace() {
     if std::env::var_os(CHILD).is_some() {
         loopback_changes();
         interface_goes();
+        link_local_alone();
     }
 }
 
