@@ -22,6 +22,13 @@ use crate::error::{Error, Result};
 /// How many forks lie between this process and the one in which the library was first used.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// How many forks lie between this process and the one in which the library was first used: what was made at another
+/// number belongs to a parent.
+pub fn forks() -> u32 {
+    prepare();
+    FORKS.load(Ordering::Relaxed)
+}
+
 /// The process in which something was made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
@@ -33,8 +40,7 @@ pub(crate) struct Origin {
 impl Origin {
     /// This process.
     pub(crate) fn here() -> Origin {
-        prepare();
-        Origin { forks: FORKS.load(Ordering::Relaxed), pid: std::process::id() }
+        Origin { forks: forks(), pid: std::process::id() }
     }
 
     /// Whether this is still the process, not a child of it.

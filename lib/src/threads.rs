@@ -94,6 +94,11 @@ impl Thread {
         Ok(Thread { what, handle: Mutex::new(Some(handle)), origin: Origin::here() })
     }
 
+    /// Whether this is the process that it runs in, not a child.
+    pub(crate) fn is_here(&self) -> bool {
+        self.origin.is_here()
+    }
+
     /// Whether joining it takes no time.
     pub(crate) fn is_finished(&self) -> bool {
         lock(&self.handle).as_ref().is_none_or(JoinHandle::is_finished)
@@ -104,8 +109,11 @@ impl Thread {
         drop(lock(&self.handle).take());
     }
 
-    /// Waits for its end, once; not in the thread itself.
+    /// Waits for its end, once; not in the thread itself, nor in a child.
     pub(crate) fn join(&self) {
+        if !self.origin.is_here() {
+            return;
+        }
         let handle = lock(&self.handle).take().filter(|handle| handle.thread().id() != std::thread::current().id());
         if handle.is_some_and(|handle| handle.join().is_err()) {
             log::error!("{} panicked", self.what);

@@ -9,9 +9,10 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tinynccl::net::{Connecting, Handle, Listener, MAX_GROUP, Memory, Net, Receiver, Request, Sender};
+use tinynccl::net::{Connecting, Handle, Listener, MAX_GROUP, Memory, Net, Receiver, Request, Sender, forks};
 use tinynccl::{Config, Error};
 
 use crate::abi::{Logger, PTR_HOST, Status};
@@ -34,6 +35,17 @@ struct State {
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
+/// The process that has a [`Net`], as [`forks`] counts them; [`NOBODY`]. A child of it has none of its threads, and
+/// locks that they held stay locked there.
+static HOME: AtomicU32 = AtomicU32::new(NOBODY);
+const NOBODY: u32 = u32::MAX;
+
+/// Whether this is a forked child of the process that has the [`Net`]: nothing of that is touched here.
+fn is_child() -> bool {
+    let home = HOME.load(Ordering::Acquire);
+    home != NOBODY && home != forks()
+}
+
 fn state() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -45,6 +57,15 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
+    #[cold]
+    fn child() -> Fault {
+        let text = format!(
+            "process {} was forked from the one that uses this plugin: make the call there, or run a new program here",
+            std::process::id()
+        );
+        Fault { status: Status::InvalidUsage, text }
+    }
+
     fn argument(text: impl Into<String>) -> Fault {
         Fault { status: Status::InvalidArgument, text: text.into() }
     }
@@ -61,15 +82,22 @@ impl From<Error> for Fault {
     }
 }
 
-/// Runs the body of a function: a fault is logged, and nothing unwinds into C.
+/// Runs the body of a function, not in a forked child: a fault is logged, and nothing unwinds into C.
 fn run(name: &str, body: impl FnOnce() -> Result<(), Fault>) -> Status {
+    let body = || if is_child() { Err(Fault::child()) } else { body() };
     let fault = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Status::Success,
         Ok(Err(fault)) => fault,
         Err(panic) => panicked(&*panic),
     };
-    log::warn!("{name}: {}", fault.text);
+    // Of NCCL's function, too.
+    let _ = catch_unwind(AssertUnwindSafe(|| log::warn!("{name}: {}", fault.text)));
     fault.status
+}
+
+/// The same of a function that ends something: in a forked child it does nothing, as its parent goes on.
+fn end(name: &str, body: impl FnOnce() -> Result<(), Fault>) -> Status {
+    if is_child() { Status::Success } else { run(name, body) }
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Fault {
@@ -113,30 +141,34 @@ pub(crate) fn init(to: Option<Logger>) -> Status {
         let speed = device::speed(&config, &net);
         log::info!("tinynccl {}: ports {}; {speed} Mbit/s", env!("CARGO_PKG_VERSION"), net.describe());
         *state = Some(State { net, speed, users: 1, connecting: HashMap::new(), next: 1 });
+        HOME.store(forks(), Ordering::Release);
         Ok(())
     })
 }
 
+/// Connections that are still open fail then, and so does what is posted on them.
 pub(crate) unsafe extern "C" fn finalize(_ctx: *mut c_void) -> Status {
-    let mut last = None;
-    let status = run("finalize", || {
-        let mut state = state();
-        if let Some(users) = state.as_mut().map(|s| &mut s.users) {
-            *users -= 1;
-            if *users == 0 {
-                last = state.take();
+    end("finalize", || {
+        let mut last = None;
+        {
+            let mut state = state();
+            if let Some(users) = state.as_mut().map(|s| &mut s.users) {
+                *users -= 1;
+                if *users == 0 {
+                    last = state.take();
+                    HOME.store(NOBODY, Ordering::Release);
+                }
+            }
+        }
+        // Its threads end, without the lock: what they log goes to NCCL, for the last time if no init came meanwhile.
+        if last.take().is_some() {
+            let state = state();
+            if state.is_none() {
+                logger::set(None);
             }
         }
         Ok(())
-    });
-    // Its threads end, without the lock: what they log goes to NCCL, for the last time if no init came meanwhile.
-    if last.take().is_some() {
-        let state = state();
-        if state.is_none() {
-            logger::set(None);
-        }
-    }
-    status
+    })
 }
 
 pub(crate) unsafe extern "C" fn devices(count: *mut c_int) -> Status {
@@ -370,7 +402,7 @@ pub(crate) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
 /// # Safety
 /// `pointer` is null, or from `Box::into_raw` of a `T`, and not closed yet.
 unsafe fn close<T>(name: &str, pointer: *mut c_void) -> Status {
-    run(name, || {
+    end(name, || {
         if pointer.is_null() {
             return Err(Fault::argument("what is to be closed is NULL"));
         }

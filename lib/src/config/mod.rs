@@ -196,7 +196,7 @@ config! {
     net_speed: usize = 0, "TINYNCCL_NET_SPEED", "Mbit/s; 0: the sum of the interfaces' speeds",
         "Under NVIDIA's NCCL: the speed that NCCL is told, from which it chooses algorithms and the number of channels.";
     net_rail_timeout: Duration = Duration::from_millis(100), "TINYNCCL_NET_RAIL_TIMEOUT", "seconds, 0.01 to 60",
-        "How long bytes may stay without an acknowledgement on one of several rails to a peer before the others take them over. Rails are pairs of interfaces in common subnets; a lost one is dialed again every few seconds.";
+        "How long bytes may stay without an acknowledgement on one of several rails to a peer before the others take them over; at least as long as TCP takes to send a lost segment again and to hear of it, 0.3 s over short cables. Rails are pairs of interfaces in common subnets; a lost one is dialed again every few seconds.";
     net_rdma: bool = cfg!(feature = "verbs"), "TINYNCCL_NET_RDMA", "0 or 1",
         "Over rails and under NVIDIA's NCCL: messages over 32 KiB go by RDMA where both ends of a cable have a port for it (TINYNCCL_VERBS_DEVICE and its relatives). 1 by default where the library is built with the feature verbs; without it, 1 takes the card in user space, which is slower than TCP.";
     net_relay_port: usize = 29_477, "TINYNCCL_NET_RELAY_PORT", "0 to 65535; 0: neither relays nor asks for any",

@@ -1,10 +1,12 @@
 //! Connecting to a handle: a thread finds the ways, opens the streams and shakes hands.
 
+use std::collections::HashMap;
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
 
 use super::Inner;
 use super::door::{ACCEPTOR, DIALER};
@@ -28,6 +30,10 @@ const NEWS: Duration = Duration::from_secs(5);
 /// So many times a handshake that breaks is tried again, after so long at first.
 const HANDSHAKES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(25);
+/// How much longer than the first way that answers the others may take: what is later is dialed again, like a lost rail.
+const GRACE: Duration = Duration::from_millis(250);
+/// For so long a way that did not answer is left out where another one does.
+const SILENT: Duration = Duration::from_secs(10);
 /// How long a rail that was lost may take to answer.
 const REDIAL: Duration = Duration::from_secs(2);
 
@@ -115,7 +121,7 @@ fn no_way(inner: &Inner) -> String {
     )
 }
 
-fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>) -> Result<Sender> {
+fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error> + Sync)) -> Result<Sender> {
     let wait = Wait::new(DIALER, ACCEPTOR, inner.config.connect_timeout, stopped);
     let handle = &inner.relays.nodes.whole(handle, &wait)?;
     let direct = ports::ways(&inner.ports, &handle.addresses, handle.host == inner.host);
@@ -139,21 +145,34 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
             }
         }
         let up = if ways.len() > 1 { interface::up() } else { None };
+        let mut there: Vec<&Way> = Vec::new();
         for way in &ways {
             if up.as_ref().zip(way.from).is_some_and(|(up, from)| !up.contains(&from)) {
                 did.push(format!("{way}: its interface is down"));
                 down.push(way.clone());
                 continue;
             }
-            match attempt(inner, handle, way, &wait) {
-                Ok(socket) => opened.push((socket, way.clone())),
-                Err(Failure::Final(e)) => return Err(failed(inner, handle, e.to_string())),
-                Err(failure) => {
-                    // Cut further away, perhaps.
-                    if let Failure::Slow(_) = failure {
-                        down.push(way.clone());
+            there.push(way);
+        }
+        // One that did not answer a moment ago holds up no other connection.
+        let (silent, there): (Vec<&Way>, Vec<&Way>) = there.into_iter().partition(|way| inner.silent.is(way));
+        for some in [there, silent] {
+            if !opened.is_empty() {
+                down.extend(some.into_iter().cloned());
+                continue;
+            }
+            for (way, made) in some.iter().zip(open_all(inner, handle, &some, &wait, stopped)) {
+                match made {
+                    Ok(socket) => opened.push((socket, (*way).clone())),
+                    Err(Failure::Final(e)) => return Err(failed(inner, handle, e.to_string())),
+                    Err(failure) => {
+                        // Cut further away, perhaps.
+                        if let Failure::Slow(_) = failure {
+                            inner.silent.note(way);
+                            down.push((*way).clone());
+                        }
+                        did.push(format!("{way}: {}", failure.text()));
                     }
-                    did.push(format!("{way}: {}", failure.text()));
                 }
             }
         }
@@ -187,7 +206,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &dyn Fn() -> Option<Error>
     let begun = working.len();
     let streams = begun.max(inner.config.net_streams).min(crate::config::MAX_STREAMS);
     let several = all.len() > 1;
-    let redial = Redial { handle: handle.clone(), link, ways: all, begun, streams, later: Mutex::default() };
+    let redial = Redial::new(handle.clone(), link, all, begun, streams);
     let mut opened = opened.into_iter().map(|(socket, _)| socket);
     let mut sockets: Vec<TcpStream> = Vec::with_capacity(streams);
     for (stream, way) in working.iter().cycle().take(streams).enumerate() {
@@ -219,9 +238,17 @@ pub(super) struct Redial {
     pub(super) ways: Vec<Way>,
     begun: usize,
     streams: usize,
-    /// The ways of the streams after the first ones. A number is not used again once the peer has our proof: it may
-    /// have taken what failed here.
-    later: Mutex<Vec<usize>>,
+    /// Places of the link: those of the first streams, and those that others have had since.
+    places: Mutex<Vec<Place>>,
+}
+
+/// A place among the streams of a link, which only streams of one way have.
+#[derive(Debug)]
+struct Place {
+    way: usize,
+    /// The number of the next stream there. None is used again once the peer has our proof: it may have taken what
+    /// failed here.
+    next: usize,
 }
 
 impl Redial {
@@ -231,11 +258,39 @@ impl Redial {
         self.streams / ways + usize::from(way % ways < self.streams % ways)
     }
 
-    /// The way of a stream.
-    pub(super) fn way_of(&self, stream: usize) -> usize {
-        match stream.checked_sub(self.streams) {
-            Some(later) => lock(&self.later).get(later).copied().unwrap_or(usize::MAX),
-            None => stream % self.begun.max(1),
+    pub(super) fn new(handle: Handle, link: u32, ways: Vec<Way>, begun: usize, streams: usize) -> Redial {
+        Redial { handle, link, ways, begun, streams, places: Mutex::default() }
+    }
+
+    /// The way of a stream of the link.
+    pub(super) fn way_of(&self, link: &Link, stream: usize) -> usize {
+        self.places(link).get(stream % link.places().max(1)).map_or(usize::MAX, |place| place.way)
+    }
+
+    /// The link's places up to the last one that was taken.
+    fn places(&self, link: &Link) -> MutexGuard<'_, Vec<Place>> {
+        let mut places = lock(&self.places);
+        for place in places.len()..self.streams {
+            places.push(Place { way: place % self.begun.max(1), next: place + link.places() });
+        }
+        places
+    }
+
+    /// A number for a stream on a way: in a place that such a one has had, or in a new one.
+    fn number(&self, link: &Link, way: usize) -> Option<usize> {
+        let places = self.places(link);
+        let free = |place: &&Place| place.way == way && link.is_free(place.next);
+        let again = places.iter().find(free).map(|place| place.next);
+        again.or_else(|| Some(places.len()).filter(|new| *new < link.places()))
+    }
+
+    /// From here on that number is not free.
+    fn take(&self, link: &Link, way: usize, number: usize) {
+        let mut places = self.places(link);
+        let next = number + link.places();
+        match places.get_mut(number % link.places().max(1)) {
+            Some(place) => place.next = next,
+            None => places.push(Place { way, next }),
         }
     }
 
@@ -259,8 +314,8 @@ impl Redial {
         let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
         let way = self.ways.get(number).ok_or("no such way")?;
         // One thread does this.
-        let index = self.streams + lock(&self.later).len();
-        let taken = || lock(&self.later).push(number);
+        let index = self.number(link, number).ok_or("the peer has not left its lost streams yet")?;
+        let taken = || self.take(link, number, index);
         self.greet(inner, &mut socket, (index, way), &wait, taken).map_err(Failure::text)?;
         let added = link.add(index, socket, &inner.workers);
         added.then_some(index).ok_or_else(|| format!("there is no room for a stream {index}"))
@@ -331,6 +386,65 @@ fn attempt(inner: &Inner, handle: &Handle, way: &Way, wait: &Wait<'_>) -> Result
     relay::through(inner, &relay::doors(&way.relays, handle, way.to), wait)
 }
 
+/// Opens all ways at once. Those that do not answer have a little longer than the first one that does.
+fn open_all(
+    inner: &Inner,
+    handle: &Handle,
+    ways: &[&Way],
+    wait: &Wait<'_>,
+    stopped: &(dyn Fn() -> Option<Error> + Sync),
+) -> Vec<Result<TcpStream, Failure>> {
+    let (limit, first) = (wait.left(), OnceLock::new());
+    let is_late = || first.get().is_some_and(|at: &Instant| at.elapsed() >= GRACE);
+    let open = |way: &Way| {
+        let late = || is_late().then(|| Error::invalid("connect", "another way has answered"));
+        let over = || stopped().or_else(late);
+        let made = match attempt(inner, handle, way, &Wait::new(DIALER, ACCEPTOR, limit, &over)) {
+            Err(Failure::Final(_)) if stopped().is_none() && is_late() => {
+                Err(Failure::Slow(format!("no answer within {GRACE:?} of the first way that did answer")))
+            }
+            made => made,
+        };
+        if made.is_ok() {
+            let _ = first.set(Instant::now());
+        }
+        made
+    };
+    let [.., last] = ways else { return Vec::new() };
+    std::thread::scope(|scope| {
+        let start = |way: &'_ Way| {
+            let way = way.clone();
+            let name = "tinynccl-way".to_owned();
+            std::thread::Builder::new().name(name).spawn_scoped(scope, move || open(&way))
+        };
+        // The last one in this thread.
+        let others: Vec<_> = ways.iter().take(ways.len() - 1).map(|way| (way, start(way))).collect();
+        let last = open(last);
+        let join = |(way, thread): (&&Way, std::io::Result<ScopedJoinHandle<'_, _>>)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Err(Failure::Slow("its thread panicked".to_owned()))),
+            // No threads are left.
+            Err(_) => open(way),
+        };
+        others.into_iter().map(join).chain([last]).collect()
+    })
+}
+
+/// Ways that have not answered lately, of all connections.
+#[derive(Debug, Default)]
+pub(super) struct Silent(Mutex<HashMap<Way, Instant>>);
+
+impl Silent {
+    fn is(&self, way: &Way) -> bool {
+        let mut all = lock(&self.0);
+        all.retain(|_, at| at.elapsed() < SILENT);
+        all.contains_key(way)
+    }
+
+    fn note(&self, way: &Way) {
+        lock(&self.0).insert(way.clone(), Instant::now());
+    }
+}
+
 /// Tells the listener why there will be no connection, by any way, also one that is not for data.
 fn tell(inner: &Inner, handle: &Handle, error: &Error, stopped: &dyn Fn() -> Option<Error>) {
     let wait = Wait::new(DIALER, ACCEPTOR, NEWS, stopped);
@@ -351,24 +465,31 @@ mod tests {
     use std::net::{Ipv4Addr, TcpListener};
 
     use super::*;
-    use crate::net::tests::{net, pair};
+    use crate::net::tests::{Ends, net, until};
 
     #[test]
     fn a_peer_that_does_not_answer_costs_no_number() {
         let net = net(|_| ());
-        let (sender, _receiver) = pair(&net, &net);
+        let ends = Ends::new();
+        let link = &ends.out.link;
         let door = TcpListener::bind("127.0.0.1:0").unwrap();
         let (handle, _listener) = net.listen().unwrap();
         let ports = (door.local_addr().unwrap().port(), 0);
         let to = Ipv4Addr::LOCALHOST.into();
         let ways = vec![Way { from: None, to, why: "loopback".to_owned(), relays: Vec::new() }];
         let handle = Handle { ports, ..handle };
-        let redial = Redial { handle, link: 1, ways, begun: 1, streams: 4, later: Mutex::default() };
+        let redial = Redial::new(handle, 1, ways, 1, 4);
         for _ in 0..100 {
             let socket = redial.open(&net.inner, 0, &|| false).unwrap();
             drop(door.accept().unwrap());
-            assert!(redial.join(&net.inner, &sender.link, (0, socket), &|| false).is_err());
+            assert!(redial.join(&net.inner, link, (0, socket), &|| false).is_err());
         }
-        assert_eq!(redial.way_of(4), usize::MAX, "the next one is still free");
+        assert_eq!(redial.number(link, 0), Some(4), "the next one is still free");
+        redial.take(link, 0, 4);
+        assert_eq!(redial.number(link, 0), Some(4 + link.places()), "that one is not free any more");
+        // Once both ends have left a stream its place is free again, for its way alone.
+        link.lose(1, "a test loses it".to_owned());
+        until("both ends to leave it", || link.is_free(1 + link.places()).then_some(()));
+        assert_eq!((redial.number(link, 0), redial.number(link, 1)), (Some(1 + link.places()), Some(5)));
     }
 }

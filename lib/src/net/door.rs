@@ -17,6 +17,7 @@ use super::relay::{self, Stops};
 use super::{Inner, ports};
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::secret::{self, Proof, Secret};
 use crate::strangers::Strangers;
 use crate::threads::{Thread, lock, poll};
@@ -104,12 +105,18 @@ impl Door {
         let waiting = Waiting { secret: handle.key(), ready: VecDeque::new() };
         lock(&self.shared.listeners).insert(id, waiting);
         let (ports, limit) = (ports::list(&inner.ports), inner.config.connect_timeout);
-        Ok((handle, Listener { shared: self.shared.clone(), id, ports, limit, asked: Mutex::default() }))
+        Ok((
+            handle,
+            Listener { origin: Origin::here(), shared: self.shared.clone(), id, ports, limit, asked: Mutex::default() },
+        ))
     }
 }
 
 impl Drop for Door {
     fn drop(&mut self) {
+        if !self.thread.is_here() {
+            return;
+        }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.bell.ring();
         self.thread.join();
@@ -119,6 +126,7 @@ impl Drop for Door {
 /// Takes the connections to a handle.
 #[derive(Debug)]
 pub struct Listener {
+    origin: Origin,
     shared: Arc<Shared>,
     id: u32,
     ports: String,
@@ -134,6 +142,9 @@ impl Listener {
     /// [`Error::Connection`] when the peer says that it has no way here, or none has come for
     /// [`Config::connect_timeout`](crate::Config::connect_timeout) since this was first asked for it.
     pub fn accept(&self) -> Result<Option<Receiver>> {
+        if !self.origin.is_here() {
+            return Err(super::elsewhere("accept"));
+        }
         let mut asked = lock(&self.asked);
         let mut listeners = lock(&self.shared.listeners);
         let ready = listeners.get_mut(&self.id).and_then(|w| w.ready.pop_front());
@@ -158,6 +169,9 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            return;
+        }
         let gone = lock(&self.shared.listeners).remove(&self.id);
         // Connections that nobody asked for are closed without the lock.
         drop(gone);
@@ -381,8 +395,14 @@ impl Acceptor {
         let (streams, stream) = (hello.streams(), hello.stream());
         let key = (hello.comm, hello.channel);
         let known = self.links.get(&key);
-        if known.is_some_and(|(_, link)| !link.upgrade().is_some_and(|link| link.is_free(stream))) {
-            return Next::Stranger("its connection is closed".to_owned(), Some(conn));
+        if let Some((_, link)) = known {
+            let why = match link.upgrade().filter(|link| !link.is_over()) {
+                None => Some("its connection is closed".to_owned()),
+                Some(link) => (!link.is_free(stream)).then(|| format!("the place of stream {stream} is not free yet")),
+            };
+            if let Some(why) = why {
+                return Next::Stranger(why, Some(conn));
+            }
         }
         let (ours, theirs) = (self.inner.config.net_window, hello.options().max_message);
         let wrong = if ours != theirs {

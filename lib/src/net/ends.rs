@@ -18,13 +18,13 @@ pub struct Sender {
 
 impl Sender {
     /// Sends `len` bytes under a tag; the request is done when they are not needed any more. `None`: too many requests
-    /// are open, ask again later.
+    /// are open, ask again later. A connection that has failed takes the message, too: [`Request::test`] says why.
     ///
     /// # Safety
     /// `data` is valid for reads of `len` bytes, and nobody writes to it, until the request is done or this is dropped.
     ///
     /// # Errors
-    /// Why the connection failed.
+    /// Why the connection failed, when no request of it is free any more.
     pub unsafe fn send(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<&Request>> {
         // SAFETY: by the caller.
         let slot = unsafe { self.post(data, len, tag) }?;
@@ -36,10 +36,12 @@ impl Sender {
     /// # Safety
     /// As there.
     pub(super) unsafe fn post(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<usize>> {
-        self.link.fate().check()?;
+        self.link.check_here("send")?;
         let Side::Out(outgoing) = &self.link.side else { return Ok(None) };
         // An empty message is open, too: until its frame is sent.
-        let Some(slot) = self.link.requests.take(len.max(1), 1, len) else { return Ok(None) };
+        let Some(slot) = self.link.requests.take(len.max(1), 1, len) else {
+            return self.link.fate().check().map(|()| None);
+        };
         outgoing.post(&self.link, slot, data, len, tag);
         Ok(Some(slot))
     }
@@ -59,13 +61,15 @@ pub struct Receiver {
 
 impl Receiver {
     /// Posts up to [`MAX_GROUP`] receives, each with its memory, its length and its tag; the request is done when all
-    /// of them are. A message may be shorter than its memory. `None`: too many requests are open, ask again later.
+    /// of them are. A message may be shorter than its memory. `None`: too many requests are open, ask again later. A
+    /// connection that has failed takes them, too: [`Request::test`] says why.
     ///
     /// # Safety
     /// The memory is valid for writes, and nobody else uses it, until the request is done or this is dropped.
     ///
     /// # Errors
-    /// Why the connection failed.
+    /// [`Error::InvalidArgument`] for a group of another size; why the connection failed, when no request of it is free
+    /// any more.
     pub unsafe fn receive(&self, group: &[(*mut u8, usize, i32)]) -> Result<Option<&Request>> {
         if group.is_empty() || group.len() > MAX_GROUP {
             return Err(Error::invalid(
@@ -73,12 +77,12 @@ impl Receiver {
                 format!("expected 1 to {MAX_GROUP} in a group, got {}", group.len()),
             ));
         }
+        self.link.check_here("receive")?;
         // SAFETY: by the caller.
-        let request = unsafe { self.post(group) }.and_then(|slot| self.link.requests.get(slot));
-        if request.is_some_and(|r| !r.is_done()) {
-            self.link.fate().check()?;
+        match unsafe { self.post(group) } {
+            Some(slot) => Ok(self.link.requests.get(slot)),
+            None => self.link.fate().check().map(|()| None),
         }
-        Ok(request)
     }
 
     /// As [`Receiver::receive`], also of a connection that has failed: the number of the request.

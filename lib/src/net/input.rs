@@ -46,10 +46,14 @@ impl Input {
         *self = Input { ended: self.ended, ..Input::default() };
     }
 
-    /// Reads nothing any more: the sender has left the stream. Others bring what has not come whole.
-    pub(super) fn leave(&mut self, link: &Arc<Link>, index: usize) {
+    /// Reads nothing any more: the sender has left the stream. Others bring what has not come whole. False if another
+    /// stream has its place by now.
+    pub(super) fn leave(&mut self, link: &Arc<Link>, index: usize) -> bool {
+        let Side::In(incoming) = &link.side else { return false };
+        if link.stream(index).is_none() {
+            return false;
+        }
         self.ended = true;
-        let Side::In(incoming) = &link.side else { return };
         if let Some((frame, target, _)) = self.piece.take() {
             incoming.forget(&frame, &target);
         }
@@ -57,6 +61,7 @@ impl Input {
         incoming.tell_rooms(link);
         link.say(vec![Frame::say(Word::Agreed, index as i32, self.pieces)]);
         link.restate();
+        true
     }
 
     /// Reads until nothing is there or the turn is over. `hung_up`: the peer is known to have closed.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use super::frame::{Frame, Word};
+use super::frame::Frame;
 use super::incoming::Incoming;
 use super::load;
 use super::outbox::Outbox;
@@ -18,10 +18,11 @@ use super::stream::{State, Stream};
 use super::worker::{Task, Worker};
 use super::workers::Workers;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::threads::lock;
 
-/// Streams that may take the place of lost ones, over the life of a link.
-const SPARE: usize = 48;
+/// Places for streams that take that of lost ones. One is free again once both ends have left what was there.
+const SPARE: usize = 16;
 
 /// Messages of this length are worth waking threads that sleep.
 const LONG: usize = 128 << 10;
@@ -54,7 +55,7 @@ pub(super) enum Side {
 }
 
 impl Side {
-    fn receives(&self) -> bool {
+    pub(super) fn receives(&self) -> bool {
         matches!(self, Side::In(_))
     }
 }
@@ -62,12 +63,14 @@ impl Side {
 /// A connection, shared by its owner and the threads that serve its streams.
 #[derive(Debug)]
 pub(super) struct Link {
-    name: String,
-    /// A stream that takes the place of a lost one has a number of its own.
+    origin: Origin,
+    pub(super) name: String,
+    /// By their places: a stream's number divided by how many there are leaves its place. One that takes the place of
+    /// a lost one has a number of its own.
     streams: Box<[OnceLock<Stream>]>,
     pub(super) side: Side,
     pub(super) requests: Requests,
-    ways: Ways,
+    pub(super) ways: Ways,
     closed: AtomicBool,
     /// The stream that is woken next.
     next: AtomicUsize,
@@ -75,7 +78,10 @@ pub(super) struct Link {
     words: Outbox,
     pub(super) rdma: Queues,
     /// Two streams that are lost at once do not take each other for the one that is left.
-    losing: Mutex<()>,
+    pub(super) losing: Mutex<()>,
+    /// Numbers of streams that this end has not seen, and of which it has said that nothing came over them. Held while
+    /// a stream is added.
+    pub(super) refused: Mutex<Vec<usize>>,
 }
 
 impl Link {
@@ -92,10 +98,11 @@ impl Link {
         for (index, socket) in sockets.into_iter().enumerate() {
             let reserve = !ways.several && workers.is_reserve(index, count);
             let worker = (workers.next(receives, reserve), reserve);
-            streams.push(Stream::new(socket, State::Alive, worker, streams.iter()));
+            streams.push(Stream::new(index, socket, State::Alive, worker, streams.iter()));
         }
         let spare = std::iter::repeat_with(OnceLock::new).take(if ways.several { SPARE } else { 0 });
         let link = Arc::new(Link {
+            origin: Origin::here(),
             name,
             streams: streams.into_iter().map(OnceLock::from).chain(spare).collect(),
             side,
@@ -106,6 +113,7 @@ impl Link {
             words: Outbox::default(),
             rdma: Queues::new(devices),
             losing: Mutex::default(),
+            refused: Mutex::default(),
         });
         (0..count).for_each(|index| link.serve(index));
         link.rdma.offer_on(&link, |_| true);
@@ -115,29 +123,62 @@ impl Link {
     /// A stream that takes the place of a lost one, under the number that the sender gave it; false if there is no
     /// room for it, or the link is at its end.
     pub(super) fn add(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> bool {
-        let Some(place) = self.streams.get(index) else { return false };
-        let state = if let Side::Out(_) = self.side { State::Alive } else { State::New };
-        let others = self.alive().map(|(_, stream)| stream);
-        let stream = Stream::new(socket, state, (workers.next(self.side.receives(), false), false), others);
-        if let Side::Out(_) = self.side {
-            // The peer knows nothing of the stream before it hears this.
-            let card = self.rdma.offer(self, index, &stream);
-            *lock(&stream.output) = Output::joining(index, card);
-        }
-        if self.is_over() || place.set(stream).is_err() {
-            return false;
+        {
+            let refused = lock(&self.refused);
+            if !self.is_free(index) || refused.contains(&index) {
+                return false;
+            }
+            if let Err(why) = self.put(index, socket, workers) {
+                log::debug!("net: {}: stream {index}: {why}", self.name);
+                return false;
+            }
         }
         self.serve(index);
+        // Others that it could not be told over.
+        self.restate();
         if let Side::Out(outgoing) = &self.side {
             outgoing.wake(self);
         }
         true
     }
 
+    fn put(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> std::io::Result<()> {
+        let state = if let Side::Out(_) = self.side { State::Alive } else { State::New };
+        // The peer knows nothing of the stream before it hears this.
+        let first = |stream: &Stream| match self.side {
+            Side::Out(_) => Output::joining(index, self.rdma.offer(self, index, stream)),
+            Side::In(_) => Output::default(),
+        };
+        let Some(place) = self.streams.get(self.place(index)) else { return Ok(()) };
+        if let Some(stream) = place.get() {
+            return stream.renew(index, &socket, state, first(stream));
+        }
+        let others = self.alive().map(|(_, stream)| stream);
+        let stream = Stream::new(index, socket, state, (workers.next(self.side.receives(), false), false), others);
+        *lock(&stream.output) = first(&stream);
+        place.set(stream).map_err(|_| std::io::Error::other("its place is taken"))
+    }
+
+    /// How many places there are.
+    pub(super) fn places(&self) -> usize {
+        self.streams.len()
+    }
+
+    #[inline]
+    fn place(&self, index: usize) -> usize {
+        if index < self.streams.len() { index } else { index % self.streams.len().max(1) }
+    }
+
     fn serve(self: &Arc<Link>, index: usize) {
         if let Some(stream) = self.stream(index) {
             stream.worker.push(Task::Add(self.clone(), index));
         }
+    }
+
+    /// Fails in a forked child.
+    #[inline]
+    pub(super) fn check_here(&self, op: &str) -> Result<()> {
+        if self.origin.is_here() { Ok(()) } else { Err(super::elsewhere(op)) }
     }
 
     /// Whether several ways lead to the peer.
@@ -152,7 +193,7 @@ impl Link {
     }
 
     /// Where whoever reads of the end of a stream should look.
-    fn elsewhere(&self) -> &'static str {
+    pub(super) fn elsewhere(&self) -> &'static str {
         if self.relayed() {
             "look at the output of that rank and of the relays for the first error"
         } else {
@@ -169,14 +210,38 @@ impl Link {
         self.requests.fate()
     }
 
+    /// The stream of this number, unless another one has its place by now.
     #[inline]
     pub(super) fn stream(&self, index: usize) -> Option<&Stream> {
-        self.streams.get(index)?.get()
+        self.beside(index).filter(|stream| stream.number() == index)
     }
 
-    /// All streams that there ever were, with their numbers.
+    /// The one that has the place of this number now.
+    #[inline]
+    pub(super) fn beside(&self, index: usize) -> Option<&Stream> {
+        self.streams.get(self.place(index))?.get()
+    }
+
+    /// The last ones of all places, with their numbers.
     pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
-        self.streams.iter().enumerate().filter_map(|(index, place)| Some((index, place.get()?)))
+        self.streams.iter().filter_map(|place| place.get().map(|stream| (stream.number(), stream)))
+    }
+
+    /// Those that get through, as far as is known; all that carry something where none does.
+    #[inline]
+    fn working(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
+        let any = self.several() && self.alive().any(|(_, stream)| stream.is_doubted()) && self.has_working();
+        self.alive().filter(move |(_, stream)| !any || !stream.is_doubted())
+    }
+
+    fn has_working(&self) -> bool {
+        self.alive().any(|(_, stream)| !stream.is_doubted())
+    }
+
+    /// Whether others should carry what this stream could.
+    #[inline]
+    pub(super) fn spares(&self, stream: &Stream) -> bool {
+        stream.is_doubted() && self.has_working()
     }
 
     /// Those that carry something.
@@ -184,9 +249,11 @@ impl Link {
         self.streams().filter(|(_, stream)| stream.is(State::Alive))
     }
 
-    /// Whether a stream of this number may be added.
+    /// Whether a stream of this number may be added: both ends have left the one before it, or the sender has never had
+    /// that.
     pub(super) fn is_free(&self, index: usize) -> bool {
-        !self.is_over() && self.streams.get(index).is_some_and(|place| place.get().is_none())
+        let left = |of: &Stream| of.number() < index && (of.is(State::Gone) || of.is(State::New));
+        !self.is_over() && self.several() && self.beside(index).is_none_or(left)
     }
 
     #[inline]
@@ -240,7 +307,7 @@ impl Link {
 
     /// Those that take a message of this length.
     pub(super) fn takers(&self, len: usize) -> impl Iterator<Item = (usize, &Stream)> + Clone {
-        self.alive().filter(move |(_, stream)| !stream.reserve || len >= LONG)
+        self.working().filter(move |(_, stream)| !stream.reserve || len >= LONG)
     }
 
     /// As [`Link::wake`] for so many streams that take this length, others each time.
@@ -253,7 +320,7 @@ impl Link {
 
     /// Whether a piece would arrive over this stream as early as over any other; else the one that should take it.
     pub(super) fn turn(&self, index: usize, bytes: usize) -> Result<(), usize> {
-        load::turn(index, bytes, self.alive().map(|(index, stream)| (index, &*stream.load)))
+        load::turn(index, bytes, self.working().map(|(index, stream)| (index, &*stream.load)))
     }
 
     /// Whether its cables differ in speed.
@@ -272,69 +339,12 @@ impl Link {
         }
     }
 
-    fn error(&self, detail: String) -> Error {
+    pub(super) fn error(&self, detail: String) -> Error {
         let op = match self.side {
             Side::Out(_) => "send",
             Side::In(_) => "receive",
         };
         Error::Connection { op: op.to_owned(), connection: self.name.clone(), detail }
-    }
-
-    /// The peer has closed a stream, between two pieces. What came over the others before still counts.
-    #[cold]
-    pub(super) fn end_of_stream(self: &Arc<Link>, index: usize) {
-        if let Some(stream) = self.stream(index) {
-            stream.becomes(State::Ended);
-        }
-        self.rdma.settle(self);
-        // Or the peer has given it up, and did not read the last word.
-        self.restate();
-        if self.alive().next().is_none() && !self.is_closed() {
-            let who = if self.relayed() { "the peer or a relay" } else { "the peer" };
-            self.fate().seal(self.error(format!("{who} closed it; {}", self.elsewhere())));
-        }
-    }
-
-    /// A stream is of no use any more, for the reason `detail`. The others carry on, if there are others.
-    #[cold]
-    pub(super) fn lose(self: &Arc<Link>, index: usize, detail: String) {
-        let Some(stream) = self.stream(index) else { return };
-        {
-            let _one_at_a_time = lock(&self.losing);
-            if self.is_closed() || stream.is(State::Lost) || stream.is(State::Gone) {
-                return;
-            }
-            if stream.is(State::New) {
-                // The sender may not have it, and says so if it does.
-                stream.becomes(State::Gone);
-                return stream.shut(Shutdown::Both);
-            }
-            if !self.several() || self.alive().all(|(other, _)| other == index) {
-                return self.fail(format!("stream {index}: {detail}; {}", self.elsewhere()));
-            }
-            stream.becomes(State::Lost);
-        }
-        stream.load.unlearn();
-        log::warn!("net: {}: stream {index} over {}: {detail}; others carry on", self.name, stream.way());
-        stream.shut(Shutdown::Both);
-        self.restate();
-        if let Some(cable) = stream.rail.filter(|_| self.alive().all(|(_, other)| other.rail != stream.rail)) {
-            self.rdma.lose_cable(self, cable);
-        }
-    }
-
-    /// Tells the peer of all streams that are lost: it may not have heard it, if that went over one of them.
-    pub(super) fn restate(self: &Arc<Link>) {
-        let word = match self.side {
-            Side::Out(_) => Word::Left,
-            Side::In(_) => Word::Lost,
-        };
-        let lost = self.streams().filter(|(_, stream)| stream.is(State::Lost));
-        let streams = lost.map(|(index, _)| Frame::say(word, index as i32, 0));
-        let words: Vec<Frame> = streams.chain(self.rdma.lost(word)).collect();
-        if !words.is_empty() {
-            self.say(words);
-        }
     }
 
     /// The peer hears this over whichever stream is free first.
@@ -346,34 +356,6 @@ impl Link {
     /// The next word for the peer, if there is one.
     pub(super) fn word(&self) -> Option<Frame> {
         self.words.take()
-    }
-
-    /// A word of the peer's about a stream, which came over the stream `over`.
-    #[cold]
-    pub(super) fn heard(self: &Arc<Link>, over: usize, word: Word, frame: &Frame) -> Result<(), String> {
-        let about = frame.stream();
-        if word == Word::Left && self.side.receives() && self.is_free(about) {
-            // The sender's end alone was made.
-            self.say(vec![Frame::say(Word::Agreed, about as i32, 0)]);
-            return Ok(());
-        }
-        let stream = self.stream(about).filter(|_| self.several() && about != over);
-        let stream = stream.ok_or_else(|| format!("expected a word on another stream, got {frame:x?}"))?;
-        match (word, &self.side) {
-            (Word::Lost, Side::Out(_)) => {
-                self.lose(about, "the peer can read nothing from it".to_owned());
-                Ok(())
-            }
-            // Its own thread stops reading, then answers.
-            (Word::Left, Side::In(_)) => {
-                stream.becomes(State::Gone);
-                stream.shut(Shutdown::Both);
-                stream.worker.push(Task::Leave(self.clone(), about));
-                Ok(())
-            }
-            (Word::Agreed, Side::Out(outgoing)) => outgoing.agreed(self, stream, frame.number),
-            _ => Err(format!("expected what this end receives, got {frame:x?}")),
-        }
     }
 
     /// The sender waits for the acknowledgement of what the owner has: a message is here before it is written.
@@ -391,6 +373,10 @@ impl Link {
     /// Ends it for its owner, whose memory is not touched any more when this returns. Where nothing was left to write,
     /// what is under way in the kernel still arrives.
     pub(super) fn close(self: &Arc<Link>) {
+        if !self.origin.is_here() {
+            // The connection, and the threads that serve it, are its parent's.
+            return std::mem::forget(self.clone());
+        }
         self.acknowledge();
         self.closed.store(true, Ordering::Release);
         let mut whole = match &self.side {

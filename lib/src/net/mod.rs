@@ -33,7 +33,7 @@
 //! |---|---|
 //! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, what a handle says |
 //! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
-//! | `link`, `stream` | a connection: its streams, its requests, how it ends |
+//! | `link`, `stream`, `leaving` | a connection: its streams, its requests, how it ends and how it loses streams |
 //! | `links` | links between ranks over such connections: [`endpoint`] |
 //! | `relay` | ways through other nodes, and being such a node |
 //! | `rdma` | queue pairs beside streams, for long messages |
@@ -52,6 +52,7 @@ mod frame;
 mod handle;
 mod incoming;
 mod input;
+mod leaving;
 mod link;
 mod links;
 mod load;
@@ -72,6 +73,7 @@ mod workers;
 
 use std::sync::Arc;
 
+pub use crate::fork::forks;
 pub use dial::Connecting;
 pub use door::Listener;
 pub use ends::{Receiver, Sender};
@@ -84,7 +86,9 @@ use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, local_addresses};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::transport::tcp::SocketOptions;
+use dial::Silent;
 use door::Door;
 use rails::Rails;
 use rdma::Devices;
@@ -98,6 +102,7 @@ pub struct Net {
     inner: Arc<Inner>,
     // Dropped before the workers, which serve what it accepts.
     door: Door,
+    origin: Origin,
 }
 
 /// What dialing and accepting share.
@@ -111,6 +116,7 @@ struct Inner {
     sockets: SocketOptions,
     workers: Workers,
     rails: Rails,
+    silent: Silent,
     relays: Relays,
     devices: Option<Arc<Devices>>,
 }
@@ -135,15 +141,25 @@ impl Net {
         let workers = Workers::start(config)?;
         let host = handle::host(&Host::current());
         let relays = Relays::new(config, &ports, host)?;
-        let rails = Rails::default();
         let devices = Devices::open(config)?;
         if let Some(devices) = &devices {
             workers.next(true, false).push(Task::Hear(devices.clone()));
         }
         let config = config.clone();
-        let inner = Arc::new(Inner { config, ports, others, host, sockets, workers, rails, relays, devices });
+        let inner = Arc::new(Inner {
+            config,
+            ports,
+            others,
+            host,
+            sockets,
+            workers,
+            rails: Rails::default(),
+            silent: Silent::default(),
+            relays,
+            devices,
+        });
         let door = Door::open(&inner)?;
-        Ok(Net { inner, door })
+        Ok(Net { inner, door, origin: Origin::here() })
     }
 
     /// The addresses that peers are told, most useful first.
@@ -171,6 +187,7 @@ impl Net {
     /// # Errors
     /// [`Error::Os`] without random numbers.
     pub fn listen(&self) -> Result<(Handle, Listener)> {
+        self.check("listen")?;
         self.door.listen(&self.inner)
     }
 
@@ -179,12 +196,35 @@ impl Net {
     /// # Errors
     /// [`Error::Os`] when no thread can be started.
     pub fn connect(&self, handle: &Handle) -> Result<Connecting> {
+        self.check("connect")?;
         dial::start(&self.inner, handle.clone())
     }
 }
 
+impl Net {
+    fn check(&self, op: &str) -> Result<()> {
+        if self.origin.is_here() { Ok(()) } else { Err(elsewhere(op)) }
+    }
+}
+
+/// The error of a call in a forked child.
+#[cold]
+fn elsewhere(op: &str) -> Error {
+    let here = std::process::id();
+    Error::invalid(
+        op,
+        format!(
+            "process {here} was forked from the one that has the connection: make the call there, or run a new program here"
+        ),
+    )
+}
+
 impl Drop for Net {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            // Its threads are the parent's, and so are the locks that they held when this process was forked.
+            return std::mem::forget(self.inner.clone());
+        }
         self.inner.relays.leave();
         // Its threads have the rest of this, too, while they dial.
         self.inner.rails.stop();

@@ -1,6 +1,7 @@
 //! Posted messages, cut into pieces that streams and queue pairs take.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -358,6 +359,7 @@ impl Outgoing {
             }
             output.read(link, stream, pieces)?;
             stream.becomes(State::Gone);
+            stream.shut(Shutdown::Both);
             output.leave(link, stream)
         };
         let waits: Vec<Frame> = {

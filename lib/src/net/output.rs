@@ -132,6 +132,9 @@ impl Output {
             self.head.extend(bytemuck::bytes_of(&Frame::say(word, 0, 0)));
             return true;
         }
+        if link.spares(stream) {
+            return false;
+        }
         if let Some(word) = link.word() {
             if !stream.is(State::Alive) {
                 // What was lost with it is said again after it was lost, but this may have been part of that.

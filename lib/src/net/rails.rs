@@ -1,10 +1,18 @@
-//! Connections with several rails: a rail that carries nothing is given up, and taken back when it answers again.
+//! Connections with several rails: one that carries nothing is left, and taken back when it answers again.
 //!
-//! TCP itself waits for minutes. Here a stream is lost when its kernel has sent bytes, and within
-//! `TINYNCCL_NET_RAIL_TIMEOUT` none of them was acknowledged although another rail works. That is a matter of the two
-//! kernels: a peer that is stopped, or that has no receive posted, still acknowledges. A cut cable takes the interfaces
-//! at both of its ends down; a stream of such an interface is lost as soon as it stands still. A kernel without a route
-//! sends nothing at all, as it does to a peer whose window is full; there the missing route tells.
+//! TCP itself waits for minutes. Here a stream is doubted when its kernel has bytes for a peer that would take them,
+//! and within `TINYNCCL_NET_RAIL_TIMEOUT` none was acknowledged, nor within the time in which TCP sends a lost segment
+//! again and hears of it. That is a matter of the two kernels: a peer that is stopped, or that has no receive posted,
+//! still acknowledges, or closes its window. It counts alike whether the network drops what was sent, or this host what
+//! is to be sent (a full queue, a hole for long packets). A cut cable takes the interfaces at both of its ends down; a
+//! stream of such an interface is doubted as soon as it stands still. A kernel without a route sends nothing at all, as
+//! it does to a peer whose window is full; there the missing route tells.
+//!
+//! A stream that is doubted carries nothing more while another one works, and is trusted again as soon as it moves.
+//! The ends of a connection see different streams stand still, and neither may close what may be the last one of the
+//! other. So the sender alone leaves a stream, once another one works; the receiver asks it to, and the socket is
+//! closed when both know. Until then what comes over it counts. With no stream that works all of them stay, lost rails
+//! are dialed again, and the connection ends with its owner's patience.
 //!
 //! A way through relays is a rail, too. Its first node acknowledges bytes that may get no further, so over a stream
 //! that has brought nothing for a while each end asks the other one, as long as requests are open. A relay that goes
@@ -28,8 +36,10 @@ use crate::threads::{Thread, lock};
 
 /// So many times longer may a peer behind relays take to answer.
 const BEHIND: u32 = 10;
-/// Looks at a stream before it counts as lost.
+/// Looks at a stream before it is doubted.
 const LOOKS: u32 = 5;
+/// Between two times that a peer hears of a stream that stands still.
+const REMIND: Duration = Duration::from_millis(500);
 /// Between two looks, at least and at most.
 const BETWEEN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
 /// With nothing to do.
@@ -55,9 +65,11 @@ struct Watched {
     /// How the sender makes a stream; the receiver waits for it.
     redial: Option<Arc<Redial>>,
     seen: HashMap<(Count, usize), Seen>,
+    /// When the peer heard last of streams that stand still.
+    reminded: Option<Instant>,
 }
 
-/// A reason for which a stream may count as lost.
+/// A reason for which a stream may be doubted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Count {
     /// Bytes that the next node's kernel acknowledges.
@@ -107,7 +119,7 @@ impl Rails {
         {
             let mut watched = lock(&self.shared.watched);
             let redial = redial.map(Arc::new);
-            watched.push(Watched { link: Arc::downgrade(link), redial, seen: HashMap::new() });
+            watched.push(Watched { link: Arc::downgrade(link), redial, seen: HashMap::new(), reminded: None });
         }
         let mut threads = lock(&self.threads);
         if threads.is_empty() {
@@ -156,9 +168,9 @@ impl Shared {
         while !self.stopped() {
             let mut watched = self.wait(tick);
             let up = Up::new(interface::up);
-            for Watched { link, seen, .. } in watched.iter_mut() {
+            for Watched { link, seen, reminded, .. } in watched.iter_mut() {
                 if let Some(link) = link.upgrade() {
-                    look(&link, seen, limit, &up);
+                    look(&link, (seen, reminded), limit, &up);
                 }
             }
         }
@@ -181,11 +193,18 @@ impl Shared {
     }
 }
 
-/// One look at a connection: what has stood still for too long is lost, if another way works.
-fn look(link: &Arc<Link>, seen: &mut HashMap<(Count, usize), Seen>, limit: Duration, up: &Up) {
+/// One look at a connection: what has stood still for too long is doubted, and left if another way works.
+fn look(
+    link: &Arc<Link>,
+    (seen, reminded): (&mut HashMap<(Count, usize), Seen>, &mut Option<Instant>),
+    limit: Duration,
+    up: &Up,
+) {
     let now = Instant::now();
+    // What is gone does not come back.
+    seen.retain(|(_, index), _| link.stream(*index).is_some_and(|stream| !stream.is(State::Gone)));
     let mut stands = |count: Count, index: usize, flight: InFlight| {
-        let InFlight { unacked, unsent, acked } = flight;
+        let InFlight { unacked, unsent, acked, .. } = flight;
         let seen = seen.entry((count, index)).or_insert(Seen { acked, at: now, looks: 0 });
         if !(unacked || unsent) || acked != seen.acked {
             *seen = Seen { acked, at: now, looks: 0 };
@@ -198,25 +217,32 @@ fn look(link: &Arc<Link>, seen: &mut HashMap<(Count, usize), Seen>, limit: Durat
     for (index, stream) in link.alive() {
         let flight = stream.in_flight().unwrap_or_default();
         let stood = stands(Count::Kernel, index, flight);
-        let stands_still = stood.reaches(limit);
+        let patience = limit.max(patience(flight.rto));
+        let stands_still = stood.reaches(patience);
         let why = if stood.looks > 1 && stream.rail.is_some_and(is_down) {
             "the interface of its cable is down".to_owned()
         } else if stands_still && flight.unacked {
-            format!("the peer's kernel has acknowledged nothing for {limit:?}")
+            format!("the peer's kernel has acknowledged nothing for {patience:?}")
+        } else if stands_still && flight.open {
+            format!("this host has sent nothing of it for {patience:?}, and the peer's kernel would take it")
         } else if stands_still && stream.rail.is_some_and(|rail| !rail.is_routed()) {
             "this host has no route over it any more".to_owned()
         } else if link.relayed() {
-            let heard = |asked| InFlight { unacked: asked, unsent: false, acked: stream.echo.heard() };
+            let heard = |asked| InFlight { unacked: asked, acked: stream.echo.heard(), ..InFlight::default() };
             if stands(Count::Quiet, index, heard(true)).reaches(limit) && !stream.echo.is_asked() && link.requests.any()
             {
                 stream.echo.ask();
                 link.wake(index);
             }
             if !stands(Count::Asked, index, heard(stream.echo.is_asked())).reaches(limit * BEHIND) {
+                link.doubt(index, false);
                 continue;
             }
             format!("nobody has answered through its relays for {:?}", limit * BEHIND)
         } else {
+            if stood.looks <= 1 {
+                link.doubt(index, false);
+            }
             continue;
         };
         stuck.push(Stuck { index, rail: stream.rail, why });
@@ -229,13 +255,27 @@ fn look(link: &Arc<Link>, seen: &mut HashMap<(Count, usize), Seen>, limit: Durat
             link.lose(index, "a relay has closed it".to_owned());
         }
     }
+    let fresh: Vec<usize> = stuck.iter().map(|of| of.index).filter(|index| link.doubt(*index, true)).collect();
+    let due = reminded.is_none_or(|at| now - at >= REMIND);
+    if due && link.streams().any(|(_, of)| of.is(State::Lost) || (of.is(State::Alive) && of.is_doubted())) {
+        // It may not have been heard.
+        link.restate();
+        *reminded = Some(now);
+    }
     for Stuck { index, rail, why } in &stuck {
         let works = |(other, stream): (usize, &Stream)| stream.rail != *rail && stuck.iter().all(|s| s.index != other);
         if link.alive().any(works) {
-            link.lose(*index, why.clone());
+            if fresh.contains(index) || !link.side.receives() {
+                link.retire(*index, why);
+            }
         } else if link.streams().any(|(_, stream)| stream.is(State::Ended)) {
             // The peer has closed the connection, and this stream cannot tell it.
             link.end_of_stream(*index);
         }
     }
+}
+
+/// How long TCP takes to send a lost segment once more and to hear of it, at most once and a half of what it waits for.
+fn patience(rto: Duration) -> Duration {
+    rto + rto / 2
 }

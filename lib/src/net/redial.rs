@@ -10,21 +10,26 @@ use super::dial::Redial;
 use super::link::Link;
 use super::ports::Way;
 use super::rails::Up;
+use super::stream::Stream;
 
 /// Before a lost rail is dialed, and at most between two tries.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Between two looks for something to dial.
 pub(super) const LOOK: Duration = Duration::from_millis(500);
+/// A way that has been whole for so long is sound. One that answers and then carries nothing is tried less often.
+const SOUND: Duration = Duration::from_secs(1);
 
 /// When something is tried next, and how long after that if it fails.
 struct Try {
     at: Instant,
     pause: Duration,
+    /// Since when nothing is missing.
+    whole: Option<Instant>,
 }
 
 impl Try {
     fn later() -> Try {
-        Try { at: Instant::now() + AGAIN.0, pause: AGAIN.0 }
+        Try { at: Instant::now() + AGAIN.0, pause: AGAIN.0, whole: None }
     }
 
     fn is_due(&self) -> bool {
@@ -34,6 +39,11 @@ impl Try {
     fn fails(&mut self) {
         self.at = Instant::now() + self.pause;
         self.pause = (2 * self.pause).min(AGAIN.1);
+    }
+
+    /// Nothing is missing; true once that has been so for long.
+    fn is_sound(&mut self) -> bool {
+        self.whole.get_or_insert_with(Instant::now).elapsed() >= SOUND
     }
 }
 
@@ -62,12 +72,20 @@ impl Tries {
         stopped: &dyn Fn() -> bool,
     ) {
         for (number, way) in redial.ways.iter().enumerate() {
-            let alive = link.alive().filter(|(index, _)| redial.way_of(*index) == number).count();
-            if alive >= redial.streams_of(number) {
-                self.links.remove(&(redial.link, number));
+            // One that stands still may not come to itself for as long as its cable was cut.
+            let works =
+                |(index, stream): &(usize, &Stream)| redial.way_of(link, *index) == number && !stream.is_doubted();
+            if link.alive().filter(works).count() >= redial.streams_of(number) {
+                if self.links.get_mut(&(redial.link, number)).is_some_and(Try::is_sound) {
+                    self.links.remove(&(redial.link, number));
+                }
                 continue;
             }
             let own = self.links.entry((redial.link, number)).or_insert_with(Try::later);
+            if own.whole.take().is_some() {
+                // It was lost again soon.
+                own.fails();
+            }
             let is_down = || up.as_ref().zip(way.from).is_some_and(|(up, from)| !up.contains(&from));
             if !own.is_due() || self.ways.get(way).is_some_and(|of| !of.is_due()) || is_down() {
                 continue;
@@ -81,10 +99,7 @@ impl Tries {
                 Ok(socket) => {
                     self.ways.remove(way);
                     match redial.join(inner, link, (number, socket), stopped) {
-                        Ok(index) => {
-                            log::info!("net: {}: {way} is back, as stream {index}", link.name());
-                            own.pause = AGAIN.0;
-                        }
+                        Ok(index) => log::info!("net: {}: {way} is back, as stream {index}", link.name()),
                         Err(detail) => {
                             failed(detail);
                             own.fails();

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use super::worker::Worker;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::threads::lock;
 use crate::transport::fence;
 
@@ -50,8 +51,9 @@ impl Alarm {
 
 /// What the requests of a connection share: whether it has failed, and why; its alarm, which rings for that and for
 /// requests; and whether its last message was long.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Fate {
+    origin: Origin,
     failed: AtomicBool,
     error: OnceLock<Error>,
     alarm: OnceLock<Alarm>,
@@ -59,6 +61,16 @@ pub(super) struct Fate {
 }
 
 impl Fate {
+    fn new() -> Fate {
+        let (failed, long) = (AtomicBool::new(false), AtomicBool::new(false));
+        Fate { origin: Origin::here(), failed, error: OnceLock::new(), alarm: OnceLock::new(), long }
+    }
+
+    /// True, or an error in a forked child, which has no part in what its parent's threads do.
+    fn is_here(&self) -> Result<bool> {
+        if self.origin.is_here() { Ok(true) } else { Err(super::elsewhere("test")) }
+    }
+
     /// True the first time.
     pub(super) fn seal(&self, error: Error) -> bool {
         let first = self.error.set(error).is_ok();
@@ -134,12 +146,13 @@ impl Request {
     /// Why the connection failed before.
     #[inline]
     pub fn test(&self, sizes: &mut [usize; MAX_GROUP]) -> Result<Option<usize>> {
-        if !self.is_done() && !self.fate.long.load(Ordering::Relaxed) {
+        if !self.is_done() && self.fate.is_here()? && !self.fate.long.load(Ordering::Relaxed) {
             self.activity.sleepers().for_each(|worker| worker.attend());
         }
+        // The connection first: what came before its end is done by then.
+        let fate = if self.is_done() { Ok(()) } else { self.fate.check() };
         if !self.is_done() {
-            self.fate.check()?;
-            return Ok(None);
+            return fate.map(|()| None);
         }
         let count = self.count.load(Ordering::Relaxed);
         sizes.iter_mut().zip(&self.sizes).take(count).for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
@@ -181,7 +194,7 @@ pub(super) struct Requests {
 
 impl Requests {
     pub(super) fn new(activity: &Arc<Activity>) -> Requests {
-        let fate = Arc::new(Fate::default());
+        let fate = Arc::new(Fate::new());
         let one = |_| Request {
             busy: AtomicBool::new(false),
             open: AtomicUsize::new(0),
@@ -235,5 +248,36 @@ impl Requests {
 
     pub(super) fn get(&self, slot: usize) -> Option<&Request> {
         self.all.get(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last bytes and the end of the connection come while its owner asks.
+    #[test]
+    fn a_request_that_was_done_before_the_connection_ended_is_done() {
+        for round in 0..2_000 {
+            let requests = Requests::new(&Arc::default());
+            let slot = requests.take(2, 1, 0).unwrap();
+            let request = requests.get(slot).unwrap();
+            let ends = || {
+                request.finish(1);
+                request.received(0, 7);
+                assert!(requests.fate().seal(Error::invalid("receive", "the peer closed it")));
+            };
+            std::thread::scope(|scope| {
+                scope.spawn(ends);
+                let mut sizes = [0; MAX_GROUP];
+                let done = loop {
+                    match request.test(&mut sizes) {
+                        Ok(None) => std::hint::spin_loop(),
+                        other => break other,
+                    }
+                };
+                assert_eq!((done.ok().flatten(), sizes[0]), (Some(1), 7), "round {round}");
+            });
+        }
     }
 }

@@ -4,8 +4,9 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::frame::Word;
 use super::input::Input;
@@ -14,6 +15,7 @@ use super::output::Output;
 use super::worker::Worker;
 use crate::bootstrap::interface;
 use crate::fork::Kept;
+use crate::threads::lock;
 
 /// The addresses at a stream's ends, ours first. Streams with the same ones share a cable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,16 +40,22 @@ impl fmt::Display for Rail {
     }
 }
 
-/// Bytes of a stream in the kernel: whether some are sent and not acknowledged, whether some wait to be sent, and how
-/// many were acknowledged so far.
+/// Bytes of a stream in the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct InFlight {
+    /// Some are sent and not acknowledged.
     pub(super) unacked: bool,
+    /// Some wait to be sent.
     pub(super) unsent: bool,
+    /// The peer has room for a whole segment.
+    pub(super) open: bool,
+    /// How many were acknowledged so far.
     pub(super) acked: u64,
+    /// After which the kernel first sends a segment again.
+    pub(super) rto: Duration,
 }
 
-/// Where a stream is in its life; it only moves down.
+/// Where a stream is in its life; it only moves down, until another one begins in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum State {
@@ -56,7 +64,8 @@ pub(super) enum State {
     Alive,
     /// The peer has closed it, between two pieces.
     Ended,
-    /// This end has given it up, and the peer has not said yet what came over it.
+    /// This end has given it up, and the peer has not said yet what came over it. Its socket is open still, unless it
+    /// has failed: for the peer the end of a socket is that of the connection, and this may be all that it has left.
     Lost,
     /// Both ends know.
     Gone,
@@ -76,6 +85,11 @@ impl Life {
         self.0.load(Ordering::Acquire) == state as u8
     }
 
+    /// Of something that takes the place of what is gone.
+    fn begin(&self, state: State) {
+        self.0.store(state as u8, Ordering::Release);
+    }
+
     /// True if it was not that far.
     pub(super) fn becomes(&self, state: State) -> bool {
         self.0.fetch_max(state as u8, Ordering::AcqRel) < state as u8
@@ -85,12 +99,16 @@ impl Life {
 /// A stream of a link.
 #[derive(Debug)]
 pub(super) struct Stream {
+    /// Its number, of which the place among the link's streams follows.
+    number: AtomicUsize,
     socket: Kept<TcpStream>,
     pub(super) rail: Option<Rail>,
     pub(super) worker: Arc<Worker>,
     /// For long messages alone: its thread sleeps between them.
     pub(super) reserve: bool,
     life: Life,
+    /// It stands still, and carries nothing more as long as another one works.
+    doubted: AtomicBool,
     /// What its thread calls it.
     pub(super) key: AtomicU64,
     /// A task for it waits.
@@ -107,22 +125,22 @@ pub(super) struct Stream {
 impl Stream {
     /// `others`: streams of the link that carry something already.
     pub(super) fn new<'a>(
+        number: usize,
         socket: TcpStream,
         state: State,
         (worker, reserve): (Arc<Worker>, bool),
         mut others: impl Iterator<Item = &'a Stream>,
     ) -> Stream {
-        let rail = match (socket.local_addr(), socket.peer_addr()) {
-            (Ok(ours), Ok(theirs)) => Some(Rail { ours: ours.ip(), theirs: theirs.ip() }),
-            _ => None,
-        };
+        let rail = rail(&socket);
         let load = others.find(|other| other.rail == rail).map_or_else(Arc::default, |other| other.load.clone());
         Stream {
+            number: AtomicUsize::new(number),
             socket: Kept::new(socket),
             rail,
             worker,
             reserve,
             life: Life::new(state),
+            doubted: AtomicBool::new(false),
             key: AtomicU64::new(0),
             queued: AtomicBool::new(false),
             output: Mutex::default(),
@@ -131,6 +149,43 @@ impl Stream {
             acknowledge: AtomicU64::new(0),
             echo: Echo::default(),
         }
+    }
+
+    /// Begins again under a new number: `socket`, on the same rail, takes the place of one that both ends have left.
+    pub(super) fn renew(&self, number: usize, socket: &TcpStream, state: State, first: Output) -> std::io::Result<()> {
+        if rail(socket) != self.rail {
+            return Err(std::io::Error::other(format!("expected a stream over {}", self.way())));
+        }
+        // Whoever writes or reads looks at the number with these.
+        let (mut input, mut output) = (lock(&self.input), lock(&self.output));
+        // SAFETY: a system call on two descriptors of ours; the number stays one of a TCP socket. Threads that are in
+        // a call with the old one keep that until they are out of it.
+        if unsafe { libc::dup3(socket.as_raw_fd(), self.socket.as_raw_fd(), libc::O_CLOEXEC) } < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        (*input, *output) = (Input::default(), first);
+        self.acknowledge.store(0, Ordering::Release);
+        self.echo.forget();
+        self.doubted.store(false, Ordering::Release);
+        self.number.store(number, Ordering::Release);
+        self.life.begin(state);
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn number(&self) -> usize {
+        self.number.load(Ordering::Acquire)
+    }
+
+    /// Whether it stands still.
+    #[inline]
+    pub(super) fn is_doubted(&self) -> bool {
+        self.doubted.load(Ordering::Acquire)
+    }
+
+    /// True if that is new.
+    pub(super) fn doubt(&self, doubted: bool) -> bool {
+        self.doubted.swap(doubted, Ordering::AcqRel) != doubted
     }
 
     /// Nothing comes any more, and nothing gets out; `how` much of that.
@@ -156,11 +211,9 @@ impl Stream {
 
     /// What the kernel has of this stream.
     pub(super) fn in_flight(&self) -> Option<InFlight> {
-        // struct tcp_info: tcpi_unacked is the 32-bit number at 24, tcpi_bytes_acked the 64-bit number at 120,
-        // tcpi_notsent_bytes the 32-bit number at 144.
-        const UNACKED: usize = 24;
-        const ACKED: usize = 120;
-        const UNSENT: usize = 144;
+        // struct tcp_info, whose last field here came with Linux 5.4.
+        let (retransmits, backoff) = (2, 4);
+        let (rto, mss, unacked, acked, unsent, window) = (8, 16, 24, 120, 144, 228);
         let mut info = [0u8; 256];
         let mut len = info.len() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes into an array of ours of this length.
@@ -173,13 +226,27 @@ impl Stream {
                 &raw mut len,
             )
         };
-        if status != 0 || (len as usize) < UNSENT + 4 {
+        if status != 0 || (len as usize) < unsent + 4 {
             return None;
         }
-        let any = |at: usize| info[at..at + 4].iter().any(|byte| *byte != 0);
-        let acked = u64::from_ne_bytes(info.get(ACKED..ACKED + 8)?.try_into().ok()?);
-        Some(InFlight { unacked: any(UNACKED), unsent: any(UNSENT), acked })
+        let number = |at: usize| info.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes);
+        // Twice as long each time that it was in vain.
+        let doubled = if info[retransmits] > 0 { u32::from(info[backoff]) } else { 0 };
+        Some(InFlight {
+            unacked: number(unacked) > 0,
+            unsent: number(unsent) > 0,
+            // A receiver opens its window by whole segments. Older kernels do not tell.
+            open: number(window) >= number(mss).max(1),
+            acked: u64::from_ne_bytes(info.get(acked..acked + 8)?.try_into().ok()?),
+            rto: Duration::from_micros(u64::from(number(rto).checked_shr(doubled).unwrap_or(0))),
+        })
     }
+}
+
+/// The addresses at the ends of a socket, while it has some.
+fn rail(socket: &TcpStream) -> Option<Rail> {
+    let (ours, theirs) = socket.local_addr().ok().zip(socket.peer_addr().ok())?;
+    Some(Rail { ours: ours.ip(), theirs: theirs.ip() })
 }
 
 impl AsFd for Stream {
@@ -212,6 +279,13 @@ impl Echo {
     pub(super) fn ask(&self) {
         self.asked.store(self.heard() + 1, Ordering::Relaxed);
         self.asks.store(true, Ordering::Release);
+    }
+
+    /// As before the first word.
+    fn forget(&self) {
+        self.asked.store(0, Ordering::Relaxed);
+        self.asks.store(false, Ordering::Relaxed);
+        self.answers.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn answer(&self) {
@@ -259,7 +333,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let workers = super::super::workers::Workers::start(&crate::Config::default()).unwrap();
-        let stream = Stream::new(socket, State::New, (workers.next(true, false), false), std::iter::empty());
+        let stream = Stream::new(0, socket, State::New, (workers.next(true, false), false), std::iter::empty());
         assert_eq!(stream.way(), "127.0.0.1 -> 127.0.0.1");
         assert!(stream.becomes(State::Alive) && stream.is(State::Alive));
         assert!(stream.becomes(State::Lost) && !stream.becomes(State::Ended) && stream.is(State::Lost));

@@ -222,6 +222,9 @@ impl Worker {
         // What is left names this worker.
         let left = lock(&self.inbox).take();
         drop(left);
+        for served in run.streams.values() {
+            served.link.fail("its network was shut down before it was closed".to_owned());
+        }
         run.streams.clear();
         run.queues.clear();
         run.devices.clear();
@@ -318,8 +321,10 @@ impl Run {
             match task {
                 Task::Add(link, stream) => self.add(link, stream),
                 Task::Work(link, stream) => {
-                    if let Some(of) = link.stream(stream) {
+                    // Of whichever has the place now.
+                    if let Some(of) = link.beside(stream) {
                         of.queued.store(false, Ordering::Release);
+                        let stream = of.number();
                         if lock(&of.output).pump(&link, stream, usize::MAX) == Left::More {
                             link.wake(stream);
                         }
@@ -332,8 +337,10 @@ impl Run {
                 }
                 Task::Leave(link, stream) => {
                     if let Some(of) = link.stream(stream) {
-                        lock(&of.input).leave(&link, stream);
-                        self.remove(of.key.load(Ordering::Relaxed));
+                        // Its thread gives it another key when another one begins in its place.
+                        if lock(&of.input).leave(&link, stream) {
+                            self.remove(of.key.load(Ordering::Relaxed));
+                        }
                     }
                 }
                 Task::Watch(link, queue) => self.watch(link, queue),
@@ -358,7 +365,8 @@ impl Run {
         if let Err(e) = epoll::add(&self.epoll, of, epoll::EventData::new_u64(self.next_key), flags) {
             link.fail(format!("waiting for stream {stream}: {}", std::io::Error::from(e)));
         }
-        of.key.store(self.next_key, Ordering::Relaxed);
+        // The one before it in its place left the epoll when its socket was closed.
+        self.streams.remove(&of.key.swap(self.next_key, Ordering::Relaxed));
         self.streams.insert(self.next_key, Served { link, stream, until: None });
     }
 

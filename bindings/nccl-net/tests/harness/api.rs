@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,9 @@ pub(crate) static LOG: Mutex<String> = Mutex::new(String::new());
 
 /// Memory that is registered until its connection is closed: the connection's address, and the registration's.
 static REGISTERED: Mutex<Vec<[usize; 2]>> = Mutex::new(Vec::new());
+
+/// A forked child, to which everything is refused.
+pub(crate) static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// Connections of a process with itself that should have queue pairs.
 static PAIRS: AtomicUsize = AtomicUsize::new(0);
@@ -218,6 +221,10 @@ impl Api {
 
     fn register(self, comm: Comm, at: *mut c_void, len: usize) -> Comm {
         let mut mhandle = ptr::null_mut();
+        if IS_CHILD.load(Ordering::Relaxed) {
+            assert_eq!(call!(self, reg_mr, (comm, at, len, 1, &mut mhandle)), Status::InvalidUsage);
+            return mhandle;
+        }
         ok(call!(self, reg_mr, (comm, at, len, 1, &mut mhandle)));
         REGISTERED.lock().unwrap().push([comm.addr(), mhandle.expose_provenance()]);
         mhandle

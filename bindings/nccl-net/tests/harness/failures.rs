@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::ptr;
 use std::sync::Barrier;
+use std::sync::atomic::Ordering;
 
 use nccl_net_tinynccl::abi::Status;
 
@@ -76,6 +77,160 @@ fn what_was_sent_arrives_after_the_sender_has_closed() {
     });
     api.close_recv(pair.recv);
     api.finalize();
+}
+
+/// The end comes right behind the last byte, while the receiver asks.
+#[test]
+fn a_message_is_received_however_soon_its_sender_closes() {
+    let api = Api::init(12);
+    let (data, mut got) = (pattern(1 << 20, 5), vec![0; 1 << 20]);
+    for round in 0..200 {
+        let pair = api.pair();
+        let recv = api.irecv(pair.recv, &mut [(&mut got, 0)]).unwrap();
+        let send = api.isend(pair.send, &data, 0).unwrap();
+        std::thread::scope(|scope| {
+            let (send, comm) = (send.expose_provenance(), pair.send.expose_provenance());
+            scope.spawn(move || {
+                api.wait(ptr::with_exposed_provenance_mut(send), 1);
+                api.close_send(ptr::with_exposed_provenance_mut(comm));
+            });
+            assert_eq!(api.wait(recv, 1), [data.len()], "round {round}");
+        });
+        assert!(got == data, "round {round}");
+        got.fill(0);
+        api.close_recv(pair.recv);
+    }
+    api.finalize();
+}
+
+/// Requests, as many as there are: what fails is the test of each.
+#[test]
+fn what_is_posted_after_the_peer_has_closed_is_a_request_that_fails() {
+    const MANY: usize = 256;
+    let api = Api::init(12);
+    let data = pattern(1 << 20, 6);
+    for sends in [true, false] {
+        let Pair { send, recv, .. } = api.pair();
+        let mut got = vec![0; 8];
+        let mut post = || if sends { api.isend(send, &data, 0) } else { api.irecv(recv, &mut [(&mut got, 0)]) };
+        let mut posted = vec![post().unwrap()];
+        if sends {
+            api.close_recv(recv)
+        } else {
+            api.close_send(send)
+        }
+        posted.extend((1..MANY).map(|_| post().unwrap()));
+        assert!(posted.iter().all(|request| !request.is_null()));
+        posted.iter().for_each(|request| assert_eq!(api.fails(*request), Status::RemoteError));
+        // None is left, and none comes back.
+        assert_eq!(post(), Err(Status::RemoteError));
+        if sends { api.close_send(send) } else { api.close_recv(recv) }
+    }
+    api.finalize();
+}
+
+/// In a process of its own: elsewhere other tests use the plugin, too.
+fn alone(test: &str) -> bool {
+    if again::role().is_some() {
+        return true;
+    }
+    again::start(&[], test, "alone", &[]).finish();
+    false
+}
+
+#[test]
+fn what_is_open_when_the_plugin_is_finalized_fails() {
+    if !alone("failures::what_is_open_when_the_plugin_is_finalized_fails") {
+        return;
+    }
+    for version in [11, 12] {
+        let api = Api::init(version);
+        let pair = api.pair();
+        let (data, mut got) = (pattern(64 << 20, 7), vec![0; 100]);
+        let recv = api.irecv(pair.recv, &mut [(&mut got, 0)]).unwrap();
+        // Of another tag: more than its window stays open.
+        let send = api.isend(pair.send, &data, 1).unwrap();
+        api.finalize();
+        assert_eq!((api.fails(recv), api.fails(send)), (Status::RemoteError, Status::RemoteError));
+        pair.close();
+    }
+    say("done");
+}
+
+/// Every entry fails or does nothing, and the parent's connections go on.
+#[test]
+fn a_forked_child_has_no_part_in_the_plugin() {
+    if !alone("failures::a_forked_child_has_no_part_in_the_plugin") {
+        return;
+    }
+    let api = Api::init(12);
+    let pair = api.pair();
+    let (listening, listen) = api.listen();
+    let (data, mut got) = (pattern(1 << 20, 8), vec![0; 1 << 20]);
+    let recv = api.irecv(pair.recv, &mut [(&mut got, 0)]).unwrap();
+    let child = || {
+        IS_CHILD.store(true, Ordering::Relaxed);
+        let refused = Status::InvalidUsage;
+        let mut more = [0; 8];
+        assert_eq!(api.isend(pair.send, &data, 0), Err(refused));
+        assert_eq!(api.irecv(pair.recv, &mut [(&mut more, 0)]), Err(refused));
+        assert_eq!(api.test(recv, 1), Err(refused));
+        assert_eq!(api.try_accept(listen), Err(refused));
+        assert_eq!(api.try_connect(&mut { listening }), Err(refused));
+        assert!(api.properties(0).is_err());
+        api.close_send(pair.send);
+        api.close_recv(pair.recv);
+        api.close_listen(listen);
+        api.finalize();
+        api.finalize();
+    };
+    for _ in 0..20 {
+        // SAFETY: the child makes the calls above, as one of a program with threads may, and ends at once.
+        match unsafe { libc::fork() } {
+            0 => {
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(i32::from(outcome.is_err())) }
+            }
+            pid => {
+                let mut status = -1;
+                let wait = || {
+                    // SAFETY: waits for our own child.
+                    (unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == pid).then_some(())
+                };
+                until("the child's end", wait);
+                assert_eq!(status, 0);
+            }
+        }
+    }
+    let send = api.isend(pair.send, &data, 0).unwrap();
+    assert_eq!((api.wait(send, 1), api.wait(recv, 1)), (vec![data.len()], vec![data.len()]));
+    assert!(got == data);
+    let (more, last) = api.meet(listening, listen);
+    Pair { api, send: more, recv: last }.close();
+    api.close_listen(listen);
+    pair.close();
+    api.finalize();
+    // And a child of a process that has finalized it uses it like any other.
+    // SAFETY: as above.
+    match unsafe { libc::fork() } {
+        0 => {
+            let works = std::panic::catch_unwind(|| {
+                let api = Api::init(12);
+                api.pair().close();
+                api.finalize();
+            });
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(i32::from(works.is_err())) }
+        }
+        pid => {
+            let mut status = -1;
+            // SAFETY: waits for our own child.
+            until("its end", || (unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == pid).then_some(()));
+            assert_eq!(status, 0);
+        }
+    }
+    say("done");
 }
 
 #[test]
@@ -166,7 +321,8 @@ fn a_killed_peer_is_an_error_with_its_address() {
     assert_eq!((api.fails(sending), api.fails(receiving)), (Status::RemoteError, Status::RemoteError));
     let log = LOG.lock().unwrap().clone();
     assert!(log.contains("look at that rank's output") && log.contains("connection between"), "{log}");
-    assert_eq!(api.isend(send, &data[..1], 0), Err(Status::RemoteError), "and so does what comes later");
+    let later = api.isend(send, &data[..1], 0).unwrap();
+    assert_eq!(api.fails(later), Status::RemoteError, "and so does what comes later");
     api.close_send(send);
     api.close_recv(recv);
     api.close_listen(listen);

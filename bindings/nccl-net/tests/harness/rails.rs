@@ -1,6 +1,8 @@
 //! Two nodes with several cables: one that is cut in mid-run costs no message, and is taken back; a slow one gets less.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::again::{Process, hear, hex, say, unhex};
 use super::api::*;
@@ -69,7 +71,7 @@ fn receive(api: Api, comms: &[Comm], next: &mut u64) {
 /// Streams that are lost now, by the log.
 fn lost() -> usize {
     let log = LOG.lock().unwrap();
-    log.matches("others carry on").count() - log.matches("is back").count()
+    log.matches("others carry on").count().saturating_sub(log.matches("is back").count())
 }
 
 /// A node of two: `b` receives, `a` sends in phases that the test begins, until it has `enough` of a phase's messages
@@ -151,10 +153,14 @@ pub(crate) fn finish([a, b]: &mut [Process; 2]) -> (u64, u64) {
     (words.next().unwrap(), words.next().unwrap())
 }
 
-pub(crate) fn end(mut nodes: [Process; 2]) {
+pub(crate) fn end(nodes: [Process; 2]) {
+    end_quietly(nodes);
+    say("done");
+}
+
+fn end_quietly(mut nodes: [Process; 2]) {
     begin(&mut nodes, "end");
     nodes.into_iter().for_each(Process::finish);
-    say("done");
 }
 
 /// How a cable is cut at one end, and mended.
@@ -214,6 +220,113 @@ const SOUND: &str = "tc qdisc del dev r1 root";
 fn a_cable_that_loses_everything_costs_no_message_and_is_taken_back() {
     const TEST: &str = "rails::a_cable_that_loses_everything_costs_no_message_and_is_taken_back";
     cut_and_mended(TEST, &[], &Cut { cut: SILENCE, mend: SOUND, at: &[(1, true)] });
+}
+
+/// The sender's host drops what it is to send, so that nothing ever waits for an acknowledgement.
+#[test]
+fn a_cable_whose_packets_the_sender_drops_costs_no_message_and_is_taken_back() {
+    const TEST: &str = "rails::a_cable_whose_packets_the_sender_drops_costs_no_message_and_is_taken_back";
+    cut_and_mended(TEST, &[], &Cut { cut: SILENCE, mend: SOUND, at: &[(0, true)] });
+}
+
+/// Faults that leave no cable for a while, or only one, each with what ends it, at nodes 0 and 1. The ends see different
+/// cables stand still, and the one that works again first is the one that both must be able to use.
+const FAULTS: [(&str, [&[(usize, &str)]; 2]); 5] = [
+    (
+        "both are cut, and the second one is mended first",
+        [
+            &[(0, "ip link set r0 down"), (0, "ip link set r1 down")],
+            &[(0, "ip link set r1 up"), (0, "ip link set r0 up")],
+        ],
+    ),
+    (
+        "both are cut at different ends, and the first one is mended first",
+        [
+            &[(1, "ip link set r1 down"), (0, "ip link set r0 down")],
+            &[(0, "ip link set r0 up"), (1, "ip link set r1 up")],
+        ],
+    ),
+    (
+        "one lets nothing through one way, the other one nothing the other way",
+        [
+            &[
+                (0, "ip neigh replace 10.0.1.2 lladdr 02:00:00:00:00:01 dev r0 nud permanent"),
+                (1, "ip neigh replace 10.0.2.1 lladdr 02:00:00:00:00:01 dev r1 nud permanent"),
+            ],
+            &[(1, "ip neigh del 10.0.2.1 dev r1"), (0, "ip neigh del 10.0.1.2 dev r0")],
+        ],
+    ),
+    (
+        "both hosts drop, one of them on each cable",
+        [
+            &[(1, "tc qdisc replace dev r0 root bfifo limit 1"), (0, "tc qdisc replace dev r1 root bfifo limit 1")],
+            &[(0, "tc qdisc del dev r1 root"), (1, "tc qdisc del dev r0 root")],
+        ],
+    ),
+    (
+        "long packets are lost on the way",
+        [
+            &[(0, "ip link set r1 gso_max_segs 1"), (1, "ip link set r1 mtu 600")],
+            &[(1, "ip link set r1 mtu 1500"), (0, "ip link set r1 gso_max_segs 65535")],
+        ],
+    ),
+];
+
+#[test]
+fn cables_that_fail_together_cost_no_message_in_whatever_order_they_are_mended() {
+    const TEST: &str = "rails::cables_that_fail_together_cost_no_message_in_whatever_order_they_are_mended";
+    let began = Mutex::new(None);
+    let enough = |phase: &str, count, over: u64| {
+        if phase == "whole" {
+            *began.lock().unwrap() = None;
+            return count >= 50 && over > 1 << 20;
+        }
+        // Longer than the fault takes.
+        began.lock().unwrap().get_or_insert_with(Instant::now).elapsed() > Duration::from_secs(5)
+    };
+    if !makes_nodes(TEST, |name| talk(name, enough)) {
+        return;
+    }
+    for (what, [begins, ends]) in FAULTS {
+        eprintln!("{what}");
+        let mut nodes = two(TEST, &[]);
+        begin(&mut nodes, "whole");
+        finish(&mut nodes);
+        begin(&mut nodes, "fault");
+        begins.iter().for_each(|(node, words)| run(&nodes[*node], words));
+        // Longer than either end waits for a rail.
+        std::thread::sleep(Duration::from_millis(1500));
+        for (node, words) in ends {
+            run(&nodes[*node], words);
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        finish(&mut nodes);
+        begin(&mut nodes, "whole");
+        finish(&mut nodes);
+        end_quietly(nodes);
+    }
+    say("done");
+}
+
+/// It takes seconds to see that nothing answers there.
+#[test]
+fn a_silent_cable_does_not_hold_up_connections() {
+    const TEST: &str = "rails::a_silent_cable_does_not_hold_up_connections";
+    // With three seconds for each they would be too late for the test.
+    if !makes_nodes(TEST, |name| talk_over(60, name, |_, count, _| count >= 120)) {
+        return;
+    }
+    let mut nodes = two_after(TEST, &[], 2, |nodes| nodes.iter().for_each(|node| run(node, SILENCE)));
+    begin(&mut nodes, "without");
+    finish(&mut nodes);
+    end(nodes);
+}
+
+/// More often than a connection has places for streams.
+#[test]
+fn a_cable_is_taken_back_however_often_it_is_cut() {
+    const TEST: &str = "rails::a_cable_is_taken_back_however_often_it_is_cut";
+    cut_and_mended(TEST, &[], &Cut { cut: "ip link set r1 down", mend: "ip link set r1 up", at: &[(0, true); 10] });
 }
 
 /// Each try to dial the one that stays silent takes seconds; there are eighty connections that would.

@@ -25,6 +25,7 @@ mod tests;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 
 use super::frame::{self, Frame, Room, Word};
@@ -81,13 +82,15 @@ pub(super) struct Queues {
     all: Box<[OnceLock<Queue>]>,
     /// No queue pair comes while the link is being closed.
     making: Mutex<()>,
+    /// It is said once that there are no more.
+    spent: AtomicBool,
 }
 
 impl Queues {
     pub(super) fn new(devices: Option<Arc<Devices>>) -> Queues {
         let most = if devices.is_some() { MOST } else { 0 };
         let all = std::iter::repeat_with(OnceLock::new).take(most).collect();
-        Queues { devices, all, making: Mutex::default() }
+        Queues { devices, all, making: Mutex::default(), spent: AtomicBool::new(false) }
     }
 
     /// Whether this end has ports.
@@ -140,7 +143,15 @@ impl Queues {
         if self.made().any(|(_, q)| q.cable == site.cable && (q.life.is(State::New) || q.life.is(State::Alive))) {
             return None;
         }
-        let number = self.all.iter().position(|place| place.get().is_none())?;
+        let Some(number) = self.all.iter().position(|place| place.get().is_none()) else {
+            if !self.spent.swap(true, Ordering::Relaxed) {
+                log::warn!(
+                    "net: {}: {MOST} queue pairs are lost, and its messages go over TCP from now on",
+                    link.name()
+                );
+            }
+            return None;
+        };
         self.keep(link, number, Queue::new(&site).map_err(|e| e.to_string())).ok()?;
         Some(self.get(number)?.card(index, number))
     }
