@@ -32,6 +32,7 @@ mod rails;
 mod rdma;
 mod rdma_faults;
 mod relayed;
+mod storm;
 mod symmetric;
 mod symmetric_processes;
 mod trace;

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use crate::testing::LIMIT;
 
@@ -42,6 +43,11 @@ impl Process {
     /// Its next line for us, within the limit.
     #[track_caller]
     pub fn line(&mut self) -> String {
+        self.line_within(LIMIT)
+    }
+
+    #[track_caller]
+    fn line_within(&mut self, limit: Duration) -> String {
         let (send, read) = channel();
         let mut from = self.from.take().expect("it was read before");
         std::thread::spawn(move || {
@@ -59,7 +65,7 @@ impl Process {
             };
             let _ = send.send((found, from));
         });
-        match read.recv_timeout(LIMIT) {
+        match read.recv_timeout(limit) {
             Ok((Some(line), from)) => {
                 self.from = Some(from);
                 line
@@ -76,8 +82,14 @@ impl Process {
 
     /// Its end must be a good one.
     #[track_caller]
-    pub fn finish(mut self) {
-        assert_eq!(self.line(), "done");
+    pub fn finish(self) {
+        self.finish_within(LIMIT);
+    }
+
+    /// The same of one that works for longer.
+    #[track_caller]
+    pub fn finish_within(mut self, limit: Duration) {
+        assert_eq!(self.line_within(limit), "done");
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{status}");
     }

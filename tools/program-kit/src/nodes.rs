@@ -2,7 +2,7 @@
 //! Needs `unshare` and `ip`, and user namespaces where it is not run by root.
 
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::again::{self, Process};
 use crate::testing::LIMIT;
@@ -10,13 +10,18 @@ use crate::testing::LIMIT;
 /// Whether this process is the one that makes the nodes of a test, in namespaces of its own. The test starts that one;
 /// a node, by its name, does as `act` says.
 pub fn makes_nodes(test: &str, act: impl FnOnce(&str)) -> bool {
+    makes_nodes_for(LIMIT, test, act)
+}
+
+/// The same for a test that may take so long.
+pub fn makes_nodes_for(limit: Duration, test: &str, act: impl FnOnce(&str)) -> bool {
     match again::role() {
         Some(role) if role == "inside" => return true,
         Some(role) => act(&role),
         None => match possible() {
             Err(why) => eprintln!("SKIPPED: {test}: {why}"),
             // The user namespace makes us root over network namespaces.
-            Ok(()) => again::start(&["unshare", "-Urn"], test, "inside", &[]).finish(),
+            Ok(()) => again::start(&["unshare", "-Urn"], test, "inside", &[]).finish_within(limit),
         },
     }
     false
