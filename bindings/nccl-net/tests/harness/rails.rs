@@ -229,46 +229,39 @@ fn a_cable_whose_packets_the_sender_drops_costs_no_message_and_is_taken_back() {
     cut_and_mended(TEST, &[], &Cut { cut: SILENCE, mend: SOUND, at: &[(0, true)] });
 }
 
-/// Faults that leave no cable for a while, or only one, each with what ends it, at nodes 0 and 1. The ends see different
+/// Commands, each with the number of the node where it is said.
+type Commands = &'static [(usize, &'static str)];
+
+/// Faults that leave no cable for a while, or only one, with what begins them and what ends them. The ends see different
 /// cables stand still, and the one that works again first is the one that both must be able to use.
-const FAULTS: [(&str, [&[(usize, &str)]; 2]); 5] = [
+const FAULTS: [(&str, Commands, Commands); 5] = [
     (
         "both are cut, and the second one is mended first",
-        [
-            &[(0, "ip link set r0 down"), (0, "ip link set r1 down")],
-            &[(0, "ip link set r1 up"), (0, "ip link set r0 up")],
-        ],
+        &[(0, "ip link set r0 down"), (0, "ip link set r1 down")],
+        &[(0, "ip link set r1 up"), (0, "ip link set r0 up")],
     ),
     (
         "both are cut at different ends, and the first one is mended first",
-        [
-            &[(1, "ip link set r1 down"), (0, "ip link set r0 down")],
-            &[(0, "ip link set r0 up"), (1, "ip link set r1 up")],
-        ],
+        &[(1, "ip link set r1 down"), (0, "ip link set r0 down")],
+        &[(0, "ip link set r0 up"), (1, "ip link set r1 up")],
     ),
     (
         "one lets nothing through one way, the other one nothing the other way",
-        [
-            &[
-                (0, "ip neigh replace 10.0.1.2 lladdr 02:00:00:00:00:01 dev r0 nud permanent"),
-                (1, "ip neigh replace 10.0.2.1 lladdr 02:00:00:00:00:01 dev r1 nud permanent"),
-            ],
-            &[(1, "ip neigh del 10.0.2.1 dev r1"), (0, "ip neigh del 10.0.1.2 dev r0")],
+        &[
+            (0, "ip neigh replace 10.0.1.2 lladdr 02:00:00:00:00:01 dev r0 nud permanent"),
+            (1, "ip neigh replace 10.0.2.1 lladdr 02:00:00:00:00:01 dev r1 nud permanent"),
         ],
+        &[(1, "ip neigh del 10.0.2.1 dev r1"), (0, "ip neigh del 10.0.1.2 dev r0")],
     ),
     (
         "both hosts drop, one of them on each cable",
-        [
-            &[(1, "tc qdisc replace dev r0 root bfifo limit 1"), (0, "tc qdisc replace dev r1 root bfifo limit 1")],
-            &[(0, "tc qdisc del dev r1 root"), (1, "tc qdisc del dev r0 root")],
-        ],
+        &[(1, "tc qdisc replace dev r0 root bfifo limit 1"), (0, "tc qdisc replace dev r1 root bfifo limit 1")],
+        &[(0, "tc qdisc del dev r1 root"), (1, "tc qdisc del dev r0 root")],
     ),
     (
         "long packets are lost on the way",
-        [
-            &[(0, "ip link set r1 gso_max_segs 1"), (1, "ip link set r1 mtu 600")],
-            &[(1, "ip link set r1 mtu 1500"), (0, "ip link set r1 gso_max_segs 65535")],
-        ],
+        &[(0, "ip link set r1 gso_max_segs 1"), (1, "ip link set r1 mtu 600")],
+        &[(1, "ip link set r1 mtu 1500"), (0, "ip link set r1 gso_max_segs 65535")],
     ),
 ];
 
@@ -287,7 +280,7 @@ fn cables_that_fail_together_cost_no_message_in_whatever_order_they_are_mended()
     if !makes_nodes(TEST, |name| talk(name, enough)) {
         return;
     }
-    for (what, [begins, ends]) in FAULTS {
+    for (what, begins, ends) in FAULTS {
         eprintln!("{what}");
         let mut nodes = two(TEST, &[]);
         begin(&mut nodes, "whole");
