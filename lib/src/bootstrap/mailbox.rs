@@ -88,9 +88,15 @@ impl Mailbox {
             if !outcome.timed_out() {
                 return true;
             }
-            if left <= SLICE || asked_to_stop() {
+            if left <= SLICE {
                 return false;
             }
+            // Asking may run code of the program, which may make calls of its own.
+            drop(answers);
+            if asked_to_stop() {
+                return false;
+            }
+            answers = lock(&self.answers);
         }
     }
 

@@ -190,6 +190,16 @@ impl Comm {
         lock(&self.inner.engine).tuned.tuning.clone()
     }
 
+    /// The communicator's failure, if it has failed. Waits for nothing.
+    pub fn failure(&self) -> Option<Error> {
+        self.inner.state.failure()
+    }
+
+    /// True when `rank` has left in order: a wait for it cannot succeed.
+    pub fn has_left(&self, rank: usize) -> bool {
+        rank < self.size() && self.inner.state.has_left(rank)
+    }
+
     /// Ends the communicator on every rank from any thread: calls in flight and later ones give [`Error::Aborted`].
     pub fn abort(&self, reason: &str) {
         let state = &self.inner.state;
