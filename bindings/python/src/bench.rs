@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use tinynccl::{ReduceOp, Result};
 
 use crate::comm::Comm;
-use crate::errors::waiting;
+use crate::errors::{Names, waiting};
 
 /// Seconds per call of `calls` in-place all_reduces of `elements` f32, made by Rust.
 #[pyfunction]
@@ -20,5 +20,5 @@ pub(crate) fn _seconds_of_all_reduce(py: Python<'_>, comm: &Comm, elements: usiz
         }
         Ok(start.elapsed().as_secs_f64() / calls as f64)
     };
-    waiting(py, run)
+    waiting(py, "all_reduce", &Names::default(), run)
 }

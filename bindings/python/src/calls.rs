@@ -41,12 +41,14 @@ pub(crate) struct Asker<'py> {
     pub(crate) py: Python<'py>,
     pub(crate) op: &'static str,
     pub(crate) rank: usize,
+    /// The rank's number in errors.
+    pub(crate) name: usize,
     pub(crate) size: usize,
 }
 
 impl Asker<'_> {
     pub(crate) fn refuse(&self, detail: String) -> PyErr {
-        invalid(self.py, self.op, format!("rank {}: {detail}", self.rank))
+        invalid(self.py, self.op, format!("rank {}: {detail}", self.name))
     }
 
     fn memory(&self, which: &str, object: &Bound<'_, PyAny>, written: bool) -> PyResult<Memory> {

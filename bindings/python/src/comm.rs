@@ -8,7 +8,7 @@ use tinynccl::bootstrap::UniqueId;
 use tinynccl::wire::Collective;
 
 use crate::calls::{Asker, Prepared, operator};
-use crate::errors::{invalid, raise, waiting};
+use crate::errors::{Names, invalid, not_inside, raise, raise_plainly, waiting};
 use crate::exporters::torch::current_stream;
 use crate::group::{Group, Open};
 use crate::join::{config, joining};
@@ -38,32 +38,39 @@ pub(crate) struct Comm {
     rank: usize,
     size: usize,
     local_rank: usize,
+    /// Our rank's number in errors.
+    name: usize,
+    names: Names,
 }
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        let live = take(&self.live);
-        // Leaving waits for calls in flight, whose end may need the interpreter.
-        if let Some(live) = live {
-            let mut live = Some(live);
-            let _ = Python::try_attach(|py| py.detach(|| drop(live.take())));
-        }
+        drop(take(&self.live));
     }
 }
 
 impl Comm {
-    fn new(comm: tinynccl::Comm) -> Comm {
+    fn new(comm: tinynccl::Comm, names: Names) -> Comm {
         let (rank, size, local_rank) = (comm.rank(), comm.size(), comm.local_rank());
-        Comm { live: Live::open(comm), group: Mutex::new(None), rank, size, local_rank }
+        let name = names.get(rank).copied().unwrap_or(rank);
+        let live = Live::open(comm);
+        Comm { live, group: Mutex::new(None), rank, size, local_rank, name, names }
     }
 
+    /// What is open, for a call that may wait.
     pub(crate) fn live(&self, py: Python<'_>, op: &'static str) -> PyResult<Arc<Live>> {
-        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        live.clone().ok_or_else(|| invalid(py, op, format!("rank {}: the communicator is closed", self.rank)))
+        not_inside(py, op, self.name)?;
+        self.open(py, op)
+    }
+
+    fn open(&self, py: Python<'_>, op: &'static str) -> PyResult<Arc<Live>> {
+        // Not under the lock: making an exception runs the interpreter, which may run any code.
+        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        live.ok_or_else(|| invalid(py, op, format!("rank {}: the communicator is closed", self.name)))
     }
 
     fn asker<'py>(&self, py: Python<'py>, op: &'static str) -> Asker<'py> {
-        Asker { py, op, rank: self.rank, size: self.size }
+        Asker { py, op, rank: self.rank, name: self.name, size: self.size }
     }
 
     pub(crate) fn open_group(&self) -> MutexGuard<'_, Open> {
@@ -72,17 +79,24 @@ impl Comm {
 
     /// Adds a call to the open group of this thread, or runs it.
     fn make(&self, py: Python<'_>, call: Prepared, async_op: bool, stream: Option<Stream>) -> PyResult<Option<Made>> {
-        if let Some((thread, calls)) = &mut *self.open_group()
-            && *thread == std::thread::current().id()
-        {
-            if async_op {
-                let detail = "async_op inside of a group: give it to the group, comm.group(async_op=True)".to_owned();
-                return Err(invalid(py, call.name(), detail));
+        let name = call.name();
+        let alone = match &mut *self.open_group() {
+            Some((thread, calls)) if *thread == std::thread::current().id() => {
+                if !async_op {
+                    calls.push(call);
+                }
+                None
             }
-            calls.push(call);
-            return Ok(None);
+            _ => Some(call),
+        };
+        match alone {
+            Some(call) => self.run(py, vec![call], async_op, stream),
+            None if async_op => {
+                let detail = "async_op inside of a group: give it to the group, comm.group(async_op=True)".to_owned();
+                Err(invalid(py, name, detail))
+            }
+            None => Ok(None),
         }
-        self.run(py, vec![call], async_op, stream)
     }
 
     pub(crate) fn run(
@@ -98,7 +112,7 @@ impl Comm {
         if let Some(other) = calls.iter().find(|call| call.device != device) {
             let detail = format!(
                 "rank {}: {} is on {device}, {} on {}: the calls of a group must be on one device",
-                self.rank,
+                self.name,
                 calls[0].name(),
                 other.name(),
                 other.device
@@ -110,21 +124,21 @@ impl Comm {
             Device::Cuda(ordinal) => {
                 let named = stream.or_else(|| calls.iter().find_map(|call| call.stream).map(Stream::from));
                 let stream = named.map_or_else(|| current_stream(py, ordinal).map(Stream::from), Ok)?;
-                let end = waiting(py, || {
+                let end = waiting(py, name, &self.names, || {
                     let gpu = live.on(ordinal)?;
                     // SAFETY: lengths were checked against the memory, which is kept by its object. That the object
                     // lives until the stream has run the call is the caller's part, as with every call that only
                     // enqueues.
                     let event = unsafe { gpu.enqueue(&calls, stream) }?;
-                    Ok(event.map(|event| End::new(event, &gpu, self.rank)))
+                    Ok(event.map(|event| End::new(event, &gpu, self.name, &self.names)))
                 })?;
                 if let Some(end) = end {
                     return Ok(Some(Made::End(end)));
                 }
                 Ok(async_op.then(|| {
-                    let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect());
+                    let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect(), &self.names);
                     shared.complete(Ok(()));
-                    Made::Work(Work::complete(shared, &live, name, self.rank))
+                    Made::Work(Work::complete(shared, &live, name, self.name))
                 }))
             }
         }
@@ -142,12 +156,12 @@ impl Comm {
         if async_op || !live.comm.is_idle() {
             let raw = calls.iter().map(|call| call.raw.clone()).collect();
             let short = calls.iter().map(Prepared::bytes).sum::<usize>() <= SHORT;
-            let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect());
+            let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect(), &self.names);
             let completed = shared.clone();
             let done = move |result| completed.complete(result);
             // SAFETY: lengths were checked against the memory; `shared` keeps it, and the job keeps `shared`.
-            let queued = unsafe { live.comm.enqueue_raw(raw, short, done) }.map_err(|e| raise(py, &e))?;
-            let work = Work::in_flight(shared, queued, live, name, self.rank);
+            let queued = unsafe { live.comm.enqueue_raw(raw, short, done) }.map_err(|e| raise(py, &self.names, &e))?;
+            let work = Work::in_flight(shared, queued, live, name, self.name);
             if async_op {
                 if telling() {
                     // `Work.wait` reports an error of the call; a signal is raised here.
@@ -160,11 +174,11 @@ impl Comm {
         if let [one] = calls.as_slice() {
             let raw = [one.raw.clone()];
             // SAFETY: lengths were checked against the memory; `calls` keeps it until this has returned.
-            return waiting(py, || unsafe { live.comm.run_raw(&raw) }).map(|()| None);
+            return waiting(py, name, &self.names, || unsafe { live.comm.run_raw(&raw) }).map(|()| None);
         }
         let raw: Vec<_> = calls.iter().map(|call| call.raw.clone()).collect();
         // SAFETY: as above.
-        waiting(py, || unsafe { live.comm.run_raw(&raw) }).map(|()| None)
+        waiting(py, name, &self.names, || unsafe { live.comm.run_raw(&raw) }).map(|()| None)
     }
 
     #[expect(clippy::too_many_arguments, reason = "what a collective is, as Python gives it")]
@@ -190,7 +204,7 @@ impl Comm {
 #[pymethods]
 impl Comm {
     #[new]
-    #[pyo3(signature = (unique_id, rank, world_size, *, timeout=None, transport=None, server=None, cuda_blocks=None))]
+    #[pyo3(signature = (unique_id, rank, world_size, *, timeout=None, transport=None, server=None, cuda_blocks=None, ranks=None, watch=None))]
     #[expect(clippy::too_many_arguments, reason = "what a place in a job is, as Python gives it")]
     fn py_new(
         py: Python<'_>,
@@ -201,25 +215,33 @@ impl Comm {
         transport: Option<&str>,
         server: Option<&Server>,
         cuda_blocks: Option<usize>,
+        ranks: Option<Vec<usize>>,
+        watch: Option<&Any<'_>>,
     ) -> PyResult<Comm> {
+        let names: Names = ranks.unwrap_or_default().into();
+        if !names.is_empty() && names.len() != world_size {
+            return Err(invalid(py, "Comm", format!("{} numbers of ranks, expected {world_size}", names.len())));
+        }
         let config = config(py, timeout, transport, cuda_blocks)?;
-        let id: UniqueId = unique_id.parse().map_err(|e| raise(py, &e))?;
+        let id: UniqueId = unique_id.parse().map_err(|e| raise_plainly(py, &e))?;
         if let Some(own) = server.map(Server::unique_id).filter(|own| *own != unique_id) {
             return Err(invalid(py, "Comm", format!("unique_id is {unique_id}, but that of the server is {own}")));
         }
         let server = server.and_then(Server::take);
-        let comm = joining(py, move || match server {
+        let comm = joining(py, &names, watch, move || match server {
             Some(server) => tinynccl::Comm::init_with_server(server, rank, world_size, config),
             None => tinynccl::Comm::init(&id, rank, world_size, config),
         })?;
-        Ok(Comm::new(comm))
+        Ok(Comm::new(comm, names))
     }
 
     #[staticmethod]
     #[pyo3(signature = (*, timeout=None, transport=None))]
     fn from_env(py: Python<'_>, timeout: Option<f64>, transport: Option<&str>) -> PyResult<Comm> {
         let config = config(py, timeout, transport, None)?;
-        joining(py, move || tinynccl::Comm::from_env_with(config)).map(Comm::new)
+        let names = Names::default();
+        let comm = joining(py, &names, None, move || tinynccl::Comm::from_env_with(config))?;
+        Ok(Comm::new(comm, names))
     }
 
     #[getter]
@@ -244,7 +266,7 @@ impl Comm {
 
     #[getter]
     fn timeout(&self, py: Python<'_>) -> PyResult<f64> {
-        Ok(self.live(py, "timeout")?.comm.config().timeout.as_secs_f64())
+        Ok(self.open(py, "timeout")?.comm.config().timeout.as_secs_f64())
     }
 
     #[pyo3(signature = (input, output=None, op="sum", *, async_op=false, stream=None))]
@@ -401,16 +423,17 @@ impl Comm {
         let peer = asker.rank_of("peer", peer)?;
         let limit = Duration::try_from_secs_f64(timeout)
             .map_err(|e| asker.refuse(format!("a timeout of {timeout} seconds: {e}")))?;
-        waiting(py, || live.comm.probe(peer, limit))
+        waiting(py, "probe", &self.names, || live.comm.probe(peer, limit))
     }
 
     #[pyo3(signature = (*, async_op=false))]
     fn barrier(&self, py: Python<'_>, async_op: bool) -> PyResult<Option<Made>> {
         let live = self.live(py, "barrier")?;
-        let gpu = live.gpu().clone();
-        if let Some(gpu) = gpu {
-            waiting(py, || gpu.synchronize())?;
-        }
+        waiting(py, "barrier", &self.names, || {
+            // Whoever makes it holds this lock, and may need the interpreter's.
+            let gpu = live.gpu().clone();
+            gpu.map_or(Ok(()), |gpu| gpu.synchronize())
+        })?;
         self.make(py, Prepared::barrier(), async_op, None)
     }
 
@@ -422,31 +445,42 @@ impl Comm {
     #[pyo3(signature = (color, key=0))]
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i32) -> PyResult<Option<Comm>> {
         let live = self.live(py, "split")?;
-        let comm = waiting(py, || live.comm.split(color, key))?;
-        Ok(comm.map(Comm::new))
+        let comm = waiting(py, "split", &self.names, || live.comm.split(color, key))?;
+        Ok(comm.map(|comm| Comm::new(comm, Names::default())))
     }
 
     /// The end of all that is in a stream of that GPU.
     fn mark(&self, py: Python<'_>, device: usize, stream: u64) -> PyResult<End> {
         let live = self.live(py, "mark")?;
-        waiting(py, || {
+        waiting(py, "mark", &self.names, || {
             let gpu = live.on(device)?;
             // SAFETY: the Python caller guarantees that the handle is a stream, as with `stream=` of every call.
             let event = unsafe { gpu.mark(stream) }?;
-            Ok(End::new(event, &gpu, self.rank))
+            Ok(End::new(event, &gpu, self.name, &self.names))
         })
     }
 
-    /// Raises an error of the GPU, if there is one.
+    /// Raises the communicator's failure or an error of the GPU, if there is one.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let live = self.live(py, "check")?;
-        let gpu = live.gpu().clone();
-        gpu.map_or(Ok(()), |gpu| gpu.check().map_err(|e| raise(py, &e)))
+        waiting(py, "check", &self.names, || {
+            if let Some(error) = live.comm.failure() {
+                return Err(error);
+            }
+            let gpu = live.gpu().clone();
+            gpu.map_or(Ok(()), |gpu| gpu.check())
+        })
+    }
+
+    fn has_left(&self, py: Python<'_>, rank: i64) -> PyResult<bool> {
+        let rank = self.asker(py, "has_left").rank_of("rank", rank)?;
+        let live = self.open(py, "has_left")?;
+        Ok(py.detach(|| live.comm.has_left(rank)))
     }
 
     #[pyo3(signature = (reason="abort was called"))]
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        let live = self.live(py, "abort")?;
+        let live = self.open(py, "abort")?;
         py.detach(|| live.abort(reason));
         Ok(())
     }

@@ -13,6 +13,7 @@ mod group;
 mod join;
 mod live;
 mod memory;
+mod numbers;
 mod server;
 mod stream;
 mod work;

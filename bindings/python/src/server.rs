@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
-use crate::errors::raise;
+use crate::errors::raise_plainly;
 use crate::join::config;
 
 /// The rendezvous of a job.
@@ -28,7 +28,8 @@ impl Server {
     fn py_new(py: Python<'_>, world_size: usize, port: u16) -> PyResult<Server> {
         let config = config(py, None, None, None)?;
         let bind = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-        let server = tinynccl::bootstrap::Server::start(bind, world_size, &config).map_err(|e| raise(py, &e))?;
+        let server =
+            tinynccl::bootstrap::Server::start(bind, world_size, &config).map_err(|e| raise_plainly(py, &e))?;
         Ok(Server { id: server.unique_id().to_string(), server: Mutex::new(Some(server)) })
     }
 

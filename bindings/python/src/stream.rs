@@ -8,7 +8,7 @@ use pyo3::types::PyTuple;
 use tinynccl::Result;
 
 use crate::device::{Current, Gpu, failed};
-use crate::errors::{invalid, raise};
+use crate::errors::{Names, invalid, raise};
 
 /// Handles of streams of one GPU.
 #[derive(Clone, Copy)]
@@ -66,11 +66,12 @@ pub(crate) struct End {
     event: Option<(CudaEvent, Arc<Events>)>,
     gpu: Weak<Gpu>,
     rank: usize,
+    names: Names,
 }
 
 impl End {
-    pub(crate) fn new(event: CudaEvent, gpu: &Arc<Gpu>, rank: usize) -> End {
-        End { event: Some((event, gpu.events().clone())), gpu: Arc::downgrade(gpu), rank }
+    pub(crate) fn new(event: CudaEvent, gpu: &Arc<Gpu>, rank: usize, names: &Names) -> End {
+        End { event: Some((event, gpu.events().clone())), gpu: Arc::downgrade(gpu), rank, names: names.clone() }
     }
 }
 
@@ -93,7 +94,7 @@ impl End {
             return Err(invalid(py, "wait", format!("rank {}: the communicator is closed", self.rank)));
         };
         // SAFETY: the Python caller guarantees that the handle is a stream, as with `stream=` of every call.
-        gpu.check().and_then(|()| unsafe { gpu.wait_for(stream, event) }).map_err(|e| raise(py, &e))
+        gpu.check().and_then(|()| unsafe { gpu.wait_for(stream, event) }).map_err(|e| raise(py, &self.names, &e))
     }
 
     /// Whether the stream has passed it; raises an error of the GPU, also one that ended earlier work early.
@@ -106,6 +107,6 @@ impl End {
             Some(gpu) if complete => gpu.check().map(|()| true),
             _ => Ok(complete),
         });
-        checked.map_err(|e| raise(py, &e))
+        checked.map_err(|e| raise(py, &self.names, &e))
     }
 }

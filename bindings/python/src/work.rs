@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use tinynccl::comm::{After, Queued};
 use tinynccl::{Error, Result};
 
-use crate::errors::{raise, waiting};
+use crate::errors::{Names, after_call, not_inside, raise, waiting};
 use crate::live::Live;
 use crate::memory::Memory;
 
@@ -32,6 +32,7 @@ pub(crate) struct Work {
 pub(crate) struct Shared {
     outcome: Mutex<Outcome>,
     done: Condvar,
+    names: Names,
     /// Freed with the last handle.
     _keep: Vec<Memory>,
 }
@@ -55,13 +56,13 @@ enum Callback {
 }
 
 impl Callback {
-    fn tell(&self, py: Python<'_>, outcome: Option<&Error>) -> PyResult<()> {
+    fn tell(&self, py: Python<'_>, names: &Names, outcome: Option<&Error>) -> PyResult<()> {
         match self {
             Callback::Function(function) => function.call0(py).map(drop),
             Callback::Future { future, result } => match outcome {
                 None => future.call_method1(py, intern!(py, "set_result"), (result,)),
                 Some(error) => {
-                    future.call_method1(py, intern!(py, "set_exception"), (raise(py, error).into_value(py),))
+                    future.call_method1(py, intern!(py, "set_exception"), (raise(py, names, error).into_value(py),))
                 }
             }
             .map(drop),
@@ -80,8 +81,8 @@ fn lock(mutex: &Mutex<Outcome>) -> MutexGuard<'_, Outcome> {
 }
 
 impl Shared {
-    pub(crate) fn new(keep: Vec<Memory>) -> Arc<Shared> {
-        Arc::new(Shared { outcome: Mutex::default(), done: Condvar::new(), _keep: keep })
+    pub(crate) fn new(keep: Vec<Memory>, names: &Names) -> Arc<Shared> {
+        Arc::new(Shared { outcome: Mutex::default(), done: Condvar::new(), names: names.clone(), _keep: keep })
     }
 
     /// Called once, by the thread that ran the call; gives the callbacks, which are for later.
@@ -93,7 +94,11 @@ impl Shared {
             self.done.notify_all();
         }
         let callbacks = std::mem::take(&mut outcome.callbacks);
-        if callbacks.is_empty() { None } else { Some(Box::new(move || tell(callbacks, error))) }
+        if callbacks.is_empty() {
+            return None;
+        }
+        let names = self.names.clone();
+        Some(Box::new(move || after_call(|| tell(callbacks, &names, error))))
     }
 
     fn result(&self) -> Option<Result<()>> {
@@ -127,12 +132,12 @@ pub(crate) fn telling() -> bool {
     TELLING.get()
 }
 
-fn tell(callbacks: Vec<Callback>, outcome: Option<Error>) {
+fn tell(callbacks: Vec<Callback>, names: &Names, outcome: Option<Error>) {
     let before = TELLING.replace(true);
     // None at the very end of the interpreter, when nobody waits any more.
     let called = Python::try_attach(|py| {
         for callback in callbacks {
-            if let Err(error) = callback.tell(py, outcome.as_ref()) {
+            if let Err(error) = callback.tell(py, names, outcome.as_ref()) {
                 error.write_unraisable(py, Some(callback.object().bind(py)));
             }
         }
@@ -182,29 +187,33 @@ impl Work {
                 Some(result) => result.as_ref().err().cloned(),
             }
         };
-        callback.tell(py, error.as_ref())
+        callback.tell(py, &self.shared.names, error.as_ref())
     }
 
     /// Waits, and checks for signals in between; a handler that raises aborts the communicator. Without a timeout of
     /// its own the wait runs a still-queued call itself.
     pub(crate) fn finish(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
+        if !self.is_over() {
+            not_inside(py, self.op, self.rank)?;
+        }
         if timeout.is_some() {
             self.start();
         }
-        let end = timeout.map(|t| Instant::now() + t);
+        // None, too, for one beyond all instants.
+        let end = timeout.and_then(|t| Instant::now().checked_add(t));
         loop {
             let slice = Instant::now() + SLICE;
             let until = end.map_or(slice, |end| end.min(slice));
             if let (Some(queued), None) = (&self.queued, timeout) {
                 // Queued behind a call that ran elsewhere, this one may still be unclaimed.
-                waiting(py, || queued.help())?;
+                waiting(py, self.op, &self.shared.names, || queued.help())?;
             }
             if let Some(result) = self.shared.result() {
-                return result.map_err(|error| raise(py, &error));
+                return result.map_err(|error| self.raise(py, &error));
             }
             match py.detach(|| self.shared.wait_until(until)) {
                 Some(Ok(())) => return Ok(()),
-                Some(Err(error)) => return Err(raise(py, &error)),
+                Some(Err(error)) => return Err(self.raise(py, &error)),
                 None => {}
             }
             if let Err(raised) = py.check_signals() {
@@ -224,9 +233,13 @@ impl Work {
                     detail: "the call is still in flight; its own deadline is that of the communicator (timeout=)"
                         .to_owned(),
                 };
-                return Err(raise(py, &error));
+                return Err(self.raise(py, &error));
             }
         }
+    }
+
+    fn raise(&self, py: Python<'_>, error: &Error) -> PyErr {
+        raise(py, &self.shared.names, error)
     }
 }
 
@@ -247,8 +260,9 @@ impl Work {
     }
 
     fn exception(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        match &lock(&self.shared.outcome).result {
-            Some(Err(error)) => Some(raise(py, error).into_value(py).into_any()),
+        // Not under the lock: making an exception runs the interpreter, which may run any code.
+        match self.shared.result() {
+            Some(Err(error)) => Some(self.raise(py, &error).into_value(py).into_any()),
             _ => None,
         }
     }

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 # Where the checks are.
-MODULES = ["check_collectives", "check_messages", "check_groups", "check_data_parallel", "check_refused"]
+MODULES = ["check_collectives", "check_layouts", "check_messages", "check_groups", "check_data_parallel", "check_refused"]
 CHECKS = []
 # Chosen by TEST_DEVICE: cuda needs a GPU per rank.
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")

@@ -69,10 +69,14 @@ class Comm:
         transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None,
         server: Optional[Server] = None,
         cuda_blocks: Optional[int] = None,
+        ranks: Optional[Sequence[int]] = None,
+        watch: Optional[Callable[[], object]] = None,
     ) -> None:
         """Joins the job of ``unique_id``. ``timeout``, in seconds, is the deadline of every wait. The rank that created the
         ``server`` of ``unique_id`` may pass it, and it then lives as long as the communicator. ``cuda_blocks``, the same on
-        all ranks, is the maximum number of a GPU's blocks for a call (``TINYNCCL_CUDA_BLOCKS``)."""
+        all ranks, is the maximum number of a GPU's blocks for a call (``TINYNCCL_CUDA_BLOCKS``). Errors call the ranks by the
+        numbers ``ranks`` (of a larger job, for example). ``watch`` is called repeatedly while this waits for the other ranks;
+        its exception ends the wait."""
     @staticmethod
     def from_env(
         *, timeout: Optional[float] = None, transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None
@@ -176,7 +180,9 @@ class Comm:
     def mark(self, device: int, stream: int) -> End:
         """The end of all work that is in a stream of that CUDA device."""
     def check(self) -> None:
-        """Raises an error of the GPU, if there is one."""
+        """Raises the communicator's failure or an error of the GPU, if there is one; waits for nothing."""
+    def has_left(self, rank: int) -> bool:
+        """True when that rank has left in order: a wait for it cannot succeed."""
     def abort(self, reason: str = ...) -> None:
         """Ends the communicator on all ranks, from any thread."""
     def close(self) -> None:

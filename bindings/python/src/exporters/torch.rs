@@ -6,6 +6,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::{intern, types::PyString};
 use tinynccl::DType;
 
+use super::type_name;
 use crate::memory::{Device, Keep, Kind, Memory};
 
 struct Torch {
@@ -78,6 +79,27 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
         Some(kind) => kind,
         None => Kind::Opaque(object.call_method0(intern!(py, "element_size"))?.extract()?),
     };
+    let is = |method| object.call_method0(method)?.is_truthy();
+    // Bits by which torch reads the memory as other values than those that lie there, and tensors that are more than
+    // their memory.
+    if is(intern!(py, "is_neg"))? {
+        return Err(PyTypeError::new_err("a tensor with torch's negative bit set: pass tensor.resolve_neg()"));
+    }
+    if matches!(kind, Kind::Opaque(_)) {
+        if is(intern!(py, "is_conj"))? {
+            return Err(PyTypeError::new_err("a tensor with torch's conjugate bit set: pass tensor.resolve_conj()"));
+        }
+        if object.getattr(intern!(py, "is_quantized"))?.is_truthy()? {
+            return Err(PyTypeError::new_err(format!(
+                "a quantized tensor of {dtype}, whose scale would stay behind: pass tensor.int_repr(), or tensor.dequantize()"
+            )));
+        }
+    }
+    if object.getattr(intern!(py, "is_nested"))?.is_truthy()? {
+        return Err(PyTypeError::new_err(
+            "a nested tensor, whose shapes would stay behind: pass its tensors one by one",
+        ));
+    }
     if !object.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
         return Err(PyTypeError::new_err(format!(
             "a tensor of shape {} with strides {} is not contiguous: pass tensor.contiguous() and copy the result back",
@@ -98,6 +120,12 @@ pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     };
     let at: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let count: usize = object.call_method0(intern!(py, "numel"))?.extract()?;
+    if at == 0 && count > 0 {
+        return Err(PyTypeError::new_err(format!(
+            "a tensor ({}) of {count} elements without memory: a fake one, one that wraps others, or one whose storage was freed",
+            type_name(object)
+        )));
+    }
     Ok(Some(Memory {
         at,
         count,

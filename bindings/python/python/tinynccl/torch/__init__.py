@@ -34,7 +34,8 @@ def _create_2(opts, options=None):
             f"init_process_group: torch {torch.__version__} has no backends made in Python, so \"tinynccl\" cannot be one of several: "
             'pass "tinynccl" alone'
         )
-    return (ProcessGroup if alone else Backend)(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+    members = getattr(opts, "global_ranks_in_group", None)
+    return (ProcessGroup if alone else Backend)(opts.store, opts.group_rank, opts.group_size, opts.timeout, members)
 
 
 def _register():

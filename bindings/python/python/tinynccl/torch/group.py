@@ -1,37 +1,59 @@
 """``ProcessGroup``: the methods that torch calls, the way from them to the communicator, and messages."""
 
 import datetime
+import threading
+import weakref
 
 import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import InvalidArgument
 from .collectives import Collectives
-from .meet import meet
-from .messages import Channel, Deferred, FromAny, Message
+from .meet import Meeting, watch_world
+from .messages import Channel, Deferred, FromAny, Message, close_channels
 from .streams import Sides
-from .tensors import as_list
-from .work import Work
+from .tensors import Plain, as_list, refusal
+from .work import Kept, Work
+
+# Of the default process group, while there is one of ours.
+_world = lambda: None  # noqa: E731
 
 
 class Group(Collectives):
     """The base of both kinds of groups below: ranks with a communicator of tinynccl."""
 
-    def _join(self, store, rank, size, timeout):
-        self._store = store
+    def _join(self, store, rank, size, timeout, members=None):
+        """``members``: the ranks' numbers in the world, if they are known."""
+        global _world
         self._rank = rank
         self._size = size
+        self._store = store
         self._timeout = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+        # Of the world all others are parts, whose errors name ranks as the world does.
+        is_world = not dist.is_initialized()
+        names = None if is_world else list(members) if members else dist.get_rank
+        watch = watch_world(None if is_world else _world(), members)
         late = f"rank {rank} of {size} waits for rank 0 of the group to begin"
-        self._comm = meet(store, "group", rank, size, self._timeout, late)
+        self._comm, self._names = Meeting(store, "group", self._timeout, watch).join(rank, size, late, names)
+        self._me = self._world_rank(rank)
+        if is_world:
+            _world = weakref.ref(self)
         self._sides = Sides()
         self._channels = {}
+        self._closed = False
+        # Of what threads share; a signal's handler may come into it once more.
+        self._lock = threading.RLock()
         # Messages on the GPU that wait for their counterparts.
         self._deferred = []
         self._number = 0
-        self._kept = {}
+        self._kept = Kept()
         # Works of the calls between `_start_coalescing` and `_end_coalescing`.
         self._coalesced = None
+
+    def _world_rank(self, rank):
+        """A rank's number in errors: that in the world."""
+        return self._names[rank] if self._names else rank
 
     # Methods that torch calls.
 
@@ -69,46 +91,57 @@ class Group(Collectives):
 
     def abort(self):
         self._comm.abort("abort was called on the process group")
-        for channel in self._channels.values():
+        for channel in self._take_channels():
             channel.abort("abort was called on the process group")
 
     def shutdown(self):
-        for channel in self._channels.values():
-            channel.close()
-        for channel in self._channels.values():
-            channel.join(self._timeout)
-        self._channels.clear()
+        """Receives that are still posted end with an error. What is sent has a while to be received."""
+        with self._lock:
+            self._closed = True
+        close_channels(self._take_channels(), self._timeout)
         self._comm.close()
 
+    def _take_channels(self):
+        with self._lock:
+            channels = list(self._channels.values())
+            if self._closed:
+                self._channels.clear()
+        return channels
+
     def __del__(self):
-        for channel in getattr(self, "_channels", {}).values():
-            channel.close()
+        # Only one that has joined has something to leave.
+        if hasattr(self, "_coalesced"):
+            self.shutdown()
 
     # From torch's calls to the communicator.
 
-    def _check(self, call, tensors):
-        """One device, no sparse tensors; the layout is checked again, tensor by tensor, where the memory is taken."""
-        device = tensors[0].device
-        for index, tensor in enumerate(tensors):
+    def _check(self, call, tensors, written=()):
+        """The device of tensors whose memory can be taken: one device, with values that lie there."""
+        device = None
+        for index, tensor in enumerate([*tensors, *written]):
+            reason = refusal(tensor, index >= len(tensors))
+            if reason is not None:
+                raise InvalidArgument(f"{call}: rank {self._me}: tensor {index} {reason}")
+            device = device or tensor.device
             if tensor.device != device:
                 raise InvalidArgument(
-                    f"{call}: rank {self._rank}: tensor 0 is on {device}, tensor {index} on {tensor.device}: expected all on one device"
-                )
-            if tensor.layout is not torch.strided:
-                raise InvalidArgument(
-                    f"{call}: rank {self._rank}: tensor {index} is of layout {tensor.layout}, expected torch.strided: "
-                    "pass tensor.to_dense(), or its indices() and values()"
+                    f"{call}: rank {self._me}: tensor 0 is on {device}, tensor {index} on {tensor.device}: expected all on one device"
                 )
         return device
 
-    def _run(self, call, tensors, result, make, finish=None, scratch=()):
-        """Makes calls over ``tensors`` and memory of ours: ``make`` gets keyword arguments for the communicator and returns a work."""
+    def _run(self, call, reads, writes, result, make, finish=None, scratch=(), parts=()):
+        """Makes calls over tensors and memory of ours. ``make`` gets plain tensors for those that are read and for those that are
+        written, and keyword arguments for the communicator; it returns a work. ``finish`` writes ``parts`` at the end."""
+        device = self._check(call, reads, [*writes, *parts])
         self._number += 1
-        device = self._check(call, tensors)
         self._flush()
+        memory = Plain(reads, writes)
+        finish = memory.then(finish)
         if device.type == "cuda":
-            return self._coalescing(self._on_stream(device, [*tensors, *scratch], result, make, finish))
-        work = Work.of(make(async_op=True), result, self._kept)
+            tensors = [*reads, *writes, *memory.reads, *memory.writes, *scratch, *parts]
+            make_on = lambda **how: make(memory.reads, memory.writes, **how)  # noqa: E731
+            return self._coalescing(self._on_stream(device, tensors, result, make_on, finish))
+        work = Work.of(make(memory.reads, memory.writes, async_op=True), result, self._kept)
         return self._coalescing(work if finish is None else work._then(finish))
 
     def _coalescing(self, work):
@@ -143,7 +176,8 @@ class Group(Collectives):
         side = self._sides[device]
         end = make(stream=side.behind_current())
         if finish is not None:
-            side.as_current(finish)
+            with torch.inference_mode():
+                side.as_current(finish)
             end = self._comm.mark(device.index, side.handle)
         for tensor in tensors:
             # The allocator does not give its memory away before our stream has passed this point.
@@ -169,10 +203,10 @@ class Group(Collectives):
         (tensor,) = as_list(tensors)
         senders = [rank for rank in range(self._size) if rank != self._rank]
         if not senders:
-            raise InvalidArgument(f"recv: rank {self._rank}: there is no other rank to receive from")
-        if self._contiguous("recv", tensor).type == "cuda":
-            raise InvalidArgument(f"recv: rank {self._rank}: a receive from any rank takes tensors on the CPU: on GPUs name the sender (src=)")
-        message = FromAny(tensor, tag, self._rank, senders, self._timeout)
+            raise InvalidArgument(f"recv: rank {self._me}: there is no other rank to receive from")
+        if self._check("recv", [], [tensor]).type == "cuda":
+            raise InvalidArgument(f"recv: rank {self._me}: a receive from any rank takes tensors on the CPU: on GPUs name the sender (src=)")
+        message = FromAny(Plain([], [tensor]), tensor, tag, self._me, {rank: self._world_rank(rank) for rank in senders}, self._timeout)
         for sender in senders:
             self._channel(sender, self._rank).put(message)
         return Work.of(message, [tensor], self._kept)
@@ -181,47 +215,55 @@ class Group(Collectives):
         sends = sender == self._rank
         call, peer = ("send", receiver) if sends else ("recv", sender)
         if peer == self._rank or not 0 <= peer < self._size:
-            raise InvalidArgument(f"{call}: rank {self._rank}: peer is {peer}, expected another rank in 0..{self._size}")
-        if self._contiguous(call, tensor).type == "cuda":
-            work = Deferred.of(None, [tensor], self._kept)._as(self, sends, peer)
-            self._deferred.append(work)
+            raise InvalidArgument(f"{call}: rank {self._me}: peer is {peer}, expected another rank in 0..{self._size}")
+        sides = ([tensor], []) if sends else ([], [tensor])
+        if self._check(call, *sides).type == "cuda":
+            work = Deferred.of(None, [tensor], self._kept)._as(self, Plain(*sides), sends, peer)
+            with self._lock:
+                self._deferred.append(work)
             return self._coalescing(work)
-        work = Work.of(self._channel(sender, receiver).put(Message(tensor, tag)), [tensor], self._kept)
+        message = Message(Plain(*sides), tensor, tag)
+        work = Work.of(self._channel(sender, receiver).put(message), [tensor], self._kept)
         work._source = sender
         return self._coalescing(work)
 
-    def _contiguous(self, call, tensor):
-        """The device of a tensor that can be a message."""
-        device = self._check(call, [tensor])
-        if not tensor.is_contiguous():
-            raise InvalidArgument(
-                f"{call}: rank {self._rank}: a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous: "
-                "pass tensor.contiguous()"
-            )
-        return device
-
     def _channel(self, sender, receiver):
+        """The way from a rank to another, for whichever thread asks first."""
         pair = (sender, receiver)
-        channel = self._channels.get(pair)
-        if channel is None:
-            channel = self._channels[pair] = Channel(self._store, self._timeout, sender == self._rank, sender, receiver)
-        return channel
+        with self._lock:
+            channel = self._channels.get(pair)
+            if channel is None:
+                if self._closed:
+                    raise InvalidArgument(f"send/recv: rank {self._me}: the process group is closed")
+                names = (self._world_rank(sender), self._world_rank(receiver))
+                channel = Channel(self._store, self._comm, self._timeout, sender == self._rank, pair, names)
+                self._channels[pair] = channel
+            return channel
 
     def _flush(self):
         """Messages of the GPU go together: a kernel that only sends might wait for one that only comes behind its peer's."""
         if not self._deferred:
             return
-        messages, self._deferred = self._deferred, []
+        with self._lock:
+            messages, self._deferred = self._deferred, []
+        if not messages:
+            return
         device = messages[0].tensor.device
 
         def calls():
             for message in messages:
-                (self._comm.send if message.sends else self._comm.recv)(message.tensor, message.peer)
+                (self._comm.send if message.sends else self._comm.recv)(message.memory, message.peer)
 
-        tensors = [message.tensor for message in messages]
+        def finish():
+            for message in messages:
+                if message.finish is not None:
+                    message.finish()
+
+        tensors = [tensor for message in messages for tensor in (message.tensor, message.memory)]
         for message in messages:
             self._sides[device].stream.wait_event(message.ready)
-        work = self._on_stream(device, tensors, tensors, lambda **how: self._group(calls, **how))
+        last = finish if any(message.finish for message in messages) else None
+        work = self._on_stream(device, tensors, tensors, lambda **how: self._group(calls, **how), last)
         for message in messages:
             message._gpu_end, message._side = work._gpu_end, work._side
 
@@ -229,9 +271,9 @@ class Group(Collectives):
 class ProcessGroup(Group, c10d.ProcessGroup):
     """A process group that is tinynccl's on every device: torch's functions call it directly."""
 
-    def __init__(self, store, rank, size, timeout):
+    def __init__(self, store, rank, size, timeout, members=None):
         c10d.ProcessGroup.__init__(self, rank, size)
-        self._join(store, rank, size, timeout)
+        self._join(store, rank, size, timeout, members)
 
     # torch 2 asks a group for its backend of a device, and the backend for its capabilities.
     supports_coalescing = supports_splitting = False
@@ -258,9 +300,9 @@ if hasattr(getattr(c10d, "Backend", None), "_start_coalescing"):
     class Backend(Group, c10d.Backend):
         """Of a process group that has other backends for other devices: torch's dispatcher calls it."""
 
-        def __init__(self, store, rank, size, timeout):
+        def __init__(self, store, rank, size, timeout, members=None):
             c10d.Backend.__init__(self, rank, size)
-            self._join(store, rank, size, timeout)
+            self._join(store, rank, size, timeout, members)
 
         supports_coalescing = supports_splitting = False
 

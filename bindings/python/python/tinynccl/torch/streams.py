@@ -53,5 +53,5 @@ class Sides(dict):
     """The stream of each device, made when it is first asked for."""
 
     def __missing__(self, device):
-        side = self[device] = Side(device)
-        return side
+        # Another thread may have made it in the meantime.
+        return self.setdefault(device, Side(device))

@@ -1,6 +1,7 @@
 """Calls in flight, as ``torch.distributed`` sees them."""
 
 import datetime
+import sys
 import threading
 
 import torch
@@ -8,8 +9,12 @@ from torch._C import _distributed_c10d as c10d
 
 from .streams import current
 
-# Calls in flight whose end no one has asked for yet.
+# Calls whose end no one has asked for yet.
 _KEPT = 256
+# Newest ones among them: torch's C++ may be about to take them.
+_NEW = 4
+# Longest time-out that Python's own waits take, in seconds.
+_LONGEST = threading.TIMEOUT_MAX
 
 
 class _Future(torch.futures.Future):
@@ -41,23 +46,23 @@ class Work(c10d.Work):
             work._gpu_end = end
             work._side = side
         work._kept = kept
-        kept[id(work)] = work
-        if len(kept) > _KEPT:
-            kept.pop(next(iter(kept)), None)
+        kept.add(work)
         return work
 
     def _then(self, finish):
         """``finish`` runs once, after the call and before its end is reported."""
         self._finish = finish
-        self._lock = threading.Lock()
+        # A signal's handler may wait for the same call as its thread does.
+        self._lock = threading.RLock()
         return self
 
     def _release(self):
         if self._kept is not None:
-            self._kept.pop(id(self), None)
+            self._kept.discard(self)
             self._kept = None
 
     def wait(self, timeout=None):
+        kept = self._kept
         self._release()
         if self._call is not None:
             # torch's own default is a timeout of zero: none.
@@ -66,6 +71,8 @@ class Work(c10d.Work):
         if self._gpu_end is not None:
             # The current stream waits; the host does not.
             self._gpu_end.before(current(self._side.device))
+        if kept is not None:
+            kept.sweep()
         return True
 
     def _end(self):
@@ -74,10 +81,20 @@ class Work(c10d.Work):
         with self._lock:
             finish, self._finish = self._finish, None
             if finish is not None:
-                finish()
+                # Also into leaves of a graph, and in a thread of ours into tensors made in inference mode.
+                with torch.inference_mode():
+                    finish()
 
     def synchronize(self):
         self.wait()
+
+    def _is_over(self):
+        """As `is_completed`, of a work that nobody may ask any more; what was left to do is done."""
+        if self._call is not None and not self._call.is_completed() or not self._on_gpu()[0]:
+            return False
+        if self._lock is not None and self.exception() is None:
+            self._end()
+        return True
 
     def is_completed(self):
         if self._call is not None and not self._call.is_completed():
@@ -89,7 +106,14 @@ class Work(c10d.Work):
             error = self._call.exception()
         if error is None:
             self._end()
+        if self._kept is not None:
+            self._kept.sweep()
         return True
+
+    def _forget(self):
+        """Lets go of memory: it is over, and nobody but torch's C++ can ask for more than that."""
+        if self._call is None or self._call.exception() is None:
+            self._call = self._result = self._finish = None
 
     def is_success(self):
         return self.is_completed() and self.exception() is None
@@ -151,6 +175,54 @@ class Work(c10d.Work):
             self._future.set_exception(error)
 
 
+class Kept:
+    """Works that a group has handed out. torch 1.13 forgets the Python half of an object that only C++ holds, so they stay here
+    until their end was asked for, or many others have followed. Once they are over, they hold no memory."""
+
+    def __init__(self):
+        self._works = {}
+        # Those that may hold memory, oldest first.
+        self._full = {}
+        self._lock = threading.RLock()
+
+    def add(self, work):
+        with self._lock:
+            self._works[id(work)] = self._full[id(work)] = work
+            if len(self._works) > _KEPT:
+                self._remove(next(iter(self._works)))
+            self.sweep()
+
+    def discard(self, work):
+        with self._lock:
+            self._remove(id(work))
+
+    def _remove(self, key):
+        self._works.pop(key, None)
+        self._full.pop(key, None)
+
+    def sweep(self):
+        """Looks at the oldest ones."""
+        if len(self._full) <= _NEW:
+            return
+        with self._lock:
+            while len(self._full) > _NEW:
+                key = next(iter(self._full))
+                work = self._full[key]
+                if sys.getrefcount(work) > _OURS:
+                    # Python's callers have it, and so it lives without us.
+                    self._remove(key)
+                elif work._is_over():
+                    self._full.pop(key)
+                    work._forget()
+                else:
+                    return
+
+
+# References to a work in `sweep` that are ours: of two dictionaries, a variable and an argument.
+_OURS = 4
+
+
 def _seconds(timeout):
-    return timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+    return min(seconds, _LONGEST)
 
