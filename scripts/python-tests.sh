@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the Python package and runs its tests: numpy arrays, torch tensors, the backend of torch.distributed.
 #
-#   scripts/python-tests.sh            everything; about a minute when built, on two idle cores
+#   scripts/python-tests.sh            everything; three minutes when built, on two idle cores
 #   scripts/python-tests.sh --table    the table of docs/pytorch.md: how each check ends over tinynccl and over gloo
+#   scripts/python-tests.sh --judge [OPTIONS]    programs and random sequences over tinynccl and over gloo (scripts/judge/gloo.sh)
 #   scripts/python-tests.sh --bench latency|ddp [OPTIONS]    the measurements of bindings/python/bench; --help lists the options
 #
 # PYTHON names the interpreter (default: /usr/bin/python3, to which Debian's torch belongs, else python3). As root on Debian it
@@ -69,10 +70,18 @@ cd bindings/python/tests
 if [[ ${1-} == --table ]]; then
     exec "$python" table.py
 fi
+if [[ ${1-} == --judge ]]; then
+    failed=0
+    "$python" test_programs.py --judge || failed=1
+    "$python" sequences.py "${@:2}" || failed=1
+    exit $failed
+fi
 "$python" -c 'import sys, numpy, torch; print("Python", sys.version.split()[0], "numpy", numpy.__version__, "torch", torch.__version__)'
 failed=0
-for test in test_comm.py test_fork.py test_torch.py test_failures.py; do
+for test in test_comm.py test_fork.py test_torch.py test_failures.py test_programs.py "sequences.py --seconds 20"; do
     echo "== $test"
-    "$python" "$test" || failed=1
+    # Words are arguments.
+    # shellcheck disable=SC2086
+    "$python" $test || failed=1
 done
 exit $failed
