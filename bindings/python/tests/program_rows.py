@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import socket
 import threading
 import time
 import weakref
@@ -227,6 +228,18 @@ def joins_and_leaves_in_a_loop_over_one_store(job):
     job.mark(f"over {job.rank}")
     for rank in range(job.size):
         job.await_mark(f"over {rank}")
+
+
+@program(3, DONE)
+def joins_and_leaves_in_a_loop_over_env(job):
+    if torch.__version__ < "2":
+        # It cannot, over any backend: its own barrier counts on in a server that a rank ahead has reached.
+        return say("done")
+    if job.rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            job.mark(f"port {free.getsockname()[1]}")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=job.await_mark("port ").split()[1])
+    in_a_loop(job, lambda: job.join(init_method="env://"))
 
 
 @program(3, (0, "^keys 0$"))

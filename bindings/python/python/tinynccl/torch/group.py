@@ -16,6 +16,9 @@ from .streams import Sides
 from .tensors import Plain, as_list, refusal
 from .work import Kept, Work
 
+# The store of the last default process group, of torch 2 as long as the next one is not there: a rank that is ahead may have
+# reached the server of the old one, which then serves both. torch 1.13 cannot make two groups over one server.
+_last_store = None
 # Of the default process group, while there is one of ours.
 _world = lambda: None  # noqa: E731
 
@@ -25,7 +28,7 @@ class Group(Collectives):
 
     def _join(self, store, rank, size, timeout, members=None):
         """``members``: the ranks' numbers in the world, if they are known."""
-        global _world
+        global _last_store, _world
         self._rank = rank
         self._size = size
         self._store = store
@@ -39,6 +42,7 @@ class Group(Collectives):
         self._me = self._world_rank(rank)
         if is_world:
             _world = weakref.ref(self)
+            _last_store = store if torch.__version__ >= "2" else None
         self._sides = Sides()
         self._channels = {}
         self._closed = False
