@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p tinynccl --bench reduce -- [OPERATION] [DTYPE ...]`
 //!
-//! OPERATION is one of: sum (the default), prod, min, max, avg (the division only), dual (sum to two places),
+//! OPERATION is one of: sum (the default), prod, min, max, avg (an input times 1/3, or a sum over 3), dual (sum to two places),
 //! in-place (sum over the second operand). The first row is `memcpy`, what the machine can do without arithmetic.
 
 use std::hint::black_box;
@@ -22,7 +22,7 @@ const REPETITION: Duration = Duration::from_millis(4);
 #[derive(Clone, Copy)]
 enum Operation {
     Reduce(ReduceOp),
-    Divide,
+    Average,
     Dual,
     InPlace,
 }
@@ -30,7 +30,7 @@ enum Operation {
 impl Operation {
     fn parse(name: &str) -> Option<Operation> {
         Some(match name {
-            "avg" => Operation::Divide,
+            "avg" => Operation::Average,
             "dual" => Operation::Dual,
             "in-place" => Operation::InPlace,
             _ => Operation::Reduce(name.parse().ok()?),
@@ -52,7 +52,10 @@ impl Operation {
         unsafe {
             match self {
                 Operation::Reduce(_) => (kernels.reduce)(a, b, out, n),
-                Operation::Divide => (kernels.divide)(out, n, 3),
+                Operation::Average => {
+                    kernels.scale.into_iter().for_each(|scale| scale(a, out, n, 1.0 / 3.0));
+                    kernels.divide.into_iter().for_each(|divide| divide(out, n, 3));
+                }
                 Operation::Dual => (kernels.reduce_dual)(a, b, out, copy, n),
                 Operation::InPlace => (kernels.reduce)(a, b, b_mut, n),
             }

@@ -12,10 +12,6 @@ struct __align__(16) Pack {
     Stored of[PER_PACK];
 };
 
-__device__ __forceinline__ Stored times(Stored x, Acc factor) {
-    return narrow((Acc)((Wrapping)widen(x) * (Wrapping)factor));
-}
-
 extern "C" __global__ void scale(const Stored* from, Stored* to, u64 count, const Stored* at, u64 value) {
     Immediate immediate;
     immediate.word = value;

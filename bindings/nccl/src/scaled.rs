@@ -1,8 +1,8 @@
 //! `ncclRedOpCreatePreMulSum`: sums of inputs that each rank multiplies by a factor of its own.
 //!
-//! A kernel multiplies the input, then a collective sums. The products go into the output where this rank has one of
-//! the input's shape, otherwise into stream-ordered memory: an input that is not the output stays as it is. Both are
-//! captured with the stream.
+//! A kernel multiplies the input, as `avg` does (`times` in the library's `types.cuh`), then a collective sums. The
+//! products go into the output where this rank has one of the input's shape, otherwise into stream-ordered memory: an
+//! input that is not the output stays as it is. Both are captured with the stream.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

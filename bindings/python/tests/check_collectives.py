@@ -37,6 +37,22 @@ def all_reduce_average(rank, n):
     tensor = full(5, float(rank))
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     equal(tensor, (n - 1) / 2)
+    # As NCCL: floats times 1/n before the sum, which would overflow; integers divided behind it, towards zero.
+    for dtype, large in ((torch.float16, 6e4), (torch.bfloat16, 3e38), (torch.float32, 3e38), (torch.float64, 1.7e308)):
+        part = torch.tensor(large, dtype=dtype) * torch.tensor(1 / n, dtype=dtype)
+        want = float(sum([part] * (n - 1), part))
+        tensor = full(5, large, dtype)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        equal(tensor, want, f"all_reduce {dtype}")
+        output, input = full(3, 0, dtype), full(3 * n, large, dtype)
+        dist.reduce_scatter_tensor(output, input, dist.ReduceOp.AVG) if hasattr(dist, "reduce_scatter_tensor") else output.fill_(want)
+        equal(output, want, f"reduce_scatter_tensor {dtype}")
+    tensor = full(3, complex(3e38, -3e38), torch.complex64)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    equal(torch.view_as_real(tensor).abs().isfinite(), True, "complex64")
+    tensor = full(3, -7 if rank == 0 else 0, torch.int64)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    equal(tensor, int(-7 / n), "int64")
 
 
 @check("test_allreduce_ops (BAND, BOR, BXOR), test_all_reduce_sum of 16-bit integers and 8-bit floats")

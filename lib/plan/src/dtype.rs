@@ -132,7 +132,9 @@ pub enum ReduceOp {
     Min = 2,
     /// Maximum; NaN if any value is NaN.
     Max = 3,
-    /// Sum, then division by the world size (integers truncate towards zero).
+    /// Average over the ranks, as NCCL defines it. Floats: each rank's value times 1/n (the factor and the product
+    /// rounded to the type), then the sum, so that large values do not overflow. Integers: the sum, which wraps, over
+    /// n, towards zero.
     Avg = 4,
     /// Bitwise and; integers only, like the next two.
     BitAnd = 5,

@@ -5,6 +5,7 @@ use std::slice;
 
 use super::Task;
 use super::links::Links;
+use super::operand::{combine, finish, reduce_and_stream};
 use super::order::Order;
 use super::plan::{Action, Instruction, Place, Plan, PlanLane};
 use super::traced;
@@ -220,12 +221,15 @@ unsafe fn perform(
             Action::Send { src } => send(instruction, memory, plan, src, &header, links),
             Action::Recv { dst } => recv(instruction, memory, plan, dst, &header, links),
             Action::Copy { src, dst } => {
-                copy(memory.at(src), memory.at(dst), memory.bytes());
+                match plan.scale(src) {
+                    Some(scale) => scale.apply(memory.at(src), memory.at(dst), memory.len),
+                    None => copy(memory.at(src), memory.at(dst), memory.bytes()),
+                }
                 Ok(true)
             }
             Action::Reduce { src, dst, last } => {
                 let out = memory.at(dst);
-                (plan.kernels.reduce)(out, memory.at(src), out, memory.len);
+                combine(plan, src, memory.at(src), out, out, None, memory.len);
                 finish(plan, last, out, memory.len);
                 Ok(true)
             }
@@ -243,11 +247,11 @@ unsafe fn perform(
                     Some(pair) => pair,
                     None => return Ok(false),
                 };
-                (plan.kernels.reduce)(memory.at(src), payload, slot, memory.len);
+                combine(plan, src, memory.at(src), payload, slot, None, memory.len);
                 pass_on(instruction, &header, links)
             }
             Action::RecvReduceCopySend { src, dst, last } => {
-                let divides = last && plan.divisor > 1;
+                let divides = last && plan.average.division.is_some();
                 let link = &mut links.sends[instruction.send];
                 let takes = |link: &mut dyn ZeroCopy| link.takes(view(memory, dst));
                 if divides
@@ -263,41 +267,16 @@ unsafe fn perform(
                     Some(pair) => pair,
                     None => return Ok(false),
                 };
+                let (mine, out) = (memory.at(src), memory.at(dst));
                 if plan.streams {
-                    reduce_and_stream(plan, memory.at(src), payload, Some(slot), memory.at(dst), memory.len);
+                    reduce_and_stream(plan, src, mine, payload, Some(slot), out, memory.len);
                 } else {
-                    (plan.kernels.reduce_dual)(memory.at(src), payload, memory.at(dst), slot, memory.len);
+                    combine(plan, src, mine, payload, out, Some(slot), memory.len);
                 }
                 pass_on(instruction, &header, links)
             }
         }
     }
-}
-
-/// Bytes that stay in the L1 cache between being computed and being streamed out.
-const PIECE: usize = 4 << 10;
-
-#[repr(align(64))]
-struct Piece([u8; PIECE]);
-
-/// `out = a op b`, written around the cache; the same through the cache into `slot`, if there is one, for the receiver.
-///
-/// # Safety
-/// As [`crate::reduce::ReduceDualFn`], or [`crate::reduce::ReduceFn`] without a slot.
-unsafe fn reduce_and_stream(plan: &Plan, a: *const u8, b: *const u8, slot: Option<*mut u8>, out: *mut u8, n: usize) {
-    let mut piece = Piece([0; PIECE]);
-    let piece = piece.0.as_mut_ptr();
-    let step = PIECE / plan.elem;
-    for start in (0..n).step_by(step) {
-        let (n, skip) = (step.min(n - start), start * plan.elem);
-        // SAFETY: by the caller; the piece lies within `n` elements.
-        unsafe {
-            let through = slot.map_or(piece, |slot| slot.add(skip));
-            (plan.kernels.reduce)(a.add(skip), b.add(skip), through, n);
-            stream::copy_unordered(out.add(skip), through, n * plan.elem);
-        }
-    }
-    stream::fence();
 }
 
 /// The part at `place` as a slice.
@@ -310,7 +289,8 @@ unsafe fn view<'a>(memory: &Memory, place: Place) -> &'a [u8] {
     unsafe { slice::from_raw_parts(memory.at(place), memory.bytes()) }
 }
 
-/// Sends the part at `src`; by zero copy if no step overwrites it before the link is done with it.
+/// Sends the part at `src`; by zero copy if no step overwrites it before the link is done with it. A scaled one is
+/// computed in the link's memory.
 ///
 /// # Safety
 /// As [`super::run`].
@@ -323,6 +303,15 @@ unsafe fn send(
     header: &Header,
     links: &mut Links,
 ) -> Result<bool, Stop> {
+    if let Some(scale) = plan.scale(src) {
+        let link = &mut links.sends[instruction.send];
+        let Some(slot) = link.reserve()? else { return Ok(false) };
+        fits(slot.len(), memory.bytes())?;
+        // SAFETY: by the caller; the slot is apart from the input, and its memory is aligned for any element.
+        unsafe { scale.apply(memory.at(src), slot.as_mut_ptr(), memory.len) };
+        link.commit(header)?;
+        return Ok(true);
+    }
     // SAFETY: by the caller.
     let data = unsafe { view(memory, src) };
     let two_way = links.two_way;
@@ -400,7 +389,7 @@ unsafe fn recv_reduce(
 ) -> Result<bool, Stop> {
     // SAFETY: by the caller.
     let (mine, out, elem) = unsafe { (memory.at(src), memory.at(dst), memory.elem) };
-    let streams = last && plan.streams && plan.divisor == 1;
+    let streams = last && plan.streams && plan.average.division.is_none();
     let mut combine = |offset: usize, payload: &[u8]| {
         let n = payload.len() / elem;
         // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any
@@ -408,10 +397,10 @@ unsafe fn recv_reduce(
         unsafe {
             let (mine, out) = (mine.add(offset), out.add(offset));
             if streams {
-                reduce_and_stream(plan, mine, payload.as_ptr(), None, out, n);
+                reduce_and_stream(plan, src, mine, payload.as_ptr(), None, out, n);
                 return;
             }
-            (plan.kernels.reduce)(mine, payload.as_ptr(), out, n);
+            combine(plan, src, mine, payload.as_ptr(), out, None, n);
             finish(plan, last, out, n);
         }
     };
@@ -439,12 +428,18 @@ fn both(
         stage.needs_slot = true;
         return Ok(None);
     };
-    // A slot holds any part by construction of the partition; two links may differ only by misconfiguration.
-    if slot.len() < payload.len() {
-        let detail = format!("a slot of {} bytes cannot hold a message of {}", slot.len(), payload.len());
+    fits(slot.len(), payload.len())?;
+    Ok(Some((payload.as_ptr(), slot.as_mut_ptr())))
+}
+
+/// A slot holds any part by construction of the partition; two links may differ only by misconfiguration.
+#[inline]
+fn fits(slot: usize, message: usize) -> Result<(), Stop> {
+    if slot < message {
+        let detail = format!("a slot of {slot} bytes cannot hold a message of {message}");
         return Err(Stop::Error(Error::invalid("link", detail)));
     }
-    Ok(Some((payload.as_ptr(), slot.as_mut_ptr())))
+    Ok(())
 }
 
 /// Ends a fused step: frees the incoming slot and commits the outgoing one.
@@ -458,18 +453,6 @@ fn pass_on(instruction: &Instruction, header: &Header, links: &mut Links) -> Res
 #[cold]
 fn mismatch(instruction: &Instruction, ours: &Header, theirs: Header, links: &Links) -> Stop {
     Stop::Mismatch { peer: links.peer(instruction.recv), ours: *ours, theirs }
-}
-
-/// `avg` divides where the reduction is complete.
-///
-/// # Safety
-/// `out` must be valid for `n` elements of the plan's type.
-#[inline]
-unsafe fn finish(plan: &Plan, last: bool, out: *mut u8, n: usize) {
-    if last && plan.divisor > 1 {
-        // SAFETY: by the caller.
-        unsafe { (plan.kernels.divide)(out, n, plan.divisor) };
-    }
 }
 
 /// # Safety

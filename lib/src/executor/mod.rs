@@ -7,6 +7,7 @@
 mod lane;
 mod links;
 mod message;
+mod operand;
 mod order;
 mod peek;
 mod plan;

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::Call;
 use crate::dtype::{DType, ReduceOp};
-use crate::reduce::{self, Kernels};
+use crate::reduce::{self, Average, Kernels, Scale};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Collective, Header};
 
@@ -108,8 +108,7 @@ pub(crate) struct Plan {
     pub(super) kernels: Kernels,
     /// The output is too large to be worth caching: it is written by non-temporal stores.
     pub(super) streams: bool,
-    /// World size for `avg`, else 1.
-    pub(super) divisor: usize,
+    pub(super) average: Average,
     pub(crate) scratch_bytes: usize,
     /// Some links may read sent memory after the send call returned (zero copy).
     pub(super) zero_copy: bool,
@@ -122,6 +121,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// The factor of an operand. A rank's contribution comes from its input, and from nowhere else.
+    #[inline]
+    pub(super) fn scale(&self, src: Place) -> Option<&Scale> {
+        self.average.scale.as_ref().filter(|_| src.buf == Buf::Input)
+    }
+
     /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with
     /// (channel, peer), which must be open; `zero_copy` says whether some of them read a message's memory after the
     /// send call returned (zero copy).
@@ -185,8 +190,9 @@ impl Plan {
             let windows = partition.windows();
             lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count: None });
         }
+        let average = Average::new(call.dtype, call.op, ranks);
         if zero_copy {
-            mark_zero_copy(&mut instructions, &lanes);
+            mark_zero_copy(&mut instructions, &lanes, average.scale.is_some());
         }
         let uses = |link: fn(&Instruction) -> usize| instructions.iter().any(|i| link(i) != usize::MAX);
         let directions = (uses(|i| i.send), uses(|i| i.recv));
@@ -200,7 +206,7 @@ impl Plan {
             output_bytes,
             streams: output_bytes >= STREAM,
             kernels: reduce::kernels(call.dtype, call.op.unwrap_or(ReduceOp::Sum)),
-            divisor: if call.op == Some(ReduceOp::Avg) { ranks } else { 1 },
+            average,
             scratch_bytes: program.scratch_segments * window * elem,
             header,
         })
@@ -225,7 +231,7 @@ impl Plan {
             elem,
             streams: recvs.iter().map(|(_, range)| range.len()).sum::<usize>().saturating_mul(elem) >= STREAM,
             kernels: reduce::kernels(dtype, ReduceOp::Sum),
-            divisor: 1,
+            average: Average::default(),
             scratch_bytes: 0,
             zero_copy,
             directions: (!sends.is_empty(), !recvs.is_empty()),
@@ -285,12 +291,14 @@ fn mark_followed(instructions: &mut [Instruction]) {
 }
 
 /// Finds the sends whose memory no step of the plan overwrites before it can check that the link is done with it. Input
-/// and output count as the same memory. Windows have no element in common, so one stands for all.
-fn mark_zero_copy(instructions: &mut [Instruction], lanes: &[PlanLane]) {
+/// and output count as the same memory. Windows have no element in common, so one stands for all. `scaled`: inputs are,
+/// and then sent from the link's memory.
+fn mark_zero_copy(instructions: &mut [Instruction], lanes: &[PlanLane], scaled: bool) {
     let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
     for lane in lanes {
         for at in lane.instructions.clone() {
-            let Some(from) = instructions[at].sent().filter(|from| from.buf != Buf::Scratch) else { continue };
+            let stays = |from: &Place| from.buf == Buf::Output || from.buf == Buf::Input && !scaled;
+            let Some(from) = instructions[at].sent().filter(stays) else { continue };
             let (parts, link) = (instructions[at].parts.clone(), instructions[at].send);
             let hits = |i: &Instruction| {
                 let same = |to: Place| to.buf == Buf::Output && to.segment_offset == from.segment_offset;

@@ -5,8 +5,9 @@
 //! is most of the cost of the plain one-element loop.
 
 use super::bits::Bits16;
-use super::divide::{FloatDivisor, divide_float};
-use super::ops::{Divide, Map, Op, Prod, Sum, Unit};
+use super::ops::{Map, Op, Prod, Scaled, Sum, Unit};
+use super::scale::Times;
+use super::simd::map;
 
 /// One bf16, for min and max.
 pub(super) type Bf16 = Bits16<0x7f80>;
@@ -56,21 +57,18 @@ macro_rules! through_f32 {
 }
 through_f32!(Sum, Prod);
 
-/// A division of `f32` applied to both halves.
-struct Halves<M>(M);
-
-impl<M: Map<f32>> Map<Bf16Pair> for Halves<M> {
+impl Map<Bf16Pair> for Times<f32> {
     #[inline(always)]
     fn map(&self, x: Bf16Pair) -> Bf16Pair {
         let (low, high) = widen(x);
-        narrow(self.0.map(low), self.0.map(high))
+        narrow(low * self.0, high * self.0)
     }
 }
 
-impl Divide for Bf16Pair {
+impl Scaled for Bf16Pair {
     #[inline(always)]
-    unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
+    unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { divide_float(buf, n, FloatDivisor::<f32>::new(divisor), Halves, Halves) }
+        unsafe { map::<Bf16Pair, _>(from, to, n, &Times(factor as f32)) }
     }
 }

@@ -1,70 +1,29 @@
-//! Division of a buffer by one number, as `avg` needs it.
+//! Division of a sum of integers by one number, as `avg` needs it.
 
-use super::ops::{Divide, Map, Unit};
-use super::simd::map_in_place;
+use super::DivideFn;
+use super::ops::{Divide, Map};
+use super::simd::map;
 
-/// Multiplication by a constant.
-pub(super) struct Times<T>(pub(super) T);
-/// Division by a constant.
-pub(super) struct Over<T>(pub(super) T);
-
-/// A divisor of floats, and how to divide by it.
-pub(super) enum FloatDivisor<T> {
-    /// A power of two: its inverse is exact, so multiplying rounds the same real number as dividing.
-    Inverse(T),
-    /// Any other number.
-    Divisor(T),
+/// The division of a finished sum.
+#[derive(Debug, Clone, Copy)]
+pub struct Division {
+    divide: DivideFn,
+    divisor: usize,
 }
 
-macro_rules! float {
-    ($($t:ty),*) => {$(
-        impl Map<$t> for Times<$t> {
-            #[inline(always)]
-            fn map(&self, x: $t) -> $t {
-                x * self.0
-            }
-        }
-        impl Map<$t> for Over<$t> {
-            #[inline(always)]
-            fn map(&self, x: $t) -> $t {
-                x / self.0
-            }
-        }
-        impl FloatDivisor<$t> {
-            #[inline(always)]
-            pub(super) fn new(divisor: usize) -> Self {
-                if divisor.is_power_of_two() { Self::Inverse(1.0 / divisor as $t) } else { Self::Divisor(divisor as $t) }
-            }
-        }
-        impl Divide for $t {
-            #[inline(always)]
-            unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
-                // SAFETY: the caller's promise, passed on.
-                unsafe { divide_float(buf, n, FloatDivisor::<$t>::new(divisor), |m| m, |m| m) }
-            }
-        }
-    )*};
-}
-float!(f32, f64);
+impl Division {
+    pub(super) fn new(divide: DivideFn, divisor: usize) -> Division {
+        Division { divide, divisor }
+    }
 
-/// Divides floats; `times` and `over` lift the function of a float `T` to one of a unit `L` that holds floats.
-///
-/// # Safety
-/// As [`super::DivideFn`].
-#[inline(always)]
-pub(super) unsafe fn divide_float<L: Unit, T, A: Map<L>, B: Map<L>>(
-    buf: *mut u8,
-    n: usize,
-    divisor: FloatDivisor<T>,
-    times: impl FnOnce(Times<T>) -> A,
-    over: impl FnOnce(Over<T>) -> B,
-) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe {
-        match divisor {
-            FloatDivisor::Inverse(inverse) => map_in_place(buf, n, &times(Times(inverse))),
-            FloatDivisor::Divisor(divisor) => map_in_place(buf, n, &over(Over(divisor))),
-        }
+    /// `buf[i] = buf[i] / divisor` for `n` elements.
+    ///
+    /// # Safety
+    /// As [`DivideFn`].
+    #[inline]
+    pub unsafe fn apply(&self, buf: *mut u8, n: usize) {
+        // SAFETY: forwarded from the caller; the kernel is that of the type.
+        unsafe { (self.divide)(buf, n, self.divisor) }
     }
 }
 
@@ -130,8 +89,8 @@ macro_rules! integer {
                 // SAFETY: the caller's promise, passed on.
                 unsafe {
                     match Reciprocal::<$u>::new(divisor) {
-                        Some(reciprocal) => map_in_place::<$t, _>(buf, n, &reciprocal),
-                        None => map_in_place::<$t, _>(buf, n, &Zero),
+                        Some(reciprocal) => map::<$t, _>(buf, buf, n, &reciprocal),
+                        None => map::<$t, _>(buf, buf, n, &Zero),
                     }
                 }
             }

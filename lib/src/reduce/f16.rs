@@ -3,10 +3,11 @@
 //! Conversions after Fabian Giesen, "half to float done quick" and its companion with rounding to nearest even.
 //! Machines with F16C take the path in `f16c` instead.
 
+use super::Kernels;
 use super::bits::Bits16;
-use super::divide::{FloatDivisor, divide_float};
-use super::ops::{Divide, Map, Max, Min, Op, Prod, Sum};
-use super::{Kernels, simd::baseline};
+use super::ops::{Map, Max, Min, Op, Prod, Scaled, Sum};
+use super::scale::Times;
+use super::simd::{baseline, map};
 use crate::dtype::ReduceOp;
 
 /// One f16.
@@ -53,21 +54,18 @@ macro_rules! through_f32 {
 }
 through_f32!(Sum, Prod);
 
-/// A division of `f32` between two conversions.
-struct Widened<M>(M);
-
-impl<M: Map<f32>> Map<F16> for Widened<M> {
+impl Map<F16> for Times<f32> {
     #[inline(always)]
     fn map(&self, x: F16) -> F16 {
-        narrow(self.0.map(widen(x)))
+        narrow(widen(x) * self.0)
     }
 }
 
-impl Divide for F16 {
+impl Scaled for F16 {
     #[inline(always)]
-    unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
+    unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { divide_float(buf, n, FloatDivisor::<f32>::new(divisor), Widened, Widened) }
+        unsafe { map::<F16, _>(from, to, n, &Times(factor as f32)) }
     }
 }
 
@@ -80,5 +78,5 @@ pub(super) fn kernels(op: ReduceOp) -> Kernels {
         // Bits have kernels of their own.
         _ => baseline::pair::<F16, Sum>(),
     };
-    Kernels { reduce, reduce_dual, divide: baseline::divide::<F16> }
+    Kernels { reduce, reduce_dual, scale: Some(baseline::scale::<F16>), divide: None }
 }

@@ -1,4 +1,4 @@
-//! f16 sums, products and divisions with the processor's conversions: F16C, and its 512-bit form.
+//! f16 sums and products with the processor's conversions: F16C, and its 512-bit form.
 //!
 //! The conversion to f16 rounds to nearest even whatever the thread's rounding mode is. Blocks are loaded before they
 //! are stored, so one loop serves results in the place of operands too.
@@ -22,7 +22,6 @@ trait Registers: Copy {
     unsafe fn splat(x: f32) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
-    unsafe fn div(self, other: Self) -> Self;
 }
 
 /// `$half`, `$narrow`: registers of half as many and of all the f16; `$t`: register of as many `f32` as `$half` has
@@ -30,7 +29,7 @@ trait Registers: Copy {
 macro_rules! registers {
     ($name:ident { $half:ty, $narrow:ty, $t:ty, elements $elements:literal, load $load:ident, widen $widen:ident,
      round $round:ident::<$rounding:ident>, join $join:ident($low:ident), store $store:ident,
-     arithmetic $splat:ident $add:ident $mul:ident $div:ident }) => {
+     arithmetic $splat:ident $add:ident $mul:ident }) => {
         #[derive(Clone, Copy)]
         struct $name($t, $t);
 
@@ -68,11 +67,6 @@ macro_rules! registers {
                 // SAFETY: the caller has the features.
                 unsafe { Self($mul(self.0, other.0), $mul(self.1, other.1)) }
             }
-            #[inline(always)]
-            unsafe fn div(self, other: Self) -> Self {
-                // SAFETY: the caller has the features.
-                unsafe { Self($div(self.0, other.0), $div(self.1, other.1)) }
-            }
         }
     };
 }
@@ -83,12 +77,12 @@ const NEAREST_512: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 registers!(F16x16 {
     __m128i, __m256i, __m256, elements 16, load _mm_loadu_si128, widen _mm256_cvtph_ps,
     round _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>, join _mm256_inserti128_si256(_mm256_castsi128_si256),
-    store _mm256_storeu_si256, arithmetic _mm256_set1_ps _mm256_add_ps _mm256_mul_ps _mm256_div_ps
+    store _mm256_storeu_si256, arithmetic _mm256_set1_ps _mm256_add_ps _mm256_mul_ps
 });
 registers!(F16x32 {
     __m256i, __m512i, __m512, elements 32, load _mm256_loadu_si256, widen _mm512_cvtph_ps,
     round _mm512_cvtps_ph::<NEAREST_512>, join _mm512_inserti64x4(_mm512_castsi256_si512),
-    store _mm512_storeu_si512, arithmetic _mm512_set1_ps _mm512_add_ps _mm512_mul_ps _mm512_div_ps
+    store _mm512_storeu_si512, arithmetic _mm512_set1_ps _mm512_add_ps _mm512_mul_ps
 });
 
 /// An operator on registers.
@@ -111,17 +105,6 @@ impl RegisterOp for Prod {
     unsafe fn apply<R: Registers>(a: R, b: R) -> R {
         // SAFETY: the caller has the features.
         unsafe { a.mul(b) }
-    }
-}
-
-/// Division: the first operand by the second.
-struct Quotient;
-
-impl RegisterOp for Quotient {
-    #[inline(always)]
-    unsafe fn apply<R: Registers>(a: R, b: R) -> R {
-        // SAFETY: the caller has the features.
-        unsafe { a.div(b) }
     }
 }
 
@@ -185,37 +168,21 @@ unsafe fn reduce<R: Registers, O: RegisterOp, const DUAL: bool>(
     }
 }
 
-/// [`super::DivideFn`].
+/// [`super::ScaleFn`].
 #[inline(always)]
-unsafe fn divide<R: Registers>(buf: *mut u8, n: usize, divisor: usize) {
-    if divisor <= 1 {
-        return;
-    }
-    // SAFETY: the caller's promise, passed on. The inverse of a power of two is exact, and multiplying by it rounds the
-    // same number as dividing.
-    unsafe {
-        if divisor.is_power_of_two() {
-            combine_with::<R, Prod>(buf, n, R::splat(1.0 / divisor as f32));
-        } else {
-            combine_with::<R, Quotient>(buf, n, R::splat(divisor as f32));
-        }
-    }
-}
-
-/// `buf[i] = buf[i] op operand` for `n` elements.
-#[inline(always)]
-unsafe fn combine_with<R: Registers, O: RegisterOp>(buf: *mut u8, n: usize, operand: R) {
+unsafe fn scale<R: Registers>(from: *const u8, to: *mut u8, n: usize, factor: f64) {
     let whole = n - n % R::ELEMENTS;
     // SAFETY: all offsets are below `n` elements.
     unsafe {
+        let factor = R::splat(factor as f32);
         for i in (0..whole).step_by(R::ELEMENTS) {
-            let at = buf.add(i * SIZE);
-            R::store(O::apply(R::load(at), operand).narrow(), at);
+            let at = i * SIZE;
+            R::store(R::load(from.add(at)).mul(factor).narrow(), to.add(at));
         }
         let rest = n - whole;
         if rest > 0 {
-            let at = buf.add(whole * SIZE);
-            store_part::<R>(O::apply(load_part(at, rest), operand).narrow(), at, rest);
+            let at = whole * SIZE;
+            store_part::<R>(load_part::<R>(from.add(at), rest).mul(factor).narrow(), to.add(at), rest);
         }
     }
 }
@@ -244,9 +211,9 @@ macro_rules! level {
             }
 
             #[target_feature(enable = $features)]
-            pub(super) unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
+            pub(super) unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { super::divide::<super::$registers>(buf, n, divisor) }
+                unsafe { super::scale::<super::$registers>(from, to, n, factor) }
             }
         }
     };
@@ -263,8 +230,8 @@ pub(super) fn kernels(level: Level, op: ReduceOp) -> Kernels {
         // Bits have kernels of their own.
         _ => reduce_at::<Sum>(level),
     };
-    let divide = if level == Level::Avx512 { avx512::divide } else { avx2::divide };
-    Kernels { reduce, reduce_dual, divide }
+    let scale = if level == Level::Avx512 { avx512::scale } else { avx2::scale };
+    Kernels { reduce, reduce_dual, scale: Some(scale), divide: None }
 }
 
 fn reduce_at<O: RegisterOp>(level: Level) -> (ReduceFn, ReduceDualFn) {

@@ -1,8 +1,9 @@
 //! 8-bit floats: sums and products in `f32`, rounded at every pairwise step, minimum and maximum on the bits.
 
 use super::bits::Bits8;
-use super::divide::{FloatDivisor, divide_float};
-use super::ops::{Divide, Map, Op, Prod, Sum};
+use super::ops::{Map, Op, Prod, Scaled, Sum};
+use super::scale::Times;
+use super::simd::map;
 use crate::float8::{F8E4M3, F8E5M2};
 
 macro_rules! through_f32 {
@@ -13,18 +14,18 @@ macro_rules! through_f32 {
         through_f32!(@operator $unit, $t, Sum);
         through_f32!(@operator $unit, $t, Prod);
 
-        impl<M: Map<f32>> Map<$unit> for Widened<M> {
+        impl Map<$unit> for Times<f32> {
             #[inline(always)]
             fn map(&self, x: $unit) -> $unit {
-                Bits8($t::from_f32(self.0.map($t::from_bits(x.0).to_f32())).to_bits())
+                Bits8($t::from_f32($t::from_bits(x.0).to_f32() * self.0).to_bits())
             }
         }
 
-        impl Divide for $unit {
+        impl Scaled for $unit {
             #[inline(always)]
-            unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
+            unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { divide_float::<$unit, _, _, _>(buf, n, FloatDivisor::<f32>::new(divisor), Widened, Widened) }
+                unsafe { map::<$unit, _>(from, to, n, &Times(factor as f32)) }
             }
         }
     )*};
@@ -38,6 +39,3 @@ macro_rules! through_f32 {
     };
 }
 through_f32!(E4M3: F8E4M3, E5M2: F8E5M2);
-
-/// A division of `f32` between two conversions.
-struct Widened<M>(M);

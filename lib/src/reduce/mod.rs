@@ -4,7 +4,9 @@
 //! | --- | --- |
 //! | `ops` | what sum, prod, min and max mean for one element |
 //! | `bits`, `f16`, `bf16`, `f8` | the small floats over integer units |
-//! | `divide` | `avg`'s division, integers by reciprocal multiplication |
+//! | `average` | what `avg` adds to a sum |
+//! | `scale` | inputs times a factor |
+//! | `divide` | sums of integers divided, by reciprocal multiplication |
 //! | `simd` | the loops, compiled once per instruction set |
 //! | `f16c` | f16 through the processor's own conversions |
 //! | [`stream`] | copies that bypass the cache |
@@ -14,6 +16,7 @@
 //! operator is commutative bit for bit, NaN payloads excepted, so ranks that combine in another order of operands
 //! agree.
 
+mod average;
 mod bf16;
 mod bits;
 mod divide;
@@ -22,6 +25,7 @@ mod f16;
 mod f16c;
 mod f8;
 mod ops;
+mod scale;
 mod simd;
 pub mod stream;
 #[cfg(test)]
@@ -31,9 +35,12 @@ use std::fmt;
 
 use crate::dtype::{DType, ReduceOp};
 
+pub use self::average::Average;
 use self::bf16::{Bf16, Bf16Pair};
+pub use self::divide::Division;
 use self::f8::{E4M3, E5M2};
-use self::ops::{BitAnd, BitOr, BitXor, Divide, Max, Min, Op, Prod, Sum, Unit};
+use self::ops::{BitAnd, BitOr, BitXor, Divide, Max, Min, Op, Prod, Scaled, Sum, Unit};
+pub use self::scale::Scale;
 
 /// `out[i] = a[i] op b[i]` for `n` elements. `out` may be exactly `a` or exactly `b`; no other overlap.
 ///
@@ -48,7 +55,15 @@ pub type ReduceFn = unsafe fn(a: *const u8, b: *const u8, out: *mut u8, n: usize
 /// As [`ReduceFn`]; `copy` obeys the same rules as `out`.
 pub type ReduceDualFn = unsafe fn(a: *const u8, b: *const u8, out: *mut u8, copy: *mut u8, n: usize);
 
-/// `buf[i] = buf[i] / divisor` for `n` elements (`avg`'s last step). Divisors 0 and 1 leave the buffer as it is.
+/// `to[i] = from[i] * factor` for `n` elements; `factor` is a value of the element's type. `to` may be exactly `from`;
+/// no other overlap.
+///
+/// # Safety
+/// `from` is readable and `to` is writable for `n` elements, and both are aligned to the element. With `n` zero the
+/// pointers are not looked at.
+pub type ScaleFn = unsafe fn(from: *const u8, to: *mut u8, n: usize, factor: f64);
+
+/// `buf[i] = buf[i] / divisor` for `n` elements, towards zero. Divisors 0 and 1 leave the buffer as it is.
 ///
 /// # Safety
 /// `buf` is readable and writable for `n` elements and aligned to the element.
@@ -61,8 +76,10 @@ pub struct Kernels {
     pub reduce: ReduceFn,
     /// The same result in two places.
     pub reduce_dual: ReduceDualFn,
-    /// Division by the world size.
-    pub divide: DivideFn,
+    /// Multiplication by a factor; floats only.
+    pub scale: Option<ScaleFn>,
+    /// Division by an integer; integers only.
+    pub divide: Option<DivideFn>,
 }
 
 /// An instruction set that the kernels are compiled for, worst first.
@@ -138,45 +155,68 @@ fn table(level: Level, dtype: DType, op: ReduceOp) -> Kernels {
         };
     }
     match dtype {
-        DType::F32 => build::<f32, f32, f32>(level, op),
-        DType::F64 => build::<f64, f64, f64>(level, op),
+        DType::F32 => float::<f32, f32>(level, op),
+        DType::F64 => float::<f64, f64>(level, op),
         #[cfg(target_arch = "x86_64")]
         DType::F16 if level >= Level::Avx2 => f16c::kernels(level, op),
         DType::F16 => f16::kernels(op),
-        DType::Bf16 => build::<Bf16Pair, Bf16, Bf16Pair>(level, op),
-        DType::I8 => build::<u8, i8, i8>(level, op),
-        DType::U8 => build::<u8, u8, u8>(level, op),
-        DType::I32 => build::<u32, i32, i32>(level, op),
-        DType::U32 => build::<u32, u32, u32>(level, op),
-        DType::I64 => build::<u64, i64, i64>(level, op),
-        DType::U64 => build::<u64, u64, u64>(level, op),
-        DType::I16 => build::<u16, i16, i16>(level, op),
-        DType::U16 => build::<u16, u16, u16>(level, op),
-        DType::F8E4M3 => build::<E4M3, E4M3, E4M3>(level, op),
-        DType::F8E5M2 => build::<E5M2, E5M2, E5M2>(level, op),
+        DType::Bf16 => float::<Bf16Pair, Bf16>(level, op),
+        DType::I8 => integer::<u8, i8>(level, op),
+        DType::U8 => integer::<u8, u8>(level, op),
+        DType::I32 => integer::<u32, i32>(level, op),
+        DType::U32 => integer::<u32, u32>(level, op),
+        DType::I64 => integer::<u64, i64>(level, op),
+        DType::U64 => integer::<u64, u64>(level, op),
+        DType::I16 => integer::<u16, i16>(level, op),
+        DType::U16 => integer::<u16, u16>(level, op),
+        DType::F8E4M3 => float::<E4M3, E4M3>(level, op),
+        DType::F8E5M2 => float::<E5M2, E5M2>(level, op),
     }
 }
 
-/// `A`: unit of sum and prod, `M`: unit of min and max, `D`: unit of the division.
-fn build<A: Unit, M: Unit, D: Divide>(level: Level, op: ReduceOp) -> Kernels
+/// `A`: unit of sum, prod and the multiplication, `M`: unit of min and max.
+fn float<A: Scaled, M: Unit>(level: Level, op: ReduceOp) -> Kernels
 where
     Sum: Op<A>,
     Prod: Op<A>,
     Min: Op<M>,
     Max: Op<M>,
 {
-    let (reduce, reduce_dual) = match op {
+    let (reduce, reduce_dual) = ordered::<A, M>(level, op);
+    Kernels { reduce, reduce_dual, scale: Some(simd::scale_at::<A>(level)), divide: None }
+}
+
+/// `A`: unit of sum and prod, `M`: unit of min, max and the division.
+fn integer<A: Unit, M: Divide>(level: Level, op: ReduceOp) -> Kernels
+where
+    Sum: Op<A>,
+    Prod: Op<A>,
+    Min: Op<M>,
+    Max: Op<M>,
+{
+    let (reduce, reduce_dual) = ordered::<A, M>(level, op);
+    Kernels { reduce, reduce_dual, scale: None, divide: Some(simd::divide_at::<M>(level)) }
+}
+
+/// The operators on numbers.
+fn ordered<A: Unit, M: Unit>(level: Level, op: ReduceOp) -> (ReduceFn, ReduceDualFn)
+where
+    Sum: Op<A>,
+    Prod: Op<A>,
+    Min: Op<M>,
+    Max: Op<M>,
+{
+    match op {
         ReduceOp::Prod => simd::reduce_at::<A, Prod>(level),
         ReduceOp::Min => simd::reduce_at::<M, Min>(level),
         ReduceOp::Max => simd::reduce_at::<M, Max>(level),
         // Bits have a table of their own.
         _ => simd::reduce_at::<A, Sum>(level),
-    };
-    Kernels { reduce, reduce_dual, divide: simd::divide_at::<D>(level) }
+    }
 }
 
 /// The operators on bits, over unsigned integers of the element's size.
-fn bitwise<U: Divide>(level: Level, op: ReduceOp) -> Kernels
+fn bitwise<U: Unit>(level: Level, op: ReduceOp) -> Kernels
 where
     BitAnd: Op<U>,
     BitOr: Op<U>,
@@ -187,5 +227,5 @@ where
         ReduceOp::BitOr => simd::reduce_at::<U, BitOr>(level),
         _ => simd::reduce_at::<U, BitXor>(level),
     };
-    Kernels { reduce, reduce_dual, divide: simd::divide_at::<U>(level) }
+    Kernels { reduce, reduce_dual, scale: None, divide: None }
 }

@@ -133,7 +133,16 @@ pub(super) trait Map<U> {
     fn map(&self, x: U) -> U;
 }
 
-/// Lanes that can be divided by an integer.
+/// Floats, which can be multiplied by a factor.
+pub(super) trait Scaled: Unit {
+    /// `to[i] = from[i] * factor` for `n` elements. Inlined into one function per instruction set.
+    ///
+    /// # Safety
+    /// As [`super::ScaleFn`].
+    unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64);
+}
+
+/// Integers, which can be divided by one.
 pub(super) trait Divide: Unit {
     /// `buf[i] /= divisor` for `n` elements, `divisor` at least 2. Inlined into one function per instruction set.
     ///

@@ -6,8 +6,8 @@
 use std::mem::MaybeUninit;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-use super::ops::{Divide, Map, Op, Unit};
-use super::{DivideFn, Level, ReduceDualFn, ReduceFn};
+use super::ops::{Divide, Map, Op, Scaled, Unit};
+use super::{DivideFn, Level, ReduceDualFn, ReduceFn, ScaleFn};
 
 /// `buf[i] = buf[i] op buf[i]` through the function of two buffers. Nobody does this for speed, so that no loop of its
 /// own is compiled for it.
@@ -119,24 +119,32 @@ unsafe fn reduce_dual<U: Unit, O: Op<U>>(
     }
 }
 
-/// `buf[i] = f(buf[i])` for `n` elements.
+/// `to[i] = f(from[i])` for `n` elements.
 ///
 /// # Safety
-/// As [`DivideFn`].
+/// As [`ScaleFn`].
 #[inline(always)]
-pub(super) unsafe fn map_in_place<U: Unit, F: Map<U>>(buf: *mut u8, n: usize, f: &F) {
+pub(super) unsafe fn map<U: Unit, F: Map<U>>(from: *const u8, to: *mut u8, n: usize, f: &F) {
     if n == 0 {
         return;
     }
     let units = n / U::ELEMENTS;
-    // SAFETY: the caller's buffer holds `n` elements, which is at least `units` units.
+    // SAFETY: the caller's buffers hold `n` elements, which is at least `units` units; they are one or apart.
     unsafe {
-        for x in from_raw_parts_mut(buf.cast::<U>(), units) {
-            *x = f.map(*x);
+        if to.cast_const() == from {
+            for x in from_raw_parts_mut(to.cast::<U>(), units) {
+                *x = f.map(*x);
+            }
+        } else {
+            let from = from_raw_parts(from.cast::<U>(), units);
+            let to = from_raw_parts_mut(to.cast::<MaybeUninit<U>>(), units);
+            for (to, &x) in to.iter_mut().zip(from) {
+                to.write(f.map(x));
+            }
         }
         if !n.is_multiple_of(U::ELEMENTS) {
-            let rest = buf.add(units * size_of::<U>());
-            write_part(rest, n, f.map(read_part(rest, n)));
+            let at = units * size_of::<U>();
+            write_part(to.add(at), n, f.map(read_part(from.add(at), n)));
         }
     }
 }
@@ -179,11 +187,11 @@ unsafe fn divide<D: Divide>(buf: *mut u8, n: usize, divisor: usize) {
     }
 }
 
-/// One module per instruction set: the three loops under its features.
+/// One module per instruction set: the loops under its features.
 macro_rules! level {
     ($name:ident $(, $features:literal)?) => {
         pub(super) mod $name {
-            use super::{Divide, Unit, Op, ReduceDualFn, ReduceFn};
+            use super::{Divide, Op, ReduceDualFn, ReduceFn, Scaled, Unit};
 
             /// The two reductions of (unit, operator).
             pub(in super::super) fn pair<U: Unit, O: Op<U>>() -> (ReduceFn, ReduceDualFn) {
@@ -213,6 +221,12 @@ macro_rules! level {
                 // SAFETY: the caller's promise, passed on.
                 unsafe { super::divide::<D>(buf, n, divisor) }
             }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in super::super) unsafe fn scale<S: Scaled>(from: *const u8, to: *mut u8, n: usize, factor: f64) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { S::scale(from, to, n, factor) }
+            }
         }
     };
 }
@@ -241,5 +255,16 @@ pub(super) fn divide_at<D: Divide>(level: Level) -> DivideFn {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => avx2::divide::<D>,
         _ => baseline::divide::<D>,
+    }
+}
+
+/// The multiplication of a unit type for `level`, which the machine must have when it is called.
+pub(super) fn scale_at<S: Scaled>(level: Level) -> ScaleFn {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => avx512::scale::<S>,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => avx2::scale::<S>,
+        _ => baseline::scale::<S>,
     }
 }

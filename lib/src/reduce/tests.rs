@@ -10,7 +10,10 @@ use crate::{F8E4M3, F8E5M2};
 trait Reference: bytemuck::Pod + std::fmt::Debug {
     const DTYPE: DType;
     fn combine(op: ReduceOp, a: Self, b: Self) -> Self;
-    fn divide(self, divisor: usize) -> Self;
+    /// What an average does once per rank, or behind the sum: times 1/n, or over n.
+    fn part(self, n: usize) -> Self;
+    /// Rounded; floats only.
+    fn times(self, factor: f64) -> Self;
     /// Same bits, or both NaN.
     fn same(self, other: Self) -> bool;
     /// An element from random bits, special values often.
@@ -32,8 +35,11 @@ macro_rules! integer {
                     ReduceOp::BitXor => a ^ b,
                 }
             }
-            fn divide(self, divisor: usize) -> Self {
-                (i128::from(self) / divisor as i128) as $t
+            fn part(self, n: usize) -> Self {
+                (i128::from(self) / n as i128) as $t
+            }
+            fn times(self, _: f64) -> Self {
+                unreachable!("integers are not scaled")
             }
             fn same(self, other: Self) -> bool {
                 self == other
@@ -67,9 +73,13 @@ macro_rules! float {
                     ReduceOp::Max => if up(a).total_cmp(&up(b)).is_gt() { a } else { b },
                 }
             }
-            fn divide(self, divisor: usize) -> Self {
+            fn part(self, n: usize) -> Self {
                 let (up, down): (fn($t) -> $wide, fn($wide) -> $t) = ($up, $down);
-                down(up(self) / divisor as $wide)
+                self.times(up(down((1.0 / n as f64) as $wide)).into())
+            }
+            fn times(self, factor: f64) -> Self {
+                let (up, down): (fn($t) -> $wide, fn($wide) -> $t) = ($up, $down);
+                down(up(self) * factor as $wide)
             }
             fn same(self, other: Self) -> bool {
                 self.to_bits() == other.to_bits() || self.is_nan() && other.is_nan()
@@ -311,7 +321,8 @@ fn no_elements_need_no_memory() {
                 unsafe {
                     (kernels.reduce)(from, from, to, 0);
                     (kernels.reduce_dual)(from, from, to, to, 0);
-                    (kernels.divide)(to, 0, 3);
+                    kernels.divide.into_iter().for_each(|divide| divide(to, 0, 3));
+                    kernels.scale.into_iter().for_each(|scale| scale(from, to, 0, 0.5));
                 }
             }
         }
@@ -347,7 +358,7 @@ fn sixteen_bit_floats_of_every_value() {
             }
         }
         for divisor in (1..=17).chain([100, 255, 256, 257, 4096, 65_535, 65_536]) {
-            all_levels_divide(&every, divisor);
+            all_levels_of_averages(&every, divisor);
         }
     }
     check::<f16>();
@@ -366,7 +377,7 @@ fn eight_bit_floats_of_every_pair_of_values() {
             }
         }
         for divisor in (1..=300).chain([4096, 65_535, 65_536, 1 << 20]) {
-            all_levels_divide(&every, divisor);
+            all_levels_of_averages(&every, divisor);
         }
     }
     check::<F8E4M3>();
@@ -394,22 +405,36 @@ fn portable_f16_conversions_are_exact() {
     }
 }
 
-fn all_levels_divide<T: Reference>(x: &[T], divisor: usize) {
-    let want: Vec<T> = x.iter().map(|&x| x.divide(divisor)).collect();
+/// One end of an average over `n` ranks at every level: apart, and in place.
+fn all_levels_of_averages<T: Reference>(x: &[T], n: usize) {
+    let want: Vec<T> = x.iter().map(|&x| x.part(n)).collect();
     for level in levels() {
-        let mut got = x.to_vec();
-        let kernels = kernels_at(level, T::DTYPE, ReduceOp::Avg).expect("level of this machine");
-        // SAFETY: one buffer of that length.
-        unsafe { (kernels.divide)(got.as_mut_ptr().cast(), got.len(), divisor) };
-        for (i, (&g, &w)) in got.iter().zip(&want).enumerate() {
-            let x = x[i];
-            assert!(g.same(w), "{} {x:?} / {divisor} at {level}: got {g:?}, expected {w:?}", T::DTYPE);
+        let (mut apart, mut in_place) = (vec![T::zeroed(); x.len()], x.to_vec());
+        let at = in_place.as_mut_ptr().cast::<u8>();
+        // SAFETY: buffers of that length.
+        unsafe {
+            match Scale::at(level, T::DTYPE, 1.0 / n as f64) {
+                Some(scale) => {
+                    scale.apply(x.as_ptr().cast(), apart.as_mut_ptr().cast(), x.len());
+                    scale.apply(at, at, x.len());
+                }
+                None => {
+                    let kernels = kernels_at(level, T::DTYPE, ReduceOp::Avg).expect("level of this machine");
+                    (kernels.divide.expect("integers are divided"))(at, x.len(), n);
+                    apart.copy_from_slice(&in_place);
+                }
+            }
+        }
+        for (i, &w) in want.iter().enumerate() {
+            let (x, apart, in_place) = (x[i], apart[i], in_place[i]);
+            let what = format_args!("{} {x:?} over {n} ranks at {level}", T::DTYPE);
+            assert!(apart.same(w) && in_place.same(w), "{what}: got {apart:?} and {in_place:?}, expected {w:?}");
         }
     }
 }
 
 #[test]
-fn division_by_every_small_and_some_large_numbers() {
+fn averages_over_every_small_and_some_large_number_of_ranks() {
     fn check<T: Reference>() {
         let mut random = Random(3);
         let powers = (1..=16).flat_map(|p| [(1 << p) - 1, 1 << p, (1 << p) + 1]);
@@ -421,7 +446,7 @@ fn division_by_every_small_and_some_large_numbers() {
                 let near = (random.next() >> 33).wrapping_mul(divisor as u64).wrapping_sub(random.next() % 2);
                 bytemuck::pod_read_unaligned::<T>(&near.to_le_bytes()[..size_of::<T>()])
             }));
-            all_levels_divide(&x, divisor);
+            all_levels_of_averages(&x, divisor);
         }
     }
     for_every_dtype!(check);
@@ -432,8 +457,8 @@ fn bytes_of_every_value_divided() {
     let unsigned: Vec<u8> = (0..=u8::MAX).collect();
     let signed: Vec<i8> = (i8::MIN..=i8::MAX).collect();
     for divisor in 1..=600 {
-        all_levels_divide(&unsigned, divisor);
-        all_levels_divide(&signed, divisor);
+        all_levels_of_averages(&unsigned, divisor);
+        all_levels_of_averages(&signed, divisor);
     }
 }
 
@@ -443,12 +468,55 @@ fn division_by_zero_or_one_changes_nothing() {
         let x = Random(1).elements::<T>(67);
         for divisor in [0, 1] {
             let mut got = x.clone();
+            let Some(divide) = kernels(T::DTYPE, ReduceOp::Avg).divide else { continue };
             // SAFETY: one buffer of that length.
-            unsafe { (kernels(T::DTYPE, ReduceOp::Avg).divide)(got.as_mut_ptr().cast(), 67, divisor) };
+            unsafe { divide(got.as_mut_ptr().cast(), 67, divisor) };
             assert_eq!(bytes(&got), bytes(&x));
         }
     }
     for_every_dtype!(check);
+}
+
+/// Odd lengths and places of products, and what is around them.
+#[test]
+fn scaled_elements_alone_are_written() {
+    fn check<T: Reference>() {
+        let mut random = Random(11);
+        for (level, n) in levels().flat_map(|level| (0..=67).map(move |n| (level, n))) {
+            let Some(scale) = Scale::at(level, T::DTYPE, 0.3) else { return };
+            let x = random.elements::<T>(n + 3);
+            let fill: T = bytemuck::pod_read_unaligned(&vec![0xa5u8; size_of::<T>()]);
+            let mut got = vec![fill; n + 5];
+            // SAFETY: both hold `n` elements from there on.
+            unsafe { scale.apply(x[3..].as_ptr().cast(), got[2..].as_mut_ptr().cast(), n) };
+            let want: Vec<T> = x[3..].iter().map(|&x| x.times(scale.factor())).collect();
+            expect(&got[2..2 + n], &want, format_args!("{n} products at {level}"));
+            assert!(bytes(&got[..2]).iter().chain(bytes(&got[2 + n..])).all(|&byte| byte == 0xa5));
+        }
+    }
+    for_every_dtype!(check);
+}
+
+/// As NCCL rounds it: to the type of the elements.
+#[test]
+fn factors_are_rounded_to_the_type() {
+    let factor = |dtype| Scale::new(dtype, 1.0 / 3.0).map(|scale| scale.factor());
+    assert_eq!(factor(DType::F64), Some(1.0 / 3.0));
+    assert_eq!(factor(DType::F32), Some((1.0f32 / 3.0).into()));
+    assert_eq!(factor(DType::F16), Some(0.333_251_953_125));
+    assert_eq!(factor(DType::Bf16), Some(0.333_984_375));
+    assert_eq!(factor(DType::F8E4M3), Some(0.34375));
+    assert_eq!(factor(DType::F8E5M2), Some(0.3125));
+    assert!(DType::ALL.into_iter().all(|dtype| factor(dtype).is_some() == dtype.is_float()));
+    let other = |dtype, op, ranks| {
+        let Average { scale, division } = Average::new(dtype, op, ranks);
+        (scale.is_some(), division.is_some())
+    };
+    assert_eq!(other(DType::F32, Some(ReduceOp::Avg), 2), (true, false));
+    assert_eq!(other(DType::I32, Some(ReduceOp::Avg), 2), (false, true));
+    for (op, ranks) in [(None, 2), (Some(ReduceOp::Sum), 2), (Some(ReduceOp::Avg), 1)] {
+        assert_eq!(other(DType::F32, op, ranks), (false, false));
+    }
 }
 
 #[test]
@@ -473,7 +541,7 @@ fn a_level_beyond_the_machine_is_refused() {
 fn any_bits<T: Reference>(a: &[u64], b: &[u64], op: ReduceOp, divisor: usize) {
     let (a, b): (&[T], &[T]) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
     all_levels(op, a, b);
-    all_levels_divide(a, divisor);
+    all_levels_of_averages(a, divisor);
 }
 
 proptest! {

@@ -39,7 +39,7 @@ fn broadcast(board: &mut Board, algorithm: Algorithm, data: &mut [u64]) -> Resul
     };
     let shape = Shape { collective, ranks: 2, root: 0, channels: 1 };
     let kernels = reduce::kernels(DType::U64, ReduceOp::Sum);
-    let plan = Plan { shape, count, elem: 8, kernels, divisor: 1, header };
+    let plan = Plan { shape, count, elem: 8, kernels, average: Default::default(), header };
     let policy =
         WaitPolicy { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_millis(100) };
     let buffers = Buffers { input: data.as_ptr().cast(), output: data.as_mut_ptr().cast() };

@@ -17,7 +17,7 @@ use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::algorithm::Shape;
 use crate::error::Error;
 use crate::executor::{Buffers, Supervisor, WaitPolicy};
-use crate::reduce::Kernels;
+use crate::reduce::{Average, Kernels};
 use crate::sync::{Step, Words, touches, watch};
 use crate::transport::explore::{must_fail, must_hold};
 use crate::transport::mapping::Mapping;
@@ -132,10 +132,6 @@ unsafe fn reduce_dual(a: *const u8, b: *const u8, out: *mut u8, copy: *mut u8, n
     }
 }
 
-/// # Safety
-/// None: divisors are 1 here.
-unsafe fn divide(_: *mut u8, _: usize, _: usize) {}
-
 /// Nothing goes wrong in these worlds.
 struct Calm;
 
@@ -197,8 +193,8 @@ impl Rank {
             shape: Shape { collective, ranks: self.ranks, root: 0, channels: 1 },
             count,
             elem: ELEM,
-            kernels: Kernels { reduce, reduce_dual, divide },
-            divisor: 1,
+            kernels: Kernels { reduce, reduce_dual, scale: None, divide: None },
+            average: Average::default(),
             header,
         };
         // The same on all ranks, so no rank ever sees a mismatch, whatever it reads and when.

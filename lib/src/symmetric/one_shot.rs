@@ -5,6 +5,7 @@
 use super::board::Board;
 use super::task::Task;
 use super::turn::{Outcome, Turn};
+use super::work::publish_input;
 use crate::algorithm::Shape;
 use crate::sync;
 use crate::transport::shm::{INLINE, pack};
@@ -79,9 +80,11 @@ impl OneShot {
             }
             self.next += 1;
         }
-        if task.plan.divisor > 1 && (shape.collective != Collective::Reduce || rank == shape.root) {
+        if let Some(division) = &task.plan.average.division
+            && (shape.collective != Collective::Reduce || rank == shape.root)
+        {
             // SAFETY: the output holds one segment.
-            unsafe { (task.plan.kernels.divide)(task.buffers.output, task.plan.count, task.plan.divisor) };
+            unsafe { division.apply(task.buffers.output, task.plan.count) };
         }
         if matches!(
             shape.collective,
@@ -102,15 +105,21 @@ impl OneShot {
 /// As [`super::run`]; the input must fit into a slot.
 #[inline]
 unsafe fn publish(board: &Board, task: &Task<'_>) {
-    let bytes = task.plan.shape.input_segments(board.rank()) * task.plan.bytes();
+    let plan = task.plan;
+    let count = plan.shape.input_segments(board.rank()) * plan.count;
+    let bytes = count * plan.elem;
     // SAFETY: by the caller. No rank reads the slot before it is published: there was credit.
     unsafe {
         if bytes <= INLINE {
-            let inline = if bytes == 0 { [0; 3] } else { pack(std::slice::from_raw_parts(task.buffers.input, bytes)) };
+            let mut inline = [0; 3];
+            if let Some(scale) = &plan.average.scale {
+                scale.apply(task.buffers.input, inline.as_mut_ptr().cast(), count);
+            } else if bytes > 0 {
+                inline = pack(std::slice::from_raw_parts(task.buffers.input, bytes));
+            }
             board.publish(task.number, &task.header, inline, 0);
         } else {
-            let to = board.payload(board.rank(), task.number);
-            sync::copy(task.buffers.input, to, bytes);
+            publish_input(plan, task.buffers.input, board.payload(board.rank(), task.number), count);
             board.publish(task.number, &task.header, [0; 3], bytes);
         }
     }

@@ -12,7 +12,7 @@ use super::board::Board;
 use super::one_shot::writes;
 use super::task::{Plan, Task};
 use super::turn::{Outcome, Turn};
-use super::work::{combine, copy, line, share};
+use super::work::{Source, combine, copy, line, publish_input, share};
 use crate::algorithm::Shape;
 use crate::reduce::stream;
 use crate::wire::Collective;
@@ -205,17 +205,17 @@ impl Staged {
                         let piece = share(range.len(), elem, reader, shape.ranks);
                         let from = task.buffers.input.wrapping_add((range.start + piece.start) * elem);
                         let to = area.wrapping_add((1 + place(rank, reader)) * self.part * elem);
-                        copy(from, to, piece.len() * elem, false);
+                        publish_input(plan, from, to, piece.len());
                     }
                 }
                 Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => {
                     for reader in others {
                         let from = task.buffers.input.wrapping_add((reader * plan.count + range.start) * elem);
                         let to = area.wrapping_add(place(rank, reader) * self.chunk * elem);
-                        copy(from, to, range.len() * elem, false);
+                        publish_input(plan, from, to, range.len());
                     }
                 }
-                _ => copy(task.buffers.input.wrapping_add(range.start * elem), area, range.len() * elem, false),
+                _ => publish_input(plan, task.buffers.input.wrapping_add(range.start * elem), area, range.len()),
             }
         }
     }
@@ -243,7 +243,7 @@ impl Staged {
         unsafe {
             match shape.collective {
                 Collective::ReduceScatter => {
-                    let from = |s: usize| if s == rank { input(rank) } else { apart(s) };
+                    let from = |s: usize| if s == rank { Source::Input(input(rank)) } else { Source::Ready(apart(s)) };
                     let sources: Vec<_> = (0..shape.ranks).map(from).collect();
                     combine(plan, &sources, &[output(0)], 0..range.len(), false);
                 }
@@ -280,9 +280,10 @@ impl Staged {
             let ours = share(range.len(), elem, rank, shape.ranks);
             let skip = (range.start + ours.start) * elem;
             let from = |source: usize| match source == rank {
-                true => input.wrapping_add(skip),
+                true => Source::Input(input.wrapping_add(skip)),
                 false => {
-                    board.stage(source, number).wrapping_add((1 + place(source, rank)) * self.part * elem).cast_const()
+                    let part = (1 + place(source, rank)) * self.part * elem;
+                    Source::Ready(board.stage(source, number).wrapping_add(part).cast_const())
                 }
             };
             let sources: Vec<_> = (0..shape.ranks).map(from).collect();

@@ -5,7 +5,7 @@ use super::turn::{Message, Turn, Wait};
 use crate::algorithm::Shape;
 use crate::error::Result;
 use crate::executor::Buffers;
-use crate::reduce::Kernels;
+use crate::reduce::{Average, Kernels};
 use crate::wire::Header;
 
 /// A compiled call, which repeated calls share.
@@ -16,8 +16,7 @@ pub(crate) struct Plan {
     pub(crate) count: usize,
     pub(crate) elem: usize,
     pub(crate) kernels: Kernels,
-    /// World size for `avg`, else 1.
-    pub(crate) divisor: usize,
+    pub(crate) average: Average,
     /// Header without sequence number; it names the algorithm.
     pub(crate) header: Header,
 }

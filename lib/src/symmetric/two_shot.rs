@@ -13,7 +13,7 @@ use super::allocation::{Allocation, Found, Registry};
 use super::board::Board;
 use super::task::Task;
 use super::turn::{Outcome, Turn, Wait};
-use super::work::{combine, copy, share};
+use super::work::{Source, combine, copy, share};
 use crate::reduce::stream;
 use crate::wire::Collective;
 
@@ -151,7 +151,8 @@ impl TwoShot {
         let inputs = inputs.filter(|_| (0..ranks).all(|r| input(r, 0).is_some()));
         let outputs = outputs.filter(|_| (0..ranks).all(|r| output(r).is_some()));
         // Complete where `inputs` holds.
-        let sources = |segment| (0..ranks).filter_map(|r| input(r, segment)).collect::<Vec<_>>();
+        let all = |segment| (0..ranks).filter_map(move |r| input(r, segment));
+        let sources = |segment| all(segment).map(Source::Input).collect::<Vec<_>>();
         let root_output = outputs.and_then(|_| self.output.as_ref()?.place(root, self.places[root].output, bytes));
         let streams = bytes.saturating_mul(shape.output_segments(root).max(1)) >= STREAM;
         // SAFETY: all locations were checked against their regions; ranks write disjoint parts, and read only unwritten
@@ -181,7 +182,7 @@ impl TwoShot {
                 Collective::AllGather | Collective::Gather | Collective::AllToAll if inputs.is_some() => {
                     let segment = if shape.collective == Collective::AllToAll { rank } else { 0 };
                     // Each rank begins with its own memory, so that ranks do not all begin with the same target.
-                    let sources = sources(segment);
+                    let sources: Vec<_> = all(segment).collect();
                     for source in (0..ranks).map(|i| (rank + i) % ranks) {
                         copy(sources[source], ours.wrapping_add(source * bytes), bytes, streams);
                     }

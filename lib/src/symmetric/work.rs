@@ -1,5 +1,6 @@
 //! Reducing and copying between mapped buffers.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::task::Plan;
@@ -20,22 +21,29 @@ pub(super) fn line(elem: usize) -> usize {
     (64 / elem).max(1)
 }
 
+/// An operand of a reduction.
+#[derive(Clone, Copy)]
+pub(super) enum Source {
+    /// A rank's input, which an average of floats scales.
+    Input(*const u8),
+    /// The same, scaled already where it had to be.
+    Ready(*const u8),
+}
+
 /// Reduces the elements of `range` of all sources, in their order, into all targets.
 ///
 /// # Safety
 /// Sources readable, targets writable for the range; a target is a source or apart from all.
-pub(super) unsafe fn combine(
-    plan: &Plan,
-    sources: &[*const u8],
-    targets: &[*mut u8],
-    range: Range<usize>,
-    streams: bool,
-) {
+pub(super) unsafe fn combine(plan: &Plan, sources: &[Source], targets: &[*mut u8], range: Range<usize>, streams: bool) {
     let elem = plan.elem;
     let skip = range.start * elem;
     // SAFETY: by the caller; pieces lie within the range.
     unsafe {
-        if let ([a, b], false, 1) = (sources, streams, plan.divisor) {
+        let average = &plan.average;
+        if let ([Source::Input(a) | Source::Ready(a), Source::Input(b) | Source::Ready(b)], false) = (sources, streams)
+            && average.scale.is_none()
+            && average.division.is_none()
+        {
             let (a, b) = (a.wrapping_add(skip), b.wrapping_add(skip));
             match targets {
                 [x] => (plan.kernels.reduce)(a, b, x.wrapping_add(skip), range.len()),
@@ -46,26 +54,51 @@ pub(super) unsafe fn combine(
             }
             return;
         }
-        let mut piece = [0u64; PIECE / 8];
-        let piece = piece.as_mut_ptr().cast::<u8>();
+        let (mut piece, mut scaled) =
+            (MaybeUninit::<[u64; PIECE / 8]>::uninit(), MaybeUninit::<[u64; PIECE / 8]>::uninit());
+        let (piece, scaled) = (piece.as_mut_ptr().cast::<u8>(), scaled.as_mut_ptr().cast::<u8>());
         let step = PIECE / elem;
         let mut at = range.start;
         while at < range.end {
             let n = step.min(range.end - at);
-            let source = |i: usize| sources[i].wrapping_add(at * elem);
+            // The operand; scaled into `room` where that is needed.
+            let source = |i: usize, room: *mut u8| match (sources[i], &average.scale) {
+                (Source::Input(from), Some(scale)) => {
+                    scale.apply(from.wrapping_add(at * elem), room, n);
+                    room.cast_const()
+                }
+                (Source::Input(from) | Source::Ready(from), _) => from.wrapping_add(at * elem),
+            };
+            let first = source(0, piece);
             if sources.len() == 1 {
-                sync::copy(source(0), piece, n * elem);
+                copy(first, piece, n * elem, false);
             } else {
-                (plan.kernels.reduce)(source(0), source(1), piece, n);
+                (plan.kernels.reduce)(first, source(1, scaled), piece, n);
             }
             for i in 2..sources.len() {
-                (plan.kernels.reduce)(piece, source(i), piece, n);
+                (plan.kernels.reduce)(piece, source(i, scaled), piece, n);
             }
-            (plan.kernels.divide)(piece, n, plan.divisor);
+            if let Some(division) = &average.division {
+                division.apply(piece, n);
+            }
             for target in targets {
                 copy(piece, target.wrapping_add(at * elem), n * elem, streams);
             }
             at += n;
+        }
+    }
+}
+
+/// Copies `count` elements of a rank's input to memory that the others read, scaled where an average needs it.
+///
+/// # Safety
+/// Valid for `count` elements; apart.
+pub(super) unsafe fn publish_input(plan: &Plan, input: *const u8, to: *mut u8, count: usize) {
+    // SAFETY: by the caller.
+    unsafe {
+        match &plan.average.scale {
+            Some(scale) => scale.apply(input, to, count),
+            None => sync::copy(input, to, count * plan.elem),
         }
     }
 }

@@ -59,10 +59,10 @@ struct Checker<'a> {
 
 impl Checker<'_> {
     /// `got[i]` must be `want(i)`.
-    fn same<T: Number>(&self, form: &str, got: &[T], want: impl Fn(usize) -> u64) {
-        if let Some(i) = (0..got.len()).find(|&i| got[i] != T::of(want(i))) {
+    fn same<T: Number>(&self, form: &str, got: &[T], want: impl Fn(usize) -> T) {
+        if let Some(i) = (0..got.len()).find(|&i| got[i] != want(i)) {
             let Checker { cell, rank, ranks, context } = self;
-            let want = T::of(want(i));
+            let want = want(i);
             panic!("{context}: {cell}, {form}: rank {rank} of {ranks}: element {i} is {:?}, expected {want:?}", got[i]);
         }
     }
@@ -74,8 +74,8 @@ fn check_as<T: Number>(comm: &Comm, cell: Cell, context: &dyn fmt::Display) -> R
     let check = Checker { cell, rank, ranks: n, context };
     let is_root = rank == root;
     let mine = rank * count..(rank + 1) * count;
-    let own = |i: usize| operand(T::DTYPE, op, n, rank, i);
-    let sum = |i: usize| reduced(T::DTYPE, op, n, i);
+    let own = |i: usize| operand::<T>(op, n, rank, i);
+    let sum = |i: usize| reduced::<T>(op, n, i);
     let data = |i: usize| datum(rank, i);
     let of_root = |i: usize| datum(root, i);
     // Segment s of what everybody sent.
@@ -112,7 +112,7 @@ fn check_as<T: Number>(comm: &Comm, cell: Cell, context: &dyn fmt::Display) -> R
             check.same("in place", &buffer, |i| if is_root { sum(i) } else { own(i) });
         }
         Collective::Scan => {
-            let of_first = |i: usize| combined(T::DTYPE, op, n, rank + 1, i);
+            let of_first = |i: usize| combined::<T>(op, n, rank + 1, i);
             let (input, mut output) = (memory.vector::<T>(count, own), memory.blank(count));
             if op == ReduceOp::Avg {
                 let refused = comm.scan(&input, &mut output, op).unwrap_err().to_string();

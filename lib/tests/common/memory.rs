@@ -25,7 +25,7 @@ impl Memory<'_> {
         self.place(blank(len))
     }
 
-    pub fn vector<T: Number>(&self, len: usize, f: impl Fn(usize) -> u64) -> Buffer<T> {
+    pub fn vector<T: Number>(&self, len: usize, f: impl Fn(usize) -> T) -> Buffer<T> {
         self.place(vector(len, f))
     }
 

@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Comm, Config, Element, ReduceOp, Result};
 
-/// A float with the rounding that `ReduceOp::Sum` promises: after every addition, to the element type.
+/// A float with the rounding that `ReduceOp::Sum` and `Avg` promise: after every addition and multiplication, to the
+/// element type.
 trait Float: Element {
     fn of(x: f64) -> Self;
     fn add(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
-    fn over(self, n: usize) -> Self;
     fn bits(self) -> u64;
 }
 macro_rules! native {
@@ -19,7 +19,6 @@ macro_rules! native {
         fn of(x: f64) -> Self { x as $t }
         fn add(self, other: Self) -> Self { self + other }
         fn times(self, other: Self) -> Self { self * other }
-        fn over(self, n: usize) -> Self { self / n as $t }
         fn bits(self) -> u64 { self.to_bits().into() }
     })*};
 }
@@ -29,7 +28,6 @@ macro_rules! sixteen {
         fn of(x: f64) -> Self { <$t>::from_f64(x) }
         fn add(self, other: Self) -> Self { <$t>::from_f32(self.to_f32() + other.to_f32()) }
         fn times(self, other: Self) -> Self { <$t>::from_f32(self.to_f32() * other.to_f32()) }
-        fn over(self, n: usize) -> Self { <$t>::from_f32(self.to_f32() / n as f32) }
         fn bits(self) -> u64 { self.to_bits().into() }
     })*};
 }
@@ -53,14 +51,15 @@ fn values<T: Float>(seed: u64, rank: usize, len: usize) -> Vec<T> {
 
 /// The reduction that is promised.
 fn expected<T: Float>(seed: u64, ranks: usize, len: usize, op: ReduceOp) -> Vec<u64> {
-    let mut sum: Vec<T> = values(seed, 0, len);
+    let factor = T::of(if op == ReduceOp::Avg { 1.0 / ranks as f64 } else { 1.0 });
+    let terms = |rank| values::<T>(seed, rank, len).into_iter().map(move |x| x.times(factor));
+    let mut sum: Vec<T> = terms(0).collect();
     for rank in 1..ranks {
-        for (a, b) in sum.iter_mut().zip(values::<T>(seed, rank, len)) {
+        for (a, b) in sum.iter_mut().zip(terms(rank)) {
             *a = if op == ReduceOp::Prod { a.times(b) } else { a.add(b) };
         }
     }
-    let divisor = if op == ReduceOp::Avg { ranks } else { 1 };
-    sum.into_iter().map(|x| if divisor > 1 { x.over(divisor).bits() } else { x.bits() }).collect()
+    sum.into_iter().map(Float::bits).collect()
 }
 
 fn bits<T: Float>(data: &[T]) -> Vec<u64> {

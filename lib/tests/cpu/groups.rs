@@ -85,8 +85,8 @@ type Pair<T> = (Vec<T>, Vec<T>);
 fn buffers<T: Number>(op: &Op, rank: usize, n: usize) -> (Pair<T>, Vec<T>) {
     let Op { kind, op: reduction, root, to, count, .. } = *op;
     let is_root = rank == root;
-    let own = |i: usize| operand(T::DTYPE, reduction, n, rank, i);
-    let sum = |i: usize| reduced(T::DTYPE, reduction, n, i);
+    let own = |i: usize| operand::<T>(reduction, n, rank, i);
+    let sum = |i: usize| reduced::<T>(reduction, n, i);
     let data = |i: usize| datum(rank, i);
     let of_root = |i: usize| datum(root, i);
     let gathered = |i: usize| datum(i / count, i % count);
@@ -276,12 +276,10 @@ fn all_kinds_of_calls_over_every_transport() {
 fn many_small_all_reduces_of_different_types() {
     for fabric in FABRICS {
         run_ok(fabric, 3, &config(), |comm| {
-            let mut floats: Vec<Vec<f32>> = (0..500)
-                .map(|i| vector(i % 50, |j| operand(DType::F32, ReduceOp::Sum, 3, comm.rank(), i + j)))
-                .collect();
-            let mut longs: Vec<Vec<i64>> = (0..500)
-                .map(|i| vector(i % 700, |j| operand(DType::I64, ReduceOp::Max, 3, comm.rank(), i + j)))
-                .collect();
+            let mut floats: Vec<Vec<f32>> =
+                (0..500).map(|i| vector(i % 50, |j| operand(ReduceOp::Sum, 3, comm.rank(), i + j))).collect();
+            let mut longs: Vec<Vec<i64>> =
+                (0..500).map(|i| vector(i % 700, |j| operand(ReduceOp::Max, 3, comm.rank(), i + j))).collect();
             comm.group(|g| {
                 floats.iter_mut().zip(&mut longs).try_for_each(|(a, b)| {
                     g.all_reduce_in_place(a, ReduceOp::Sum)?;
@@ -289,8 +287,8 @@ fn many_small_all_reduces_of_different_types() {
                 })
             })?;
             for (i, (a, b)) in floats.iter().zip(&longs).enumerate() {
-                assert_eq!(*a, vector::<f32>(i % 50, |j| reduced(DType::F32, ReduceOp::Sum, 3, i + j)));
-                assert_eq!(*b, vector::<i64>(i % 700, |j| reduced(DType::I64, ReduceOp::Max, 3, i + j)));
+                assert_eq!(*a, vector::<f32>(i % 50, |j| reduced(ReduceOp::Sum, 3, i + j)));
+                assert_eq!(*b, vector::<i64>(i % 700, |j| reduced(ReduceOp::Max, 3, i + j)));
             }
             Ok(())
         });

@@ -9,6 +9,7 @@ mod common;
 
 mod admission;
 mod arrows;
+mod averages;
 mod closing;
 mod collectives;
 mod config_docs;

@@ -1,5 +1,6 @@
 //! Collectives over memory that all ranks map: one-shot slots and symmetric buffers.
 
+use crate::common::values::Number;
 use crate::common::{Fabric, config, run};
 use tinynccl::comm::SymmetricBuffer;
 use tinynccl::{Comm, Config, ReduceOp};
@@ -26,6 +27,11 @@ fn sum(n: usize, i: usize) -> f32 {
     (0..n).map(|r| value(r, i)).sum()
 }
 
+/// In the order of the ranks, as the shared region combines.
+fn average(n: usize, i: usize) -> f32 {
+    f32::average((0..n).map(|r| value(r, i)), n)
+}
+
 #[test]
 fn every_collective_on_symmetric_buffers() {
     const COUNT: usize = 10_007;
@@ -43,7 +49,7 @@ fn every_collective_on_symmetric_buffers() {
                 }
                 comm.all_reduce_in_place(&mut input, ReduceOp::Avg).expect("in place");
                 for (i, &x) in input.iter().enumerate() {
-                    assert_eq!(x, sum(n, i) / n as f32, "all_reduce in place, {n} ranks, element {i}");
+                    assert_eq!(x, average(n, i), "all_reduce in place, {n} ranks, element {i}");
                 }
                 fill(&mut input, rank);
                 comm.reduce_scatter(&input, &mut output[..COUNT], ReduceOp::Sum).expect("reduce_scatter");
@@ -258,7 +264,7 @@ fn large_outputs() {
         comm.all_reduce(&input, &mut output, ReduceOp::Sum).expect("all_reduce");
         check("all_reduce", &output, &|i| sum(n, i));
         comm.all_reduce(&input, &mut output, ReduceOp::Avg).expect("all_reduce");
-        check("average", &output, &|i| sum(n, i) / n as f32);
+        check("average", &output, &|i| average(n, i));
         comm.all_reduce_in_place(&mut symmetric, ReduceOp::Sum).expect("all_reduce");
         check("symmetric all_reduce", &symmetric, &|i| sum(n, i));
         output.copy_from_slice(&input);

@@ -33,7 +33,7 @@ const UNTOUCHED: u32 = 999;
 
 /// What rank `from` sends to rank `to`.
 fn message(from: usize, to: usize, len: usize) -> Vec<u32> {
-    (0..len).map(|i| (1000 * (from * 10 + to)) as u32 + datum(from, i) as u32).collect()
+    (0..len).map(|i| (1000 * (from * 10 + to)) as u32 + datum::<u32>(from, i)).collect()
 }
 
 /// A buffer of `len` elements with these messages at these places.

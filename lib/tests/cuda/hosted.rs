@@ -167,6 +167,13 @@ fn same_bits(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
         let mut first = bits.clone();
         comm.broadcast(&mut first, 0).unwrap();
         assert!(first == bits, "all_reduce of {count} f32: rank {} has other bits than rank 0", comm.rank());
+        // The sum of these would overflow. Equal values of up to three ranks have one sum in any order.
+        let (large, n) = (f32::MAX / 2.0, comm.size());
+        let average = (0..n).map(|_| large * (1.0 / n as f32)).reduce(|a, b| a + b).unwrap();
+        let mut buffer = stream.clone_htod(&vec![large; count]).unwrap();
+        device.all_reduce_in_place(stream, &mut buffer, ReduceOp::Avg).unwrap();
+        device.synchronize().unwrap();
+        assert!(stream.clone_dtoh(&buffer).unwrap().iter().all(|&x| x == average), "the average of {count} f32");
     }
 }
 

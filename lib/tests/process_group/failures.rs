@@ -18,7 +18,7 @@ fn text<T>(result: Result<T>) -> String {
 /// Arguments that cannot be right fail at once, on the rank that gives them, and harm nothing.
 pub(crate) fn wrong_arguments(group: &ProcessGroup, site: &Site) {
     let (rank, n) = (group.rank(), group.size());
-    let put = |len: usize| site.put(vector::<f32>(len, |i| i as u64));
+    let put = |len: usize| site.put(vector::<f32>(len, |i| i as f32));
     let sum = ReduceOp::Sum;
     let e = text(group.broadcast(&mut put(4), n));
     assert!(e.contains(&format!("root is {n}, expected a rank below the world size {n}")), "{e}");
@@ -28,7 +28,7 @@ pub(crate) fn wrong_arguments(group: &ProcessGroup, site: &Site) {
     assert!(e.contains(&format!("rank {rank}: the output has {} elements, expected {n} ranks x 3", 3 * n + 1)), "{e}");
     let e = text(group.all_reduce_into(&put(3), &mut put(4), sum));
     assert!(e.contains("the input has 3 elements, the output 4"), "{e}");
-    let other = site.put(vector::<f64>(3, |i| i as u64));
+    let other = site.put(vector::<f64>(3, |i| i as f64));
     let e = text(group.all_reduce_into(&other, &mut put(3), sum));
     assert!(e.contains("the input is of f64, the output of f32"), "{e}");
     let e = text(group.send(&put(1), rank));

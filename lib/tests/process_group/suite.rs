@@ -64,7 +64,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn put<T: Datum>(&self, len: usize, f: impl Fn(usize) -> u64) -> Held<T> {
+    fn put<T: Datum>(&self, len: usize, f: impl Fn(usize) -> T) -> Held<T> {
         self.site.put(vector(len, f))
     }
 
@@ -73,10 +73,10 @@ impl Check<'_> {
     }
 
     /// `got[i]` must be `want(i)`.
-    fn same<T: Datum>(&self, what: &str, got: &Held<T>, want: impl Fn(usize) -> u64) {
+    fn same<T: Datum>(&self, what: &str, got: &Held<T>, want: impl Fn(usize) -> T) {
         let got = got.values();
-        if let Some(i) = (0..got.len()).find(|&i| got[i] != T::of(want(i))) {
-            let (group, want) = (self.group, T::of(want(i)));
+        if let Some(i) = (0..got.len()).find(|&i| got[i] != want(i)) {
+            let (group, want) = (self.group, want(i));
             panic!(
                 "{what} of {} {}: rank {} of {}, {}: element {i} is {:?}, expected {want:?}",
                 self.count,
@@ -94,8 +94,8 @@ impl Check<'_> {
         let (rank, n) = (group.rank(), group.size());
         let root = count % n;
         let mine = rank * count..(rank + 1) * count;
-        let own = |i: usize| operand(T::DTYPE, op, n, rank, i);
-        let want = |i: usize| reduced(T::DTYPE, op, n, i);
+        let own = |i: usize| operand::<T>(op, n, rank, i);
+        let want = |i: usize| reduced::<T>(op, n, i);
         let name = |form: &str| format!("{form} ({op})");
 
         let mut buffer = self.put::<T>(count, own);
@@ -112,7 +112,7 @@ impl Check<'_> {
         let mut output = self.blank::<T>(count);
         let to = if rank == root { BufferMut::from(&mut output) } else { BufferMut::none() };
         group.reduce_into(&input, to, op, root)?;
-        self.same(&name("reduce_into"), &output, |i| if rank == root { want(i) } else { UNTOUCHED });
+        self.same(&name("reduce_into"), &output, |i| if rank == root { want(i) } else { T::of(UNTOUCHED) });
 
         let (input, mut output) = (self.put::<T>(n * count, own), self.blank::<T>(count));
         group.reduce_scatter(&input, &mut output, op)?;
@@ -139,7 +139,8 @@ impl Check<'_> {
         let (input, mut output) = (self.put::<T>(count, data), self.blank::<T>(n * count));
         group.all_gather(&input, &mut output)?;
         self.same("all_gather", &output, gathered);
-        let mut buffer = self.put::<T>(n * count, |i| if mine.contains(&i) { data(i - mine.start) } else { UNTOUCHED });
+        let mut buffer =
+            self.put::<T>(n * count, |i| if mine.contains(&i) { data(i - mine.start) } else { T::of(UNTOUCHED) });
         group.all_gather_in_place(&mut buffer)?;
         self.same("all_gather_in_place", &buffer, gathered);
 
@@ -165,8 +166,8 @@ impl Check<'_> {
         let root = n - 1;
         let at_root = rank == root;
         let op = ReduceOp::Sum;
-        let own = |i: usize| operand(T::DTYPE, op, n, rank, i);
-        let want = |i: usize| reduced(T::DTYPE, op, n, i);
+        let own = |i: usize| operand::<T>(op, n, rank, i);
+        let want = |i: usize| reduced::<T>(op, n, i);
         let data = |i: usize| datum(rank, i);
         let gathered = |i: usize| datum(i / count, i % count);
 
@@ -202,22 +203,22 @@ impl Check<'_> {
 fn overlap(group: &ProcessGroup, site: &Site) -> Result<()> {
     let n = group.size();
     let check = Check { group, site, count: 1000 };
-    let own = |i: usize| operand(DType::F64, ReduceOp::Sum, n, group.rank(), i);
-    let want = |i: usize| reduced(DType::F64, ReduceOp::Sum, n, i);
+    let own = |i: usize| operand::<f32>(ReduceOp::Sum, n, group.rank(), i);
+    let want = |i: usize| reduced::<f32>(ReduceOp::Sum, n, i);
     let mut works = Vec::new();
     for _ in 0..5 {
-        works.push(group.all_reduce_async(check.put::<f32>(1000, own), ReduceOp::Sum)?);
+        works.push(group.all_reduce_async(check.put(1000, own), ReduceOp::Sum)?);
     }
-    let mut behind = check.put::<i32>(1000, own);
+    let mut behind = check.put(1000, |i| operand::<i32>(ReduceOp::Sum, n, group.rank(), i));
     group.all_reduce(&mut behind, ReduceOp::Sum)?;
-    check.same("a blocking call behind asynchronous ones", &behind, want);
+    check.same("a blocking call behind asynchronous ones", &behind, |i| reduced(ReduceOp::Sum, n, i));
     for work in works.into_iter().rev() {
         // They were before the blocking call, so they are over.
         assert!(work.is_done(), "an asynchronous call ends before the blocking one behind it");
         check.same("overlapping all_reduces", &work.wait()?, want);
     }
     // Dropped while it may still run: the group goes on.
-    drop(group.all_reduce_async(check.put::<f32>(1000, own), ReduceOp::Sum)?);
+    drop(group.all_reduce_async(check.put(1000, own), ReduceOp::Sum)?);
     group.barrier()
 }
 
@@ -226,8 +227,8 @@ fn batch(group: &ProcessGroup, site: &Site) -> Result<()> {
     group.batch().run()?;
     for count in [1usize, 700, 70_001] {
         let check = Check { group, site, count };
-        let own = |i: usize| operand(DType::F64, ReduceOp::Sum, n, rank, i);
-        let want = |i: usize| reduced(DType::F64, ReduceOp::Sum, n, i);
+        let own = |i: usize| operand::<f32>(ReduceOp::Sum, n, rank, i);
+        let want = |i: usize| reduced::<f32>(ReduceOp::Sum, n, i);
         let mine = check.put::<f64>(count, |i| datum(rank, i));
         let mut others: Vec<Held<f64>> = (0..n).map(|_| check.blank(count)).collect();
         let (mut a, mut b) = (check.put::<f32>(count, own), check.put::<f32>(count, own));

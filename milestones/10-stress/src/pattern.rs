@@ -1,8 +1,9 @@
 //! Values whose collective result is known exactly, in every element type.
 //!
 //! All values are whole numbers, so small that the type holds them, every partial result and the final result without
-//! rounding. So exactly one result is right, in whatever order an algorithm combines them. The values depend on rank,
-//! index and seed, so data from the wrong rank or the wrong place is found. They repeat after [`PERIOD`] elements, a
+//! rounding. (An average of floats rounds every product with 1/n; two equal ones are not zero, so that their sum is
+//! exact.) So exactly one result is right, in whatever order an algorithm combines them. The values depend on rank, index
+//! and seed, so data from the wrong rank or the wrong place is found. They repeat after [`PERIOD`] elements, a
 //! prime: no power-of-two shift maps the pattern onto itself.
 
 use half::{bf16, f16};
@@ -19,32 +20,46 @@ pub(crate) trait Number: Element {
     const SIGNED: bool;
     /// The number; exact up to [`Number::EXACT`].
     fn from_i64(value: i64) -> Self;
+    /// What an average over so many ranks makes of it before the sum: floats times 1/n, rounded to the type.
+    fn scaled(self, ranks: usize) -> Self;
+}
+
+fn unchanged<T>(x: T, _ranks: usize) -> T {
+    x
+}
+
+/// For floats that are computed in f32.
+macro_rules! small {
+    ($t:ident) => {
+        |x: $t, n: usize| $t::from_f32(x.to_f32() * $t::from_f32(1.0 / n as f32).to_f32())
+    };
 }
 
 macro_rules! numbers {
-    ($($t:ty, $exact:expr, $signed:literal, |$v:ident| $make:expr;)*) => {$(
+    ($($t:ty, $exact:expr, $signed:literal, |$v:ident| $make:expr, $scaled:expr;)*) => {$(
         impl Number for $t {
             const EXACT: i64 = $exact;
             const SIGNED: bool = $signed;
             fn from_i64($v: i64) -> Self { $make }
+            fn scaled(self, ranks: usize) -> Self { ($scaled)(self, ranks) }
         }
     )*};
 }
 numbers! {
-    f32, 1 << 24, true, |v| v as f32;
-    f64, 1 << 53, true, |v| v as f64;
-    f16, 1 << 11, true, |v| f16::from_f32(v as f32);
-    bf16, 1 << 8, true, |v| bf16::from_f32(v as f32);
-    i8, 127, true, |v| v as i8;
-    u8, 255, false, |v| v as u8;
-    i32, (1 << 31) - 1, true, |v| v as i32;
-    u32, (1 << 32) - 1, false, |v| v as u32;
-    i64, 1 << 61, true, |v| v;
-    u64, 1 << 61, false, |v| v as u64;
-    i16, (1 << 15) - 1, true, |v| v as i16;
-    u16, (1 << 16) - 1, false, |v| v as u16;
-    F8E4M3, 1 << 4, true, |v| F8E4M3::from_f32(v as f32);
-    F8E5M2, 1 << 3, true, |v| F8E5M2::from_f32(v as f32);
+    f32, 1 << 24, true, |v| v as f32, |x: f32, n: usize| x * (1.0 / n as f32);
+    f64, 1 << 53, true, |v| v as f64, |x: f64, n: usize| x * (1.0 / n as f64);
+    f16, 1 << 11, true, |v| f16::from_f32(v as f32), small!(f16);
+    bf16, 1 << 8, true, |v| bf16::from_f32(v as f32), small!(bf16);
+    i8, 127, true, |v| v as i8, unchanged;
+    u8, 255, false, |v| v as u8, unchanged;
+    i32, (1 << 31) - 1, true, |v| v as i32, unchanged;
+    u32, (1 << 32) - 1, false, |v| v as u32, unchanged;
+    i64, 1 << 61, true, |v| v, unchanged;
+    u64, 1 << 61, false, |v| v as u64, unchanged;
+    i16, (1 << 15) - 1, true, |v| v as i16, unchanged;
+    u16, (1 << 16) - 1, false, |v| v as u16, unchanged;
+    F8E4M3, 1 << 4, true, |v| F8E4M3::from_f32(v as f32), small!(F8E4M3);
+    F8E5M2, 1 << 3, true, |v| F8E5M2::from_f32(v as f32), small!(F8E5M2);
 }
 
 /// Runs `$body` with `$T` standing for the Rust type of a `DType`.
@@ -72,13 +87,14 @@ pub(crate) struct Pattern {
     ranks: usize,
     exact: i64,
     signed: bool,
+    float: bool,
     seed: u64,
 }
 
 impl Pattern {
     /// For elements of type `T`.
     pub(crate) fn new<T: Number>(op: Option<ReduceOp>, ranks: usize, seed: u64) -> Pattern {
-        Pattern { op, ranks, exact: T::EXACT, signed: T::SIGNED, seed }
+        Pattern { op, ranks, exact: T::EXACT, signed: T::SIGNED, float: T::DTYPE.is_float(), seed }
     }
 
     /// Input of `rank` at `index`.
@@ -111,6 +127,11 @@ impl Pattern {
                 let magnitude = if turn < below(common, most) { 2 } else { 1 };
                 if self.signed && own & 1 == 1 { -magnitude } else { magnitude }
             }
+            // Two ranks have the same value, the others none.
+            Some(ReduceOp::Avg) if self.float => {
+                let other = 1 + (common >> 32) as i64 % (n - 1).max(1);
+                if turn == 0 || turn == other { self.whole(common, self.exact / 2) } else { 0 }
+            }
             // Neighbours differ from the average by the same amount, up and down: the sum is n x average.
             Some(ReduceOp::Avg) => {
                 let average = below(common, self.exact / n);
@@ -125,7 +146,7 @@ impl Pattern {
         }
     }
 
-    /// The reduction over all ranks at `index`.
+    /// The reduction over all ranks at `index`; of an average of floats the sum, which is still to be scaled.
     pub(crate) fn reduced(&self, index: usize) -> i64 {
         self.reduced_of(self.ranks, index)
     }
@@ -136,6 +157,7 @@ impl Pattern {
         match self.op {
             None => 0,
             Some(ReduceOp::Sum) => inputs.sum(),
+            Some(ReduceOp::Avg) if self.float => inputs.sum(),
             Some(ReduceOp::Prod) => inputs.product(),
             Some(ReduceOp::Min) => inputs.min().unwrap_or(0),
             Some(ReduceOp::Max) => inputs.max().unwrap_or(0),
@@ -194,9 +216,14 @@ pub(crate) enum Source {
 impl<T: Number> Tables<T> {
     pub(crate) fn new(pattern: &Pattern) -> Tables<T> {
         let table = |value: &dyn Fn(usize) -> i64| (0..PERIOD).map(|i| T::from_i64(value(i))).collect();
+        // Twice a rounded product is the rounded product of twice as much.
+        let scale = |sums: Vec<T>| match pattern.op {
+            Some(ReduceOp::Avg) if pattern.ranks > 1 => sums.into_iter().map(|x| x.scaled(pattern.ranks)).collect(),
+            _ => sums,
+        };
         Tables {
             inputs: (0..pattern.ranks).map(|rank| table(&|i| pattern.input(rank, i))).collect(),
-            reduced: table(&|i| pattern.reduced(i)),
+            reduced: scale(table(&|i| pattern.reduced(i))),
             scanned: (1..=pattern.ranks).map(|ranks| table(&|i| pattern.reduced_of(ranks, i))).collect(),
         }
     }

@@ -81,7 +81,8 @@ impl Loc {
 
 /// A primitive, with NCCL's names (`src/device/primitives.h`): `recv` is the received data.
 ///
-/// One step moves at most one message in and one message out.
+/// One step moves at most one message in and one message out. An operand that is read from the input is a rank's own
+/// contribution: `avg` of floats multiplies it by 1/n as it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Send `src` to rank `to`.
@@ -98,7 +99,7 @@ pub enum Step {
         /// Where it goes.
         dst: Loc,
     },
-    /// `dst = src`, locally. Nothing happens when both are the same memory (in-place calls).
+    /// `dst = src`, locally. Where both are the same memory (in-place calls) only a scaled input changes.
     Copy {
         /// From.
         src: Loc,
@@ -111,7 +112,7 @@ pub enum Step {
         src: Loc,
         /// Left operand and result.
         dst: Loc,
-        /// The result is the finished reduction over all ranks (`avg` divides here).
+        /// The result is the finished reduction over all ranks (`avg` of integers divides here).
         last: bool,
     },
     /// `dst = src op recv`.
@@ -122,7 +123,7 @@ pub enum Step {
         src: Loc,
         /// Where the result goes.
         dst: Loc,
-        /// The result is the finished reduction over all ranks (`avg` divides here).
+        /// The result is the finished reduction over all ranks (`avg` of integers divides here).
         last: bool,
     },
     /// `dst = recv`, and forward it.
@@ -153,7 +154,7 @@ pub enum Step {
         src: Loc,
         /// Where the result also goes.
         dst: Loc,
-        /// The result is the finished reduction over all ranks (`avg` divides here).
+        /// The result is the finished reduction over all ranks (`avg` of integers divides here).
         last: bool,
     },
 }

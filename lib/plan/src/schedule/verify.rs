@@ -5,7 +5,8 @@
 //! interleaving of the lanes and for any data, that
 //! - every output part has the collective's result: each rank's contribution exactly once, or the right segment;
 //! - all ranks combine in the same order, so that floating-point results have the same bits everywhere;
-//! - `last` stands on the step that completes a reduction, so that `avg` divides once;
+//! - `last` stands on the step that completes a reduction, so that `avg` of integers divides once;
+//! - in place no step reads an input where a result is, so that `avg` of floats scales every input once;
 //! - inputs, and the outputs of ranks that have none, are not written;
 //! - no lane waits for ever although a link holds only `depth` messages, and no message is left over;
 //! - each direction of a link belongs to one lane, and lanes that share memory are ordered by messages.

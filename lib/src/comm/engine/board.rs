@@ -5,7 +5,7 @@ use crate::bootstrap::Digests;
 use crate::comm::{Engine, Inner};
 use crate::error::Result;
 use crate::executor::{Buffers, Workspace};
-use crate::reduce;
+use crate::reduce::{self, Average};
 use crate::symmetric::{self, Board, Layout, Outcome, Plan, Registry};
 use crate::trace::{self, Recorder};
 use crate::wire::{Algorithm, Collective, Header};
@@ -87,7 +87,7 @@ impl Inner {
             count: call.count,
             elem: call.dtype.size(),
             kernels: reduce::kernels(call.dtype, call.op.unwrap_or(crate::ReduceOp::Sum)),
-            divisor: if call.op == Some(crate::ReduceOp::Avg) { self.size() } else { 1 },
+            average: Average::new(call.dtype, call.op, self.size()),
             header: call.header(self.state.id, algorithm),
         }
     }

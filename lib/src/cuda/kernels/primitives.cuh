@@ -93,6 +93,7 @@ struct Move {
     u8* out; // a free slot
     u32 bytes;
     bool last;
+    bool from_input; // `own` is
 };
 
 #ifdef DTYPE
@@ -117,10 +118,24 @@ __device__ __forceinline__ Stored pairwise(Stored own, Stored received, bool las
     if (a == b) return is_negative(own) == (OP == 2) ? own : received;
 #endif
     const Stored one = narrow(combine(a, b));
-#if OP == 4
+#if OP == 4 && !SCALES
     if (last) return narrow(widen(one) / (Acc)RANKS);
 #endif
     return one;
+}
+
+// Our own operand, scaled where it comes from the input and the call scales that.
+__device__ __forceinline__ u64 own_word(u64 word, const Move& move) {
+#if SCALES
+    if (!move.from_input) return word;
+    Elements x;
+    x.word = word;
+#pragma unroll
+    for (int e = 0; e < (int)PER_WORD; e++) x.of[e] = operand(x.of[e]);
+    return x.word;
+#else
+    return word;
+#endif
 }
 
 __device__ __forceinline__ u64 pairwise_word(u64 own, u64 received, bool last) {
@@ -139,13 +154,27 @@ __device__ __forceinline__ u64 pairwise_word(u64 own, u64, bool) {
     return own;
 }
 
+__device__ __forceinline__ u64 own_word(u64 word, const Move&) {
+    return word;
+}
+
+#define SCALES 0
 #endif
+
+__device__ __forceinline__ Pack pairwise_pack(const Pack& own, const Pack& received, bool last) {
+    return Pack{pairwise_word(own.a, received.a, last), pairwise_word(own.b, received.b, last)};
+}
+
+__device__ __forceinline__ Pack own_pack(const Pack& pack, const Move& move) {
+    return Pack{own_word(pack.a, move), own_word(pack.b, move)};
+}
 
 // IN: an incoming operand. OWN: our own operand. LOCAL: the incoming operand is in our memory. If both exist, they are
 // combined.
-template <bool IN, bool OWN> __device__ __forceinline__ Pack result_of(const Pack& own, const Pack& in, bool last) {
-    if (IN && OWN) return Pack{pairwise_word(own.a, in.a, last), pairwise_word(own.b, in.b, last)};
-    return OWN ? own : in;
+template <bool IN, bool OWN> __device__ __forceinline__ Pack result_of(const Pack& loaded, const Pack& in, const Move& move) {
+    if (!OWN) return in;
+    const Pack own = own_pack(loaded, move);
+    return IN ? pairwise_pack(own, in, move.last) : own;
 }
 
 template <bool IN, bool OWN, bool LOCAL>
@@ -171,7 +200,7 @@ __device__ __forceinline__ void move_packs(const Subgroup& group, const Move& mo
 #pragma unroll
             for (u32 k = 0; k < BATCH; k++) {
                 if (i + k * group.threads >= packs) break;
-                store(i + k * group.threads, result_of<IN, OWN>(own[k], in[k], move.last));
+                store(i + k * group.threads, result_of<IN, OWN>(own[k], in[k], move));
             }
         }
     });
@@ -180,7 +209,7 @@ __device__ __forceinline__ void move_packs(const Subgroup& group, const Move& mo
         Pack in, own;
         if (IN) in = LOCAL ? load_odd_pack(move.in, packs, move.bytes) : load_slot(move.in, packs);
         if (OWN) own = load_odd_pack(move.own, packs, move.bytes);
-        const Pack pack = result_of<IN, OWN>(own, in, move.last);
+        const Pack pack = result_of<IN, OWN>(own, in, move);
         if (move.dst) store_odd_pack(move.dst, packs, move.bytes, pack);
         if (move.out) fill_slot(move.out, packs, pack);
     }
@@ -286,7 +315,7 @@ __device__ __forceinline__ void move_lines(const Team& team, const Channel& chan
     if (sends) out = line_at(team, channel, step.to, team.rank, take_lines(counts.sent, step.to, words));
     for (u32 i = group.thread; i < words; i += group.threads) {
         u64 word = 0;
-        if (move.own) word = load_word(move.own, i, move.bytes);
+        if (move.own) word = own_word(load_word(move.own, i, move.bytes), move);
         if (local) word = pairwise_word(word, load_word(move.in, i, move.bytes), move.last);
         if (receives) {
             const u64 came = word_of(team, channel, in + 16 * i, step.from);
@@ -330,10 +359,6 @@ __device__ __forceinline__ bool pack_came(const Team& team, const Channel& chann
     return true;
 }
 
-__device__ __forceinline__ Pack pairwise_pack(const Pack& own, const Pack& received, bool last) {
-    return Pack{pairwise_word(own.a, received.a, last), pairwise_word(own.b, received.b, last)};
-}
-
 // False: given up.
 __device__ __forceinline__ bool move_lines_128(const Team& team, const Channel& channel, const Subgroup& group, const Step& step,
                                                const Move& move, u32 sources, const Lines128& lines) {
@@ -347,7 +372,7 @@ __device__ __forceinline__ bool move_lines_128(const Team& team, const Channel& 
     bool given_up = false;
     for (u32 cell = group.thread; cell < cells; cell += group.threads) {
         Pack own = {0, 0}, came;
-        if (move.own) own = Ll128::load(move.own, words, cell);
+        if (move.own) own = own_pack(Ll128::load(move.own, words, cell), move);
         if (local) came = Ll128::load(move.in, words, cell);
         if (receives && !pack_came(team, channel, in + 16 * cell, cell, lines.received_flag, step.from, came)) {
             given_up = true;

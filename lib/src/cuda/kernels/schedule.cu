@@ -19,10 +19,11 @@ __device__ __forceinline__ void for_moves(const Buffers& buffers, const Program&
             move.bytes = (u32)(range.count * cut.elem);
             move.last = step.flags & STEP_LAST;
             if (step.flags & STEP_READS) move.own = address_of(buffers, cut, step.src, range, part);
+            move.from_input = step.src >> 6 == 0;
             if (step.flags & STEP_WRITES) move.dst = address_of(buffers, cut, step.dst, range, part);
             if (step.flags & STEP_LOCAL) {
                 move.in = move.dst;
-            } else if (move.own == move.dst && step.from == NOBODY && step.to == NOBODY) {
+            } else if (!SCALES && move.own == move.dst && step.from == NOBODY && step.to == NOBODY) {
                 continue; // a copy in place
             }
             if (!body(step, move)) return;

@@ -118,6 +118,34 @@ typedef u64 Wrapping;
 typedef Acc Wrapping;
 #endif
 
+// A product rounded to the type at once: these intrinsics are not merged with a sum that follows.
+__device__ __forceinline__ Stored times(Stored x, Acc factor) {
+#if DTYPE == 1
+    return __dmul_rn(x, factor);
+#elif defined(IS_FLOAT)
+    return narrow(__fmul_rn(widen(x), factor));
+#else
+    return narrow((Acc)((Wrapping)widen(x) * (Wrapping)factor));
+#endif
+}
+
+// `avg` of floats multiplies every rank's input by 1/n before the sum, so that large values do not overflow; integers
+// are divided behind it, in `finish`. (reduce/average.rs)
+#if OP == 4 && defined(IS_FLOAT)
+#define SCALES 1
+#else
+#define SCALES 0
+#endif
+
+// A rank's input as it goes into the reduction.
+__device__ __forceinline__ Stored operand(Stored x) {
+#if SCALES
+    return times(x, widen(narrow((Acc)1 / (Acc)RANKS)));
+#else
+    return x;
+#endif
+}
+
 __device__ __forceinline__ Acc combine(Acc a, Acc b) {
 #if OP == 0 || OP == 4
     return (Acc)((Wrapping)a + (Wrapping)b);
@@ -145,13 +173,9 @@ __device__ __forceinline__ Acc combine(Acc a, Acc b) {
 
 // Behind the last value.
 __device__ __forceinline__ Stored finish(Acc x) {
-#if OP == 4
-#ifdef IS_FLOAT
-    return narrow(x / (Acc)RANKS);
-#else
+#if OP == 4 && !SCALES
     // The sum is that of the stored type: it wrapped there.
     return (Stored)((Acc)(Stored)x / (Acc)RANKS);
-#endif
 #else
     return narrow(x);
 #endif
@@ -164,18 +188,18 @@ union Elements {
     Stored of[PER_WORD];
 };
 
-// The reduction of one word of every rank, always in the order of the ranks: the same bits on each of them.
+// The reduction of one word of every rank's input, always in the order of the ranks: the same bits on each of them.
 __device__ __forceinline__ u64 reduce_words(const u64 (&in)[RANKS]) {
     Elements out;
 #pragma unroll
     for (int e = 0; e < (int)PER_WORD; e++) {
         Elements x;
         x.word = in[0];
-        Acc acc = widen(x.of[e]);
+        Acc acc = widen(operand(x.of[e]));
 #pragma unroll
         for (int s = 1; s < RANKS; s++) {
             x.word = in[s];
-            acc = combine(acc, widen(x.of[e]));
+            acc = combine(acc, widen(operand(x.of[e])));
         }
         out.of[e] = finish(acc);
     }

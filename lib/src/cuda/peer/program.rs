@@ -57,7 +57,7 @@ impl DeviceStep {
     pub(crate) const READS: u8 = 1;
     /// It writes `dst`.
     pub(crate) const WRITES: u8 = 2;
-    /// Its result is finished: `avg` divides.
+    /// Its result is finished: `avg` of integers divides.
     pub(crate) const LAST: u8 = 4;
     /// It reads `dst` too, instead of a message: a local reduction.
     pub(crate) const LOCAL: u8 = 8;

@@ -1,4 +1,5 @@
-//! Collectives by MPI's own. None is in place: rsmpi has no `MPI_IN_PLACE`, so the input is copied if needed.
+//! Collectives by MPI's own. None is in place: rsmpi has no `MPI_IN_PLACE`, so the input is copied if needed. MPI has no
+//! average: inputs are scaled in that copy, or the sum is divided ([`Average`]).
 //!
 //! Once every rank has entered the call, MPI runs it without our deadline. If a rank dies during the call, `mpirun`
 //! detects it and ends the job.
@@ -13,9 +14,8 @@ use super::world::{Mpi, done};
 use crate::Call;
 use crate::comm::Inner;
 use crate::comm::engine::bound::Bound;
-use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
-use crate::reduce;
+use crate::reduce::Average;
 use crate::trace::{By, Span, recorded};
 use crate::wire::Collective;
 
@@ -103,15 +103,23 @@ impl Mpi {
         };
         let (reads, writes) = (reads * bytes, writes * bytes);
         let (mut input, output) = (call.buffers.input, call.buffers.output);
-        let mut copy = Vec::new();
+        // In words, which are aligned for any element.
+        let mut copy: Vec<u64>;
         let overlap = reads > 0
             && writes > 0
             && (input as usize) < output as usize + writes
             && (output as usize) < input as usize + reads;
-        if overlap && collective != Collective::Broadcast {
-            // SAFETY: by the caller.
-            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(input, reads) });
-            input = copy.as_ptr();
+        let average = Average::new(dtype, op, self.size);
+        if let Some(scale) = &average.scale {
+            copy = vec![0u64; reads.div_ceil(8)];
+            // SAFETY: by the caller; the copy is as long and is aligned for any element.
+            unsafe { scale.apply(input, copy.as_mut_ptr().cast(), reads / dtype.size()) };
+            input = copy.as_ptr().cast();
+        } else if overlap && collective != Collective::Broadcast {
+            copy = vec![0u64; reads.div_ceil(8)];
+            // SAFETY: by the caller; the copy is as long.
+            unsafe { copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(input, reads) };
+            input = copy.as_ptr().cast();
         }
         // Empty slices have addresses with a meaning in MPI: 1 is Open MPI's MPI_IN_PLACE.
         let mut nothing = 0u64;
@@ -145,9 +153,9 @@ impl Mpi {
             }
         };
         done(&what(), status)?;
-        if op == Some(ReduceOp::Avg) && writes > 0 {
+        if let Some(division) = average.division.filter(|_| writes > 0) {
             // SAFETY: the output holds `count` elements.
-            unsafe { (reduce::kernels(dtype, ReduceOp::Avg).divide)(output, count, self.size) };
+            unsafe { division.apply(output, count) };
         }
         Ok(())
     }

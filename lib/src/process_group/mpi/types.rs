@@ -29,7 +29,7 @@ pub(super) fn data_type(dtype: DType) -> ffi::MPI_Datatype {
     }
 }
 
-/// The operator; an average is a sum, which the caller divides.
+/// The operator; an average is a sum, whose ends are the caller's.
 pub(super) fn operator(dtype: DType, op: ReduceOp) -> Result<ffi::MPI_Op> {
     if matches!(dtype, DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2) {
         return own_operator(dtype, op);

@@ -3,8 +3,7 @@
 //! Its unique id goes through our communicator, so neither MPI nor a file system is needed. Its communicators are
 //! non-blocking: we poll their state with our deadline, and `ncclCommAbort` ends calls that exceed it.
 //!
-//! `avg` is NCCL's: for floats each value is multiplied by 1/n before the sum. Unless n is a power of two, that rounds
-//! differently from dividing the sum.
+//! `avg` is NCCL's own, which this library defines alike (`reduce/average.rs`).
 
 mod library;
 

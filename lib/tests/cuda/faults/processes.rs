@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
+use half::f16;
 use rustix::process::{Pid, Signal, kill_process};
 use tinynccl::bootstrap::Server;
 use tinynccl::comm::RawCall;
@@ -57,6 +58,17 @@ fn no_capture(device: &DeviceComm, stream: &Arc<CudaStream>) {
     device.check().unwrap();
 }
 
+/// Their sum would overflow.
+fn large_averages(device: &DeviceComm, stream: &Arc<CudaStream>) {
+    for count in [3, 5000, 1_000_003] {
+        let mut buffer = stream.clone_htod(&vec![f16::from_f32(60_000.0); count]).unwrap();
+        device.all_reduce_in_place(stream, &mut buffer, ReduceOp::Avg).unwrap();
+        device.synchronize().unwrap();
+        let wrong = stream.clone_dtoh(&buffer).unwrap().into_iter().find(|&x| x != f16::from_f32(60_000.0));
+        assert_eq!(wrong, None, "the average of {count} f16 of 60000");
+    }
+}
+
 /// One rank. It does nothing unless it is started for that.
 #[test]
 fn a_rank() {
@@ -75,6 +87,7 @@ fn a_rank() {
         no_capture(&device, &stream);
     }
     if variable(ONCE).is_some() {
+        large_averages(&device, &stream);
         every_call(&[(device, stream)]);
         return say("done");
     }

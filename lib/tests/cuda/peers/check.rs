@@ -9,36 +9,44 @@ use tinynccl::{Call, Element, F8E4M3, F8E5M2, ReduceOp};
 
 use super::Rank;
 
-/// Elements whose reductions are exact: small whole numbers.
+/// Elements whose reductions are exact: small whole numbers. (Averages of floats too, of 2, 4 or 8 ranks.)
 pub(super) trait Exact: Element + DeviceRepr + ValidAsZeroBits {
     fn of(value: i64) -> Self;
-    /// `sum / n` as this type computes it.
-    fn quotient(sum: i64, n: i64) -> Self;
+    /// Floats: products with 1/n, each rounded to the type, as is their sum. Integers: the sum, which wraps, over n.
+    fn average(values: impl Iterator<Item = Self>, n: usize) -> Self;
 }
-macro_rules! exact {
-    ($($t:ty: $of:expr, $quotient:expr;)*) => {$(
+/// `$down` rounds to the type.
+macro_rules! floats {
+    ($($t:ty: $wide:ty, $down:expr, $up:expr;)*) => {$(
         impl Exact for $t {
-            fn of(value: i64) -> Self { ($of)(value) }
-            fn quotient(sum: i64, n: i64) -> Self { ($quotient)(sum, n) }
+            fn of(value: i64) -> Self { ($down)(value as $wide) }
+            fn average(values: impl Iterator<Item = Self>, n: usize) -> Self {
+                let (down, up): (fn($wide) -> $t, fn($t) -> $wide) = ($down, $up);
+                let factor = up(down(1.0 / n as $wide));
+                down(values.map(|x| up(down(up(x) * factor))).reduce(|a, b| a + b).unwrap())
+            }
         }
     )*};
 }
-exact! {
-    f32: |v| v as f32, |s, n| s as f32 / n as f32;
-    f64: |v| v as f64, |s, n| s as f64 / n as f64;
-    f16: |v| f16::from_f32(v as f32), |s, n| f16::from_f32(s as f32 / n as f32);
-    bf16: |v| bf16::from_f32(v as f32), |s, n| bf16::from_f32(s as f32 / n as f32);
-    i8: |v| v as i8, |s, n| s as i8 / n as i8;
-    u8: |v| v as u8, |s, n| s as u8 / n as u8;
-    i32: |v| v as i32, |s, n| (s / n) as i32;
-    u32: |v| v as u32, |s, n| (s / n) as u32;
-    i64: |v| v, |s, n| s / n;
-    u64: |v| v as u64, |s, n| (s / n) as u64;
-    i16: |v| v as i16, |s, n| (s / n) as i16;
-    u16: |v| v as u16, |s, n| (s / n) as u16;
-    F8E4M3: |v| F8E4M3::from_f32(v as f32), |s, n| F8E4M3::from_f32(s as f32 / n as f32);
-    F8E5M2: |v| F8E5M2::from_f32(v as f32), |s, n| F8E5M2::from_f32(s as f32 / n as f32);
+floats! {
+    f32: f32, |v| v, |x| x;
+    f64: f64, |v| v, |x| x;
+    f16: f32, f16::from_f32, f16::to_f32;
+    bf16: f32, bf16::from_f32, bf16::to_f32;
+    F8E4M3: f32, F8E4M3::from_f32, F8E4M3::to_f32;
+    F8E5M2: f32, F8E5M2::from_f32, F8E5M2::to_f32;
 }
+macro_rules! integers {
+    ($($t:ty),*) => {$(
+        impl Exact for $t {
+            fn of(value: i64) -> Self { value as $t }
+            fn average(values: impl Iterator<Item = Self>, n: usize) -> Self {
+                (i128::from(values.fold(0, <$t>::wrapping_add)) / n as i128) as $t
+            }
+        }
+    )*};
+}
+integers!(i8, u8, i16, u16, i32, u32, i64, u64);
 
 /// Element `i` of rank `rank`'s input: 1 or 2, so that products of 8 ranks fit every type.
 pub(super) fn value(rank: usize, i: usize) -> i64 {
@@ -52,7 +60,7 @@ pub(super) fn reduced<T: Exact>(op: ReduceOp, n: usize, i: usize) -> T {
         ReduceOp::Prod => T::of(values.product()),
         ReduceOp::Min => T::of(values.min().unwrap()),
         ReduceOp::Max => T::of(values.max().unwrap()),
-        ReduceOp::Avg => T::quotient(values.sum(), n as i64),
+        ReduceOp::Avg => T::average(values.map(T::of), n),
         ReduceOp::BitAnd => T::of(values.fold(-1, |a, b| a & b)),
         ReduceOp::BitOr => T::of(values.fold(0, |a, b| a | b)),
         ReduceOp::BitXor => T::of(values.fold(0, |a, b| a ^ b)),
@@ -73,7 +81,22 @@ pub(super) fn check<T: Exact>(
     in_place: bool,
 ) {
     let n = ranks.len();
-    let root = count % n;
+    let call = Call::new(collective, T::DTYPE, op, count % n, count);
+    check_values(ranks, call, shift, choice, in_place, |rank, i| T::of(value(rank, i)), |i| reduced::<T>(op, n, i));
+}
+
+/// [`check`] of the call with these inputs by rank and element, and this reduction of all of them.
+pub(super) fn check_values<T: Exact>(
+    ranks: &[Rank],
+    call: Call,
+    shift: usize,
+    choice: Choice,
+    in_place: bool,
+    value: impl Fn(usize, usize) -> T,
+    reduced: impl Fn(usize) -> T,
+) {
+    let n = ranks.len();
+    let Call { collective, op, count, root, .. } = call;
     let (in_len, out_len) = match collective {
         Collective::AllGather => (count, n * count),
         Collective::ReduceScatter => (n * count, count),
@@ -83,7 +106,7 @@ pub(super) fn check<T: Exact>(
     let mut memory: Vec<(CudaSlice<T>, CudaSlice<T>)> = Vec::new();
     for (rank, r) in ranks.iter().enumerate() {
         let mut input = vec![T::of(9); shift];
-        input.extend((0..in_len).map(|i| T::of(value(rank, i))));
+        input.extend((0..in_len).map(|i| value(rank, i)));
         let mut output = vec![T::of(5); out_len + 2 * GUARD + shift];
         if in_place {
             output[GUARD + shift..][..in_len].copy_from_slice(&input[shift..]);
@@ -94,13 +117,13 @@ pub(super) fn check<T: Exact>(
         let size = size_of::<T>() as u64;
         let to = output.device_ptr(&r.stream).0 + (GUARD + shift) as u64 * size;
         let from = if in_place { to } else { input.device_ptr(&r.stream).0 + shift as u64 * size };
-        let call = RawCall::on_device(Call::new(collective, T::DTYPE, op, root, count), from, to);
+        let call = RawCall::on_device(call, from, to);
         // SAFETY: the buffers have the lengths of the collective and live until the streams are waited for.
         unsafe { r.comm.enqueue_as(&r.stream, &call, choice) }.unwrap();
     }
     let what = |rank: usize| {
         format!(
-            "{collective} of {count} {}, {op}, {choice:?}, shift {shift}, in place {in_place}, rank {rank}",
+            "{collective} of {count} {}, {op:?}, {choice:?}, shift {shift}, in place {in_place}, rank {rank}",
             T::DTYPE
         )
     };
@@ -112,14 +135,14 @@ pub(super) fn check<T: Exact>(
         assert!(before.iter().chain(behind).all(|&x| x == T::of(5)), "{}: wrote beside its output", what(rank));
         for (i, &got) in got.iter().enumerate() {
             let expected = match collective {
-                Collective::AllReduce => reduced::<T>(op, n, i),
-                Collective::ReduceScatter => reduced::<T>(op, n, rank * count + i),
-                Collective::Reduce if rank == root => reduced::<T>(op, n, i),
-                Collective::Reduce if in_place => T::of(value(rank, i)),
+                Collective::AllReduce => reduced(i),
+                Collective::ReduceScatter => reduced(rank * count + i),
+                Collective::Reduce if rank == root => reduced(i),
+                Collective::Reduce if in_place => value(rank, i),
                 Collective::Reduce => T::of(5),
-                Collective::Broadcast => T::of(value(root, i)),
-                Collective::AllGather => T::of(value(i / count, i % count)),
-                _ => T::of(value(i / count, rank * count + i % count)),
+                Collective::Broadcast => value(root, i),
+                Collective::AllGather => value(i / count, i % count),
+                _ => value(i / count, rank * count + i % count),
             };
             assert_eq!(got, expected, "{}, element {i}", what(rank));
         }

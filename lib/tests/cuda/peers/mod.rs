@@ -12,12 +12,12 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use half::{bf16, f16};
 use tinynccl::comm::RawCall;
 use tinynccl::config::CudaPath;
-use tinynccl::cuda::{self, Choice, DeviceComm, Path, Protocol};
-use tinynccl::wire::Collective;
+use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Path, Protocol};
+use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Call, Comm, Config, DType, F8E4M3, F8E5M2, ReduceOp};
 
 use crate::ranks::{COLLECTIVES, capture};
-use check::{Exact, check, choices};
+use check::{Exact, check, check_values, choices};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -158,6 +158,55 @@ fn every_type_and_operator() {
     of::<u32>(&ranks, &[ReduceOp::Max]);
     of::<i64>(&ranks, &[ReduceOp::Avg]);
     of::<u64>(&ranks, &[ReduceOp::Prod]);
+}
+
+/// Floats are multiplied by 1/n before the sum, which would overflow otherwise; integers are divided behind it, towards
+/// zero. Lines, slots, schedules, and the host's memory.
+#[test]
+fn averages_of_large_values_do_not_overflow() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    if !ranks.len().is_power_of_two() {
+        return skipped("two, four or eight GPUs: 1/n is exact for them");
+    }
+    fn of<T: Exact>(ranks: &[Rank], value: impl Fn(usize, usize) -> T + Copy) {
+        let n = ranks.len();
+        for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
+            for count in [1, 3001, 150_001] {
+                let mut ways = choices(ranks, collective, count * size_of::<T>(), &[1, 16]);
+                for framing in [Framing::Simple, Framing::Ll, Framing::Ll128] {
+                    let choice = Choice { protocol: Protocol::Schedule(Algorithm::Ring, framing), blocks: 8 };
+                    if ranks[0].comm.path() != Path::Hosted
+                        && ranks[0].comm.fits(collective, choice, count * size_of::<T>())
+                    {
+                        ways.push(choice);
+                    }
+                }
+                for choice in ways {
+                    for in_place in [false, true] {
+                        if in_place && collective == Collective::ReduceScatter {
+                            continue;
+                        }
+                        let call = Call::new(collective, T::DTYPE, ReduceOp::Avg, count % n, count);
+                        let average = |i: usize| T::average((0..n).map(|rank| value(rank, i)), n);
+                        check_values(ranks, call, 0, choice, in_place, value, average);
+                    }
+                }
+            }
+        }
+    }
+    // The same at all ranks; every other element negative.
+    fn sign(i: usize) -> f32 {
+        if i.is_multiple_of(2) { 1.0 } else { -1.0 }
+    }
+    of::<f16>(&ranks, |_, i| f16::from_f32(60_000.0 * sign(i)));
+    of::<bf16>(&ranks, |_, i| bf16::from_f32(bf16::MAX.to_f32() * sign(i)));
+    of::<F8E4M3>(&ranks, |_, i| F8E4M3::from_f32(448.0 * sign(i)));
+    of::<F8E5M2>(&ranks, |_, i| F8E5M2::from_f32(57_344.0 * sign(i)));
+    of::<f32>(&ranks, |_, i| f32::MAX * sign(i));
+    of::<f64>(&ranks, |_, i| f64::MAX * f64::from(sign(i)));
+    of::<i32>(&ranks, |rank, i| if rank == 0 { -5 - i as i32 } else { -2 });
+    of::<i64>(&ranks, |rank, i| if i.is_multiple_of(2) { i64::MAX - rank as i64 } else { -7 });
+    of::<u8>(&ranks, |rank, i| (200 + rank + i % 50) as u8);
 }
 
 /// With a fixed order the sum of floats is `((x0 + x1) + x2) + ...` at every size, also where by size a ring would

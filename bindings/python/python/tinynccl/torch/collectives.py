@@ -87,9 +87,17 @@ class Collectives:
         width = math.prod(values.shape[1:])
         self._comm.all_gather(indices, all_indices, [count * shape[0] for count in counts])
         self._comm.all_gather(values, all_values, [count * width for count in counts])
+        floats = all_values.is_floating_point() or all_values.is_complex()
+        if op == "avg" and floats:
+            # As of dense tensors: before the sum, in the tensors' type.
+            parts = real(all_values)
+            parts.mul_(torch.tensor(1 / n, dtype=parts.dtype))
         summed = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
+        if op == "avg" and not floats:
+            quotients = torch.div(summed.values(), n, rounding_mode="trunc")
+            summed = torch.sparse_coo_tensor(summed.indices(), quotients, tensor.shape)
         with torch.no_grad():
-            tensor.copy_(summed / n if op == "avg" else summed)
+            tensor.copy_(summed)
         return Work.of(None, tensors, self._kept)
 
     def allreduce_coalesced(self, tensors, opts=None):

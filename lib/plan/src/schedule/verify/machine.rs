@@ -52,6 +52,8 @@ struct Access {
 /// One rank's buffers: a cell per part and window (scratch: per part).
 struct Memory {
     cells: Vec<Value>,
+    /// Cells that were written.
+    written: Vec<bool>,
     accesses: Vec<Access>,
     output: usize,
     scratch: usize,
@@ -115,7 +117,8 @@ impl<'a> Machine<'a> {
             }
             let accesses = if races { vec![Access::default(); cells.len()] } else { vec![] };
             let alias = if in_place { shape.in_place(rank) } else { None };
-            machine.memory.push(Memory { cells, accesses, output, scratch, alias });
+            let written = vec![false; cells.len()];
+            machine.memory.push(Memory { cells, written, accesses, output, scratch, alias });
         }
         let lanes = machine.lanes.len();
         for lane in &mut machine.lanes {
@@ -306,13 +309,21 @@ impl<'a> Machine<'a> {
         let src = step.read().map(|loc| (loc, address(loc)));
         let dst = step.write().map(|loc| (loc, address(loc)));
         let own = match src {
+            // An average scales what it reads from the input: a result in its place would be scaled once more.
+            Some((loc, cell)) if loc.buf == Buf::Input && self.shape.combines() && self.memory[rank].written[cell] => {
+                return Err(self.error(lane, format!("reads {loc}, where a result is already")));
+            }
             Some((loc, cell)) => self.load(lane, rank, loc, cell)?,
             None => NOTHING,
         };
         let value = match (step, dst) {
             (Step::Send { .. }, _) => own,
-            // In place there is nothing to copy, and no write.
-            (Step::Copy { .. }, Some((_, cell))) if src.is_some_and(|(_, from)| from == cell) => return Ok(own),
+            // In place there is nothing to copy, and no write, unless an average scales.
+            (Step::Copy { .. }, Some((_, cell)))
+                if src.is_some_and(|(_, from)| from == cell) && !self.shape.combines() =>
+            {
+                return Ok(own);
+            }
             (Step::Copy { .. }, _) => own,
             (Step::Recv { .. } | Step::RecvCopySend { .. }, _) => received,
             (Step::Reduce { .. }, Some((loc, cell))) => {
@@ -332,6 +343,7 @@ impl<'a> Machine<'a> {
         if let Some((loc, cell)) = dst {
             self.touch(lane, rank, loc, cell, true)?;
             self.memory[rank].cells[cell] = value;
+            self.memory[rank].written[cell] = true;
         }
         Ok(value)
     }

@@ -238,6 +238,23 @@ fn overwriting_the_input_too_early_shows_in_place_only() {
     assert!(verify(&programs, &all_reduce(2), 2, 2, true).is_err());
 }
 
+/// An average scales as it copies, in place too: what is there then would be scaled again.
+#[test]
+fn an_input_that_is_read_behind_its_copy_shows_in_place_only() {
+    let steps = |peer, copy_first: bool| {
+        let (copy, send) = (Step::Copy { src: input(), dst: output() }, Step::send(peer, input()));
+        let [first, second] = if copy_first { [copy, send] } else { [send, copy] };
+        vec![first, second, Step::recv_reduce_copy(peer, output(), output(), true)]
+    };
+    let verified = |copy_first, in_place| {
+        let programs = one_lane(0, vec![steps(1, copy_first), steps(0, copy_first)]);
+        verify(&programs, &all_reduce(2), 2, 2, in_place)
+    };
+    assert!(verified(false, false).is_ok() && verified(false, true).is_ok() && verified(true, false).is_ok());
+    let text = verified(true, true).unwrap_err().to_string();
+    assert!(text.contains("step 1") && text.contains("reads in[0.0], where a result is already"), "{text}");
+}
+
 #[test]
 fn inputs_and_outputs_of_others_are_not_written() {
     let shape = Shape { root: 0, ..shape(Collective::Broadcast, 2, 1) };

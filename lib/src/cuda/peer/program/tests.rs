@@ -10,6 +10,8 @@ use super::*;
 const SLOTS: usize = 3;
 /// Factor of a finished value: each must be finished once.
 const FINISHED: u64 = 1_000_003;
+/// The factor that every rank's input gets once.
+const SCALED: u64 = 1_000_033;
 
 /// The arithmetic of `part_of` in `kernels/primitives.cuh`.
 impl Cut {
@@ -43,6 +45,8 @@ struct LaneState {
 
 struct Machine<'a> {
     all: &'a [Compiled],
+    /// Inputs are scaled.
+    reduces: bool,
     cut: Cut,
     slots: usize,
     memory: Vec<Memory>,
@@ -75,7 +79,7 @@ impl<'a> Machine<'a> {
             .collect();
         let sent = vec![0; shape.ranks];
         let (fifos, lines, lines128) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Machine { all, cut, slots, memory, fifos, sent, lines, lines128 }
+        Machine { all, reduces: shape.collective.reduces(), cut, slots, memory, fifos, sent, lines, lines128 }
     }
 
     fn address(&self, rank: usize, place: u8, part: u64, range: &Range<u64>) -> usize {
@@ -115,7 +119,9 @@ impl<'a> Machine<'a> {
             (false, true) => Some(load(self, step.dst)),
             (false, false) => None,
         };
-        let own = has(DeviceStep::READS).then(|| load(self, step.src));
+        let scale = if step.src >> 6 == 0 && self.reduces { SCALED } else { 1 };
+        let scaled = |own: Vec<u64>| own.into_iter().map(|x| x.wrapping_mul(scale)).collect::<Vec<u64>>();
+        let own = has(DeviceStep::READS).then(|| scaled(load(self, step.src)));
         let mut result = match (own, received) {
             (Some(own), Some(received)) => {
                 assert_eq!(own.len(), received.len());
@@ -183,7 +189,9 @@ fn value(rank: usize, i: usize) -> u64 {
 
 /// The expected output of rank `rank`.
 fn expected(shape: &Shape, rank: usize, count: usize, i: usize) -> u64 {
-    let sum = |at: usize| (0..shape.ranks).fold(0u64, |s, r| s.wrapping_add(value(r, at))).wrapping_mul(FINISHED);
+    let sum = |at: usize| {
+        (0..shape.ranks).fold(0u64, |s, r| s.wrapping_add(value(r, at))).wrapping_mul(SCALED).wrapping_mul(FINISHED)
+    };
     match shape.collective {
         Collective::AllReduce | Collective::Reduce => sum(i),
         Collective::ReduceScatter => sum(rank * count + i),
