@@ -34,6 +34,8 @@ COUNTS = [1, 7, 1000, 65_537, (1 << 20) + 3]
 # premultiplied sums of bf16, gathers wrongly in its coalescing manager, and takes an all_gather with a tensor too many, over
 # NVIDIA's library as well.
 NOT_NCCL = suite.NOT_OURS | {"all_reduce_bits_and_small_types", "monitored_barrier", "premultiplied_sums", "coalescing_manager", "refused"}
+# Layouts that PyTorch's backend does not look at, over any library.
+NOT_NCCL |= {"conjugated_tensors", "negated_tensors"}
 
 
 def unless_refused(function):

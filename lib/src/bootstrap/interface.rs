@@ -30,7 +30,7 @@ pub struct LocalAddress {
 /// loopback.
 ///
 /// IPv6 link-local addresses mean nothing without an interface at the other end and are left out; so are the bridges of
-/// container and virtual-machine managers and IPv4 link-local addresses, unless their interface is named.
+/// container and virtual-machine managers, unless named.
 pub fn local_addresses(config: &Config) -> Result<Vec<LocalAddress>> {
     select(all(if_addrs::Interface::is_oper_up)?, config.interface.as_deref())
 }
@@ -75,11 +75,11 @@ pub fn with_loopback(config: &Config) -> Result<Vec<LocalAddress>> {
 pub(super) fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result<Vec<LocalAddress>> {
     all.sort_by_key(|a| (a.loopback, a.ip.is_ipv6()));
     let Some(names) = NameFilter::parse(filter) else {
-        all.retain(|a| is_usable(a.ip) && !is_link_local(a.ip) && !is_bridge(&a.interface));
+        all.retain(|a| is_usable(a.ip) && !is_bridge(&a.interface));
         return Ok(all);
     };
-    let by_name = |a: &LocalAddress| names.lets_through(&a.interface) && (!names.excluded || !is_link_local(a.ip));
-    let chosen: Vec<LocalAddress> = all.iter().filter(|a| is_usable(a.ip) && by_name(a)).cloned().collect();
+    let by_name = |a: &&LocalAddress| is_usable(a.ip) && names.lets_through(&a.interface);
+    let chosen: Vec<LocalAddress> = all.iter().filter(by_name).cloned().collect();
     if !chosen.is_empty() {
         return Ok(chosen);
     }
@@ -103,13 +103,6 @@ pub(super) fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result
 /// Whether another host can be told of it.
 fn is_usable(ip: IpAddr) -> bool {
     !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) && !ip.is_unspecified()
-}
-
-fn is_link_local(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    }
 }
 
 /// A setting that chooses interfaces or devices: the beginnings of their names, or after `=` whole names; with `^` in
@@ -317,13 +310,13 @@ mod tests {
     }
 
     #[test]
-    fn link_local_addresses_are_used_only_where_they_can_be_and_are_meant() {
+    fn link_local_addresses_are_used_where_a_peer_can_reach_them() {
         let all =
             || vec![address("p0", "169.254.3.4", 16), address("p1", "fe80::2", 64), address("lo", "127.0.0.1", 8)];
         let names = |filter| select(all(), filter).map(|all| all.into_iter().map(|a| a.interface).collect::<Vec<_>>());
-        assert_eq!(names(None).unwrap(), ["lo"]);
+        assert_eq!(names(None).unwrap(), ["p0", "lo"]);
         assert_eq!(names(Some("p0")).unwrap(), ["p0"]);
-        assert_eq!(names(Some("^p1")).unwrap(), ["lo"]);
+        assert_eq!(names(Some("^p1")).unwrap(), ["p0", "lo"]);
         let e = names(Some("p1")).unwrap_err().to_string();
         assert!(e.contains("p1 has no other address than link-local") && e.contains("p1 (fe80::2)"), "{e}");
     }

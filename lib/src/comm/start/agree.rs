@@ -67,11 +67,12 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 31] = [
+    const MAY_DIFFER: [&str; 32] = [
         "TINYNCCL_PORT_RANGE",
         "TINYNCCL_SECRET",
         "TINYNCCL_SECRET_FILE",
         "TINYNCCL_CUDA_CHECK",
+        "TINYNCCL_CUDA_FAILURE",
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",
         "TINYNCCL_HEARTBEAT",

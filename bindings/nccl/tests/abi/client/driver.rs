@@ -314,9 +314,11 @@ impl Driver {
             }
             let status = async_error(one.comm);
             assert!(matches!(status, INVALID_USAGE | REMOTE_ERROR), "{status}: {}", last_error(one.comm));
-            one.stream.synchronize().unwrap();
         }
+        // Those of non-blocking communicators wait until the abort.
+        let streams: Vec<_> = ranks.iter().map(|one| one.stream.clone()).collect();
         self.close(world, true);
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
     }
 
     /// A start whose other rank never comes is ended by an abort, or by the end of its group.
