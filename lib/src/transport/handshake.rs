@@ -311,7 +311,12 @@ mod tests {
         assert_eq!(Hello::parse(&bytes, 2), Ok(hello()));
         assert!(Hello::parse(&bytes, 3).unwrap_err().unwrap().contains("rank 3"));
         let old = Hello { version: 0, ..hello() };
-        assert!(Hello::parse(bytemuck::bytes_of(&old), 2).unwrap_err().unwrap().contains(&format!("version {VERSION}, got 0")));
+        assert!(
+            Hello::parse(bytemuck::bytes_of(&old), 2)
+                .unwrap_err()
+                .unwrap()
+                .contains(&format!("version {VERSION}, got 0"))
+        );
         let other = Hello { magic: *b"GET / HT", ..hello() };
         assert_eq!(Hello::parse(bytemuck::bytes_of(&other), 2), Err(None));
         assert_eq!(Hello::parse(&bytes[1..], 2), Err(None));
