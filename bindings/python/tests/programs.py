@@ -4,6 +4,7 @@ A program is a function of (job) that every rank runs in a process of its own, f
 it the interpreter ends as that of a script does. ``expected`` has, by rank, the exit status and a pattern of what it printed.
 """
 
+import faulthandler
 import os
 import re
 import shutil
@@ -137,6 +138,8 @@ def _child(one, backend, rank, folder):
     os.dup2(output, 1)
     os.dup2(output, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A crash leaves its stack in the output.
+    faulthandler.enable()
     if backend == "tinynccl":
         import tinynccl.torch  # noqa: F401
     try:
