@@ -6,7 +6,7 @@
 //!
 //! # In your program
 //!
-//! The library is not on crates.io yet. In `Cargo.toml`, with `path = "…/tinynccl/lib"` for a clone beside your program:
+//! The library is not published as a crate yet. In `Cargo.toml`, with `path = "…/tinynccl/lib"` for a clone beside your program:
 //!
 //! ```toml
 //! [dependencies]
