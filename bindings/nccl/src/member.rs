@@ -305,7 +305,7 @@ impl Member {
         }
     }
 
-    /// Whether the failure of another rank stays unreported for now, as the program will abort the communicator.
+    /// True while the failure of another rank stays unreported, because the program will abort the communicator.
     fn awaits_abort(&self, device: &DeviceComm, error: &Error) -> bool {
         let remote = matches!(error, Error::PeerLost { .. } | Error::Aborted { .. });
         let within = |delay| device.failure_age().is_some_and(|age| age < delay);

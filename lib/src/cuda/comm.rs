@@ -197,7 +197,7 @@ impl DeviceComm {
         if self.path.cut_short() { None } else { self.path.failure_age() }
     }
 
-    /// Whether a call waits that a failed rank takes part in: one that it does not hold up is over sooner.
+    /// True while a call waits for a rank that has failed: one that does not wait for it is over sooner.
     fn is_held(&self) -> bool {
         const OVER: Duration = Duration::from_millis(500);
         if self.path.failure_age().is_none_or(|age| age < OVER) {
