@@ -63,6 +63,8 @@ for file in __init__.py _core.abi3.so _core.pyi errors.py py.typed torch/__init_
 done
 
 export PYTHONPATH=$site OMP_NUM_THREADS=1
+# Ends a program in which memory of Python's is taken without the interpreter's lock, as torch 1.13's Store.get does.
+[[ ${1-} == --bench ]] || export PYTHONMALLOC=debug
 if [[ ${1-} == --bench ]]; then
     exec "$python" "bindings/python/bench/${2:?latency or ddp}.py" "${@:3}"
 fi

@@ -1,11 +1,13 @@
 """Builds a communicator from ranks that share a store of torch.
 
-Rank 0 offers the rendezvous to each other rank, by a key of that rank's own. Who takes an offer removes its key. So no key
-stays, and groups that follow one another over one store never see each other's: rank 0 offers the next rendezvous only when
-all ranks have joined the one before.
+Rank 0 writes the rendezvous and offers it to each other rank, by a key of that rank's own. Who takes an offer removes its
+key, and rank 0 removes the rendezvous once all have joined. So no key stays, and groups that follow one another over one
+store never see each other's.
+
+The store is read by calls that give numbers alone: torch 1.13 makes the bytes of ``get`` and ``compare_set`` without holding
+the interpreter's lock, which corrupts the heap as soon as another thread runs Python beside it.
 """
 
-import json
 import os
 import time
 
@@ -19,8 +21,8 @@ _NAMED = 2.0
 # Half of the library's default. torch's calls run beside the model's kernels, and a call occupies its SMs even while it
 # waits for another rank. Large calls alone take 4 % longer (docs/benchmarks/2026-11-22-torch-gpu.md).
 _CUDA_BLOCKS = 64
-# No value of ours.
-_NOTHING = "?"
+# Bytes in one number of a store, which has 64 bits and a sign.
+_BYTES = 7
 
 
 def watch_world(world, members):
@@ -55,6 +57,8 @@ class Meeting:
     def __init__(self, store, what, timeout, watch=_nobody):
         self._store, self._prefix = store, f"tinynccl-{what}"
         self._timeout, self._watch = timeout, watch
+        # Numbers that were seen and not taken yet.
+        self._seen = {}
 
     def is_offered(self, rank):
         """Whether rank 0 has come. Returns at once: ``get`` would wait, and a ``TCPStore`` that waits for one thread blocks all
@@ -63,22 +67,33 @@ class Meeting:
 
     def join(self, rank, size, late, names=None):
         """A communicator of ``size`` ranks. If rank 0 does not arrive, the error begins with ``late``. Errors call the ranks by
-        ``names``; with a function, by the names that the ranks have in its list: it is given the others' and returns ours."""
+        ``names``. A function gives this rank's name alone; rank 0 then collects them. Names are whole numbers."""
         server = None
-        if callable(names):
-            names = self._exchange_names(rank, size, names(), late) if size > 1 else [names()]
+        exchange = callable(names)
+        names = [names()] if exchange else names
+        if exchange and rank:
+            self._give(f"name-{rank}", names[0] + 1)
+        elif exchange:
+            names += [self._take(f"name-{other}", late) - 1 for other in range(1, size)]
         if rank == 0:
             server = Server(size)
-            offer = json.dumps({"id": server.unique_id, "names": names})
+            numbers = _pack(server.unique_id)
+            count = len(numbers)
+            numbers += [name + 1 for name in names] if exchange else []
+            for i, number in enumerate(numbers if size > 1 else []):
+                self._do("set", f"rendezvous-{i}", str(number))
             for other in range(1, size):
-                self._do("set", f"offer-{other}", offer)
+                self._give(f"offer-{other}", count)
         else:
-            offer = json.loads(self._take(f"offer-{rank}", late))
-            names = offer["names"] or names
+            count = self._take(f"offer-{rank}", late)
+            numbers = [self._do("add", f"rendezvous-{i}", 0) for i in range(count + (size if exchange else 0))]
+            if 0 in numbers:
+                raise BootstrapError(f"rank {rank} of {size}: rank 0 could not begin the group, and took its offer back")
+            names = [number - 1 for number in numbers[count:]] or names
         blocks = None if "TINYNCCL_CUDA_BLOCKS" in os.environ else _CUDA_BLOCKS
         try:
             return Comm(
-                offer["id"] if rank else server.unique_id,
+                server.unique_id if rank == 0 else _unpack(numbers[:count]),
                 rank,
                 size,
                 timeout=self._timeout,
@@ -88,41 +103,44 @@ class Meeting:
                 watch=self._watch,
             ), names
         except BaseException:
-            if rank == 0:
-                self._withdraw(size)
+            for other in range(1, size if rank == 0 else 0):
+                self._remove(f"offer-{other}-there", f"offer-{other}")
             raise
+        finally:
+            if rank == 0:
+                self._remove(*(f"rendezvous-{i}" for i in range(len(numbers) if size > 1 else 0)))
 
-    def _exchange_names(self, rank, size, name, late):
-        """The names of all ranks, at rank 0, which offers them to the others."""
-        if rank:
-            self._do("set", f"name-{rank}", str(name))
-            return None
-        return [name, *(int(self._take(f"name-{other}", late)) for other in range(1, size))]
-
-    def _withdraw(self, size):
-        """Takes back what nobody took."""
+    def _remove(self, *keys):
         try:
-            for other in range(1, size):
-                self._store.delete_key(f"{self._prefix}-offer-{other}")
+            for key in keys:
+                self._store.delete_key(f"{self._prefix}-{key}")
         except RuntimeError:
-            # The store is gone, and the offers with it.
+            # The store is gone, and the keys with it.
             pass
 
+    def _give(self, key, number):
+        """Leaves a positive number for the one rank that takes it."""
+        self._do("set", key, str(number))
+        self._do("set", f"{key}-there", "1")
+
     def _take(self, key, late):
-        """The value of ``key`` once it is there, which it then no longer is."""
+        """The number that another rank gives, which is then gone."""
         end, pauses = time.monotonic() + self._timeout, Pauses()
-        while (value := self._look(key)) is None:
+        while (number := self._look(key)) is None:
             self._watch()
             if time.monotonic() > end:
                 raise Timeout(f"{late}: nothing came for {self._timeout} s")
             pauses.sleep()
+        del self._seen[key]
         self._do("delete_key", key)
-        return value
+        return number
 
     def _look(self, key):
-        # All stores of all versions of torch answer so at once, and change nothing where the key is missing.
-        value = self._do("compare_set", key, _NOTHING, _NOTHING).decode()
-        return None if value == _NOTHING else value
+        """The number under ``key``, or None. Leaves no key where there is none, unlike ``add`` alone."""
+        # A FileStore removes what is not there, too; then the number is 0.
+        if key not in self._seen and self._do("delete_key", f"{key}-there") and (number := self._do("add", key, 0)):
+            self._seen[key] = number
+        return self._seen.get(key)
 
     def _do(self, method, key, *arguments):
         try:
@@ -137,6 +155,16 @@ class Meeting:
                 f"{method} of {self._prefix}-{key}: torch's store does not answer ({str(error).splitlines()[0]}): has the process "
                 "that hosts it ended? With init_method env:// or tcp:// it is that of rank 0"
             ) from error
+
+
+def _pack(text):
+    """A text without NUL as positive numbers, which all stores can ``add`` to."""
+    data = text.encode()
+    return [int.from_bytes(data[at : at + _BYTES], "big") for at in range(0, len(data), _BYTES)]
+
+
+def _unpack(numbers):
+    return b"".join(number.to_bytes((number.bit_length() + 7) // 8, "big") for number in numbers).decode()
 
 
 class Pauses:
