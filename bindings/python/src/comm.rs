@@ -442,9 +442,24 @@ impl Comm {
         Group::new(slf, async_op, stream)
     }
 
-    #[pyo3(signature = (color, key=0))]
-    fn split(&self, py: Python<'_>, color: Option<u32>, key: i32) -> PyResult<Option<Comm>> {
+    #[pyo3(signature = (color, key=None), text_signature = "($self, color, key=0)")]
+    fn split(
+        &self,
+        py: Python<'_>,
+        color: &Bound<'_, PyAny>,
+        key: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Comm>> {
         let live = self.live(py, "split")?;
+        // Taken as they are, so that a rank with a wrong one can tell the others, which wait for it.
+        let key = key.map_or(Ok(0), |key| key.extract::<i32>());
+        let (color, key) = match color.extract::<Option<u32>>().and_then(|color| Ok((color, key?))) {
+            Ok(arguments) => arguments,
+            Err(wrong) => {
+                let why = format!("its arguments of split are wrong: {wrong}");
+                waiting(py, "split", &self.names, || live.comm.refuse_split(&why))?;
+                return Err(wrong);
+            }
+        };
         let comm = waiting(py, "split", &self.names, || live.comm.split(color, key))?;
         Ok(comm.map(|comm| Comm::new(comm, Names::default())))
     }

@@ -207,6 +207,15 @@ def refused(comm):
             assert f"rank {rank}" in text and all(word in text for word in words), f"{words}: {text}"
         else:
             raise AssertionError(f"not refused: {words}")
+    for color, key, wrong in ((-2, 0, OverflowError), ("a", 0, TypeError), (0, 1 << 40, OverflowError)):
+        try:
+            comm.split(*((color, key) if rank == 0 else (0, 0)))
+        except wrong:
+            assert rank == 0
+        except tinynccl.InvalidArgument as error:
+            assert rank != 0 and "rank 0 does not take part: its arguments of split are wrong" in str(error), error
+        else:
+            raise AssertionError(f"not refused: split({color}, {key})")
     one = numpy.ones(1)
     comm.all_reduce(one)
     assert one[0] == n
