@@ -10,7 +10,7 @@ use super::order::Order;
 use super::plan::{Action, Instruction, Place, Plan, PlanLane};
 use super::traced;
 use crate::error::Error;
-use crate::reduce::stream;
+use crate::reduce::{Operand, stream};
 use crate::schedule::Buf;
 use crate::trace::Probe;
 use crate::transport::{Received, ZeroCopy};
@@ -112,6 +112,16 @@ impl Memory {
         };
         // SAFETY: by the caller, the part lies inside the buffer.
         unsafe { base.add((place.segment_offset + start) * self.elem) }
+    }
+
+    /// The current part at `place` as an operand.
+    ///
+    /// # Safety
+    /// As [`Memory::at`].
+    #[inline]
+    unsafe fn operand(&self, place: Place) -> Operand {
+        // SAFETY: forwarded from the caller.
+        Operand { at: unsafe { self.at(place) }, input: place.is_input() }
     }
 
     #[inline]
@@ -221,7 +231,7 @@ unsafe fn perform(
             Action::Send { src } => send(instruction, memory, plan, src, &header, links),
             Action::Recv { dst } => recv(instruction, memory, plan, dst, &header, links),
             Action::Copy { src, dst } => {
-                match plan.scale(src) {
+                match plan.scale(src.is_input()) {
                     Some(scale) => scale.apply(memory.at(src), memory.at(dst), memory.len),
                     None => copy(memory.at(src), memory.at(dst), memory.bytes()),
                 }
@@ -229,7 +239,7 @@ unsafe fn perform(
             }
             Action::Reduce { src, dst, last } => {
                 let out = memory.at(dst);
-                combine(plan, src, memory.at(src), out, out, None, memory.len);
+                combine(plan, memory.operand(src), Operand::product(out), out, None, memory.len);
                 finish(plan, last, out, memory.len);
                 Ok(true)
             }
@@ -247,7 +257,7 @@ unsafe fn perform(
                     Some(pair) => pair,
                     None => return Ok(false),
                 };
-                combine(plan, src, memory.at(src), payload, slot, None, memory.len);
+                combine(plan, memory.operand(src), instruction.received(payload), slot, None, memory.len);
                 pass_on(instruction, &header, links)
             }
             Action::RecvReduceCopySend { src, dst, last } => {
@@ -267,11 +277,11 @@ unsafe fn perform(
                     Some(pair) => pair,
                     None => return Ok(false),
                 };
-                let (mine, out) = (memory.at(src), memory.at(dst));
-                if plan.streams {
-                    reduce_and_stream(plan, src, mine, payload, Some(slot), out, memory.len);
+                let (mine, other, out) = (memory.operand(src), instruction.received(payload), memory.at(dst));
+                if plan.streams && !ptr::eq(mine.at, out) {
+                    reduce_and_stream(plan, mine, other, Some(slot), out, memory.len);
                 } else {
-                    combine(plan, src, mine, payload, out, Some(slot), memory.len);
+                    combine(plan, mine, other, out, Some(slot), memory.len);
                 }
                 pass_on(instruction, &header, links)
             }
@@ -289,8 +299,8 @@ unsafe fn view<'a>(memory: &Memory, place: Place) -> &'a [u8] {
     unsafe { slice::from_raw_parts(memory.at(place), memory.bytes()) }
 }
 
-/// Sends the part at `src`; by zero copy if no step overwrites it before the link is done with it. A scaled one is
-/// computed in the link's memory.
+/// Sends the part at `src`; by zero copy if no step overwrites it before the link is done with it. The
+/// receiver scales what is an input.
 ///
 /// # Safety
 /// As [`super::run`].
@@ -303,15 +313,6 @@ unsafe fn send(
     header: &Header,
     links: &mut Links,
 ) -> Result<bool, Stop> {
-    if let Some(scale) = plan.scale(src) {
-        let link = &mut links.sends[instruction.send];
-        let Some(slot) = link.reserve()? else { return Ok(false) };
-        fits(slot.len(), memory.bytes())?;
-        // SAFETY: by the caller; the slot is apart from the input, and its memory is aligned for any element.
-        unsafe { scale.apply(memory.at(src), slot.as_mut_ptr(), memory.len) };
-        link.commit(header)?;
-        return Ok(true);
-    }
     // SAFETY: by the caller.
     let data = unsafe { view(memory, src) };
     let two_way = links.two_way;
@@ -352,22 +353,26 @@ unsafe fn recv(
     links: &mut Links,
 ) -> Result<bool, Stop> {
     let link = &mut links.recvs[instruction.recv];
-    if plan.streams && link.shows_in_place() && !link.must_pull() {
-        // SAFETY: by the caller.
-        let to = unsafe { memory.at(dst) };
+    let scale = plan.scale(instruction.receives_input);
+    // SAFETY: by the caller.
+    let to = unsafe { memory.at(dst) };
+    let received = if plan.streams && scale.is_none() && link.shows_in_place() && !link.must_pull() {
         // SAFETY: by the caller; a link gives the pieces of `header.len` bytes.
         let mut write =
             |offset: usize, piece: &[u8]| unsafe { stream::copy(to.add(offset), piece.as_ptr(), piece.len()) };
-        return match link.recv_chunks(header, &mut write)? {
-            Received::Done => Ok(true),
-            Received::Pending => Ok(false),
-            Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
-        };
-    }
-    // SAFETY: by the caller; nothing else refers to this memory during the call.
-    let target = unsafe { slice::from_raw_parts_mut(memory.at(dst), memory.bytes()) };
-    match links.recvs[instruction.recv].recv_into(header, target)? {
-        Received::Done => Ok(true),
+        link.recv_chunks(header, &mut write)?
+    } else {
+        // SAFETY: by the caller; nothing else refers to this memory during the call.
+        link.recv_into(header, unsafe { slice::from_raw_parts_mut(to, memory.bytes()) })?
+    };
+    match received {
+        Received::Done => {
+            if let Some(scale) = scale {
+                // SAFETY: by the caller.
+                unsafe { scale.apply(to, to, memory.len) };
+            }
+            Ok(true)
+        }
         Received::Pending => Ok(false),
         Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
     }
@@ -388,19 +393,19 @@ unsafe fn recv_reduce(
     links: &mut Links,
 ) -> Result<bool, Stop> {
     // SAFETY: by the caller.
-    let (mine, out, elem) = unsafe { (memory.at(src), memory.at(dst), memory.elem) };
-    let streams = last && plan.streams && plan.average.division.is_none();
+    let (mine, out, elem) = unsafe { (memory.operand(src), memory.at(dst), memory.elem) };
+    let streams = last && plan.streams && plan.average.division.is_none() && !ptr::eq(mine.at, out);
     let mut combine = |offset: usize, payload: &[u8]| {
         let n = payload.len() / elem;
         // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any
         // element.
         unsafe {
-            let (mine, out) = (mine.add(offset), out.add(offset));
+            let (mine, other, out) = (mine.skip(offset), instruction.received(payload.as_ptr()), out.add(offset));
             if streams {
-                reduce_and_stream(plan, src, mine, payload.as_ptr(), None, out, n);
+                reduce_and_stream(plan, mine, other, None, out, n);
                 return;
             }
-            combine(plan, src, mine, payload.as_ptr(), out, None, n);
+            combine(plan, mine, other, out, None, n);
             finish(plan, last, out, n);
         }
     };

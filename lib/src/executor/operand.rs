@@ -1,62 +1,63 @@
-//! Reductions with an operand of our own. Where the call scales its inputs, such an operand is scaled first, in pieces
-//! that stay in the L1 cache.
+//! Reductions of what is ours with what came, of which those inputs are scaled first that the call wants scaled.
 
 use std::mem::MaybeUninit;
 
-use super::plan::{Place, Plan};
-use crate::reduce::stream;
+use super::plan::Plan;
+use crate::reduce::{Operand, stream};
 
-/// Bytes of a piece.
+/// Bytes of a piece, which stays in the L1 cache.
 const PIECE: usize = 4 << 10;
 
 #[repr(align(64))]
 struct Piece(MaybeUninit<[u8; PIECE]>);
 
-impl Piece {
-    fn new() -> Piece {
-        Piece(MaybeUninit::uninit())
-    }
-
-    fn memory(&mut self) -> *mut u8 {
-        self.0.as_mut_ptr().cast()
-    }
-}
-
-/// `out = mine op other` for `n` elements, and the same into `copy` if there is one; `mine` is what lies at `src`. `out`
-/// may be either operand.
+/// `out = mine op other` for `n` elements, and the same into `copy` if there is one. `out` may be either operand.
 ///
 /// # Safety
 /// As [`crate::reduce::ReduceDualFn`]; `copy` overlaps nothing.
 #[inline]
 pub(super) unsafe fn combine(
     plan: &Plan,
-    src: Place,
-    mine: *const u8,
-    other: *const u8,
+    mine: Operand,
+    other: Operand,
     out: *mut u8,
     copy: Option<*mut u8>,
     n: usize,
 ) {
-    let reduce = |mine: *const u8, skip: usize, n: usize| {
-        let (other, out) = (other.wrapping_add(skip), out.wrapping_add(skip));
-        // SAFETY: by the caller; `skip` is below `n` elements.
-        unsafe {
-            match copy {
-                Some(copy) => (plan.kernels.reduce_dual)(mine, other, out, copy.wrapping_add(skip), n),
-                None => (plan.kernels.reduce)(mine, other, out, n),
-            }
+    // SAFETY: by the caller.
+    unsafe {
+        match (plan.average.scale.is_some() && (mine.input || other.input), copy) {
+            (true, None) => reduce(plan, mine, other, out, n),
+            (true, Some(copy)) => in_pieces(plan, n, |n, skip| {
+                let out = out.wrapping_add(skip);
+                reduce(plan, mine.skip(skip), other.skip(skip), out, n);
+                out.copy_to_nonoverlapping(copy.wrapping_add(skip), n * plan.elem);
+            }),
+            (false, None) => (plan.kernels.reduce)(mine.at, other.at, out, n),
+            (false, Some(copy)) => (plan.kernels.reduce_dual)(mine.at, other.at, out, copy, n),
         }
-    };
-    let Some(scale) = plan.scale(src) else { return reduce(mine, 0, n) };
-    let mut piece = Piece::new();
-    let piece = piece.memory();
-    let step = PIECE / plan.elem;
-    for start in (0..n).step_by(step) {
-        let (n, skip) = (step.min(n - start), start * plan.elem);
-        // SAFETY: by the caller; the piece holds `n` elements, which are read before `out` is written.
-        unsafe { scale.apply(mine.add(skip), piece, n) };
-        reduce(piece, skip, n);
     }
+}
+
+/// [`combine`] without a copy.
+///
+/// # Safety
+/// As [`crate::reduce::ReduceFn`].
+#[inline]
+unsafe fn reduce(plan: &Plan, mine: Operand, other: Operand, out: *mut u8, n: usize) {
+    // SAFETY: by the caller.
+    unsafe {
+        match &plan.average.scale {
+            Some(scale) if mine.input || other.input => scale.sum(mine, other, out, n, plan.elem),
+            _ => (plan.kernels.reduce)(mine.at, other.at, out, n),
+        }
+    }
+}
+
+/// Calls `work` for pieces of `n` elements, with their number and the bytes before them.
+fn in_pieces(plan: &Plan, n: usize, mut work: impl FnMut(usize, usize)) {
+    let step = PIECE / plan.elem;
+    (0..n).step_by(step).for_each(|start| work(step.min(n - start), start * plan.elem));
 }
 
 /// [`combine`] with `out` written around the cache; the same through the cache into `slot`, if there is one, for the
@@ -66,30 +67,22 @@ pub(super) unsafe fn combine(
 /// As [`crate::reduce::ReduceDualFn`], or [`crate::reduce::ReduceFn`] without a slot.
 pub(super) unsafe fn reduce_and_stream(
     plan: &Plan,
-    src: Place,
-    mine: *const u8,
-    other: *const u8,
+    mine: Operand,
+    other: Operand,
     slot: Option<*mut u8>,
     out: *mut u8,
     n: usize,
 ) {
-    let (mut piece, mut scaled) = (Piece::new(), Piece::new());
-    let (piece, scaled) = (piece.memory(), scaled.memory());
-    let step = PIECE / plan.elem;
-    for start in (0..n).step_by(step) {
-        let (n, skip) = (step.min(n - start), start * plan.elem);
-        // SAFETY: by the caller; the pieces hold `n` elements.
+    let mut piece = Piece(MaybeUninit::uninit());
+    let piece = piece.0.as_mut_ptr().cast::<u8>();
+    in_pieces(plan, n, |n, skip| {
+        let through = slot.map_or(piece, |slot| slot.wrapping_add(skip));
+        // SAFETY: by the caller; the piece holds `n` elements.
         unsafe {
-            let mut mine = mine.add(skip);
-            if let Some(scale) = plan.scale(src) {
-                scale.apply(mine, scaled, n);
-                mine = scaled;
-            }
-            let through = slot.map_or(piece, |slot| slot.add(skip));
-            (plan.kernels.reduce)(mine, other.add(skip), through, n);
+            reduce(plan, mine.skip(skip), other.skip(skip), through, n);
             stream::copy_unordered(out.add(skip), through, n * plan.elem);
         }
-    }
+    });
     stream::fence();
 }
 

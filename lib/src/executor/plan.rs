@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::Call;
 use crate::dtype::{DType, ReduceOp};
-use crate::reduce::{self, Average, Kernels, Scale};
+use crate::reduce::{self, Average, Kernels, Operand, Scale};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Collective, Header};
 
@@ -19,6 +19,14 @@ const STREAM: usize = 8 << 20;
 pub(super) struct Place {
     pub(super) buf: Buf,
     pub(super) segment_offset: usize,
+}
+
+impl Place {
+    /// What is there is this rank's contribution.
+    #[inline]
+    pub(super) fn is_input(self) -> bool {
+        self.buf == Buf::Input
+    }
 }
 
 /// The operation of an instruction once its message has arrived; the names are those of [`Step`].
@@ -51,9 +59,17 @@ pub(super) struct Instruction {
     pub(super) may_zero_copy: bool,
     /// It overwrites what an earlier step sends over this link; `usize::MAX` if none does.
     pub(super) awaits: usize,
+    /// Its message is a part of the sender's input, which is scaled here if the call wants that.
+    pub(super) receives_input: bool,
 }
 
 impl Instruction {
+    /// Its message as an operand.
+    #[inline]
+    pub(super) fn received(&self, payload: *const u8) -> Operand {
+        Operand { at: payload, input: self.receives_input }
+    }
+
     /// Location of the payload that it sends, unless the payload is computed in the link's memory.
     fn sent(&self) -> Option<Place> {
         match self.action {
@@ -106,7 +122,8 @@ pub(crate) struct Plan {
     pub(super) lanes: Vec<PlanLane>,
     pub(super) elem: usize,
     pub(super) kernels: Kernels,
-    /// The output is too large to be worth caching: it is written by non-temporal stores.
+    /// The output is too large to be worth caching: it is written by non-temporal stores, except over an operand, which
+    /// the cache has already.
     pub(super) streams: bool,
     pub(super) average: Average,
     pub(crate) scratch_bytes: usize,
@@ -121,25 +138,33 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The factor of an operand. A rank's contribution comes from its input, and from nowhere else.
+    /// The factor of what is copied: of a rank's input.
     #[inline]
-    pub(super) fn scale(&self, src: Place) -> Option<&Scale> {
-        self.average.scale.as_ref().filter(|_| src.buf == Buf::Input)
+    pub(super) fn scale(&self, input: bool) -> Option<&Scale> {
+        self.average.scale.as_ref().filter(|_| input)
     }
 
-    /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with
-    /// (channel, peer), which must be open; `zero_copy` says whether some of them read a message's memory after the
-    /// send call returned (zero copy).
+    /// Binds the program of `rank` among `programs`, cut into messages of at most `max_message` bytes. `link` gives the
+    /// index of the links with (channel, peer), which must be open; `zero_copy` says whether some of them read a
+    /// message's memory after the send call returned (zero copy). None: a program or a link is missing.
+    #[expect(clippy::too_many_arguments, reason = "a call, its place among the ranks, and the cut of its messages")]
     pub(crate) fn compile(
         call: &Call,
         header: Header,
-        program: &Program,
+        rank: usize,
         ranks: usize,
+        programs: impl Fn(usize) -> Option<Program>,
         max_message: usize,
         zero_copy: bool,
         link: impl Fn(u32, usize) -> Option<u32>,
     ) -> Option<Plan> {
         let elem = call.dtype.size();
+        let program = programs(rank)?;
+        let average = Average::new(call.dtype, call.op, ranks);
+        let received_inputs = match average.scale {
+            Some(_) => program.received_inputs(rank, &programs)?,
+            None => vec![],
+        };
         let partition = program.partition(call.count, elem, max_message);
         let window = partition.largest_window();
         let output_segments = match call.collective {
@@ -183,6 +208,7 @@ impl Plan {
                     followed: false,
                     may_zero_copy: false,
                     awaits: usize::MAX,
+                    receives_input: false,
                 });
             }
             mark_last_uses(&mut instructions[first..]);
@@ -190,9 +216,9 @@ impl Plan {
             let windows = partition.windows();
             lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count: None });
         }
-        let average = Average::new(call.dtype, call.op, ranks);
+        instructions.iter_mut().zip(received_inputs).for_each(|(instruction, is)| instruction.receives_input = is);
         if zero_copy {
-            mark_zero_copy(&mut instructions, &lanes, average.scale.is_some());
+            mark_zero_copy(&mut instructions, &lanes);
         }
         let uses = |link: fn(&Instruction) -> usize| instructions.iter().any(|i| link(i) != usize::MAX);
         let directions = (uses(|i| i.send), uses(|i| i.recv));
@@ -259,6 +285,7 @@ impl Plan {
                 followed,
                 may_zero_copy: false,
                 awaits: usize::MAX,
+                receives_input: false,
             });
             let partition = Partition::new(count, elem, 1, longest);
             let (windows, count) = (partition.windows(), Some(count as u64));
@@ -291,13 +318,12 @@ fn mark_followed(instructions: &mut [Instruction]) {
 }
 
 /// Finds the sends whose memory no step of the plan overwrites before it can check that the link is done with it. Input
-/// and output count as the same memory. Windows have no element in common, so one stands for all. `scaled`: inputs are,
-/// and then sent from the link's memory.
-fn mark_zero_copy(instructions: &mut [Instruction], lanes: &[PlanLane], scaled: bool) {
+/// and output count as the same memory. Windows have no element in common, so one stands for all.
+fn mark_zero_copy(instructions: &mut [Instruction], lanes: &[PlanLane]) {
     let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
     for lane in lanes {
         for at in lane.instructions.clone() {
-            let stays = |from: &Place| from.buf == Buf::Output || from.buf == Buf::Input && !scaled;
+            let stays = |from: &Place| from.buf != Buf::Scratch;
             let Some(from) = instructions[at].sent().filter(stays) else { continue };
             let (parts, link) = (instructions[at].parts.clone(), instructions[at].send);
             let hits = |i: &Instruction| {

@@ -7,7 +7,6 @@
 use super::bits::Bits16;
 use super::ops::{Map, Op, Prod, Scaled, Sum, Unit};
 use super::scale::Times;
-use super::simd::map;
 
 /// One bf16, for min and max.
 pub(super) type Bf16 = Bits16<0x7f80>;
@@ -66,9 +65,10 @@ impl Map<Bf16Pair> for Times<f32> {
 }
 
 impl Scaled for Bf16Pair {
+    type Times = Times<f32>;
+
     #[inline(always)]
-    unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { map::<Bf16Pair, _>(from, to, n, &Times(factor as f32)) }
+    fn times(factor: f64) -> Times<f32> {
+        Times(factor as f32)
     }
 }

@@ -3,11 +3,11 @@
 //! Conversions after Fabian Giesen, "half to float done quick" and its companion with rounding to nearest even.
 //! Machines with F16C take the path in `f16c` instead.
 
-use super::Kernels;
 use super::bits::Bits16;
 use super::ops::{Map, Max, Min, Op, Prod, Scaled, Sum};
 use super::scale::Times;
-use super::simd::{baseline, map};
+use super::simd::baseline;
+use super::{Kernels, ScaleFn, ScaledSumFn};
 use crate::dtype::ReduceOp;
 
 /// One f16.
@@ -62,10 +62,11 @@ impl Map<F16> for Times<f32> {
 }
 
 impl Scaled for F16 {
+    type Times = Times<f32>;
+
     #[inline(always)]
-    unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { map::<F16, _>(from, to, n, &Times(factor as f32)) }
+    fn times(factor: f64) -> Times<f32> {
+        Times(factor as f32)
     }
 }
 
@@ -78,5 +79,7 @@ pub(super) fn kernels(op: ReduceOp) -> Kernels {
         // Bits have kernels of their own.
         _ => baseline::pair::<F16, Sum>(),
     };
-    Kernels { reduce, reduce_dual, scale: Some(baseline::scale::<F16>), divide: None }
+    let (scale, scaled_sum) =
+        (Some(baseline::scale::<F16> as ScaleFn), Some(baseline::scaled_sum::<F16> as ScaledSumFn));
+    Kernels { reduce, reduce_dual, scale, scaled_sum, divide: None }
 }

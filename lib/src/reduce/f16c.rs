@@ -231,7 +231,7 @@ pub(super) fn kernels(level: Level, op: ReduceOp) -> Kernels {
         _ => reduce_at::<Sum>(level),
     };
     let scale = if level == Level::Avx512 { avx512::scale } else { avx2::scale };
-    Kernels { reduce, reduce_dual, scale: Some(scale), divide: None }
+    Kernels { reduce, reduce_dual, scale: Some(scale), scaled_sum: None, divide: None }
 }
 
 fn reduce_at<O: RegisterOp>(level: Level) -> (ReduceFn, ReduceDualFn) {

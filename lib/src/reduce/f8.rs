@@ -3,7 +3,6 @@
 use super::bits::Bits8;
 use super::ops::{Map, Op, Prod, Scaled, Sum};
 use super::scale::Times;
-use super::simd::map;
 use crate::float8::{F8E4M3, F8E5M2};
 
 macro_rules! through_f32 {
@@ -22,10 +21,11 @@ macro_rules! through_f32 {
         }
 
         impl Scaled for $unit {
+            type Times = Times<f32>;
+
             #[inline(always)]
-            unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64) {
-                // SAFETY: the caller's promise, passed on.
-                unsafe { map::<$unit, _>(from, to, n, &Times(factor as f32)) }
+            fn times(factor: f64) -> Times<f32> {
+                Times(factor as f32)
             }
         }
     )*};

@@ -5,7 +5,7 @@
 //! | `ops` | what sum, prod, min and max mean for one element |
 //! | `bits`, `f16`, `bf16`, `f8` | the small floats over integer units |
 //! | `average` | what `avg` adds to a sum |
-//! | `scale` | inputs times a factor |
+//! | `scale` | inputs times a factor, and sums of them |
 //! | `divide` | sums of integers divided, by reciprocal multiplication |
 //! | `simd` | the loops, compiled once per instruction set |
 //! | `f16c` | f16 through the processor's own conversions |
@@ -40,7 +40,7 @@ use self::bf16::{Bf16, Bf16Pair};
 pub use self::divide::Division;
 use self::f8::{E4M3, E5M2};
 use self::ops::{BitAnd, BitOr, BitXor, Divide, Max, Min, Op, Prod, Scaled, Sum, Unit};
-pub use self::scale::Scale;
+pub use self::scale::{Operand, Scale};
 
 /// `out[i] = a[i] op b[i]` for `n` elements. `out` may be exactly `a` or exactly `b`; no other overlap.
 ///
@@ -63,6 +63,13 @@ pub type ReduceDualFn = unsafe fn(a: *const u8, b: *const u8, out: *mut u8, copy
 /// pointers are not looked at.
 pub type ScaleFn = unsafe fn(from: *const u8, to: *mut u8, n: usize, factor: f64);
 
+/// `out[i] = a[i] * factors[0] + b[i] * factors[1]` for `n` elements, products and sum each rounded to the element's
+/// type. `out` may be exactly `a` or exactly `b`; no other overlap.
+///
+/// # Safety
+/// As [`ReduceFn`]; `out` is not both.
+pub type ScaledSumFn = unsafe fn(a: *const u8, b: *const u8, out: *mut u8, n: usize, factors: [f64; 2]);
+
 /// `buf[i] = buf[i] / divisor` for `n` elements, towards zero. Divisors 0 and 1 leave the buffer as it is.
 ///
 /// # Safety
@@ -78,6 +85,8 @@ pub struct Kernels {
     pub reduce_dual: ReduceDualFn,
     /// Multiplication by a factor; floats only.
     pub scale: Option<ScaleFn>,
+    /// Sum of two products; floats only, and not f16 where the processor converts it.
+    pub scaled_sum: Option<ScaledSumFn>,
     /// Division by an integer; integers only.
     pub divide: Option<DivideFn>,
 }
@@ -183,7 +192,8 @@ where
     Max: Op<M>,
 {
     let (reduce, reduce_dual) = ordered::<A, M>(level, op);
-    Kernels { reduce, reduce_dual, scale: Some(simd::scale_at::<A>(level)), divide: None }
+    let (scale, scaled_sum) = simd::scale_at::<A>(level);
+    Kernels { reduce, reduce_dual, scale: Some(scale), scaled_sum: Some(scaled_sum), divide: None }
 }
 
 /// `A`: unit of sum and prod, `M`: unit of min, max and the division.
@@ -195,7 +205,7 @@ where
     Max: Op<M>,
 {
     let (reduce, reduce_dual) = ordered::<A, M>(level, op);
-    Kernels { reduce, reduce_dual, scale: None, divide: Some(simd::divide_at::<M>(level)) }
+    Kernels { reduce, reduce_dual, scale: None, scaled_sum: None, divide: Some(simd::divide_at::<M>(level)) }
 }
 
 /// The operators on numbers.
@@ -227,5 +237,5 @@ where
         ReduceOp::BitOr => simd::reduce_at::<U, BitOr>(level),
         _ => simd::reduce_at::<U, BitXor>(level),
     };
-    Kernels { reduce, reduce_dual, scale: None, divide: None }
+    Kernels { reduce, reduce_dual, scale: None, scaled_sum: None, divide: None }
 }

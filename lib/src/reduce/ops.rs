@@ -135,11 +135,11 @@ pub(super) trait Map<U> {
 
 /// Floats, which can be multiplied by a factor.
 pub(super) trait Scaled: Unit {
-    /// `to[i] = from[i] * factor` for `n` elements. Inlined into one function per instruction set.
-    ///
-    /// # Safety
-    /// As [`super::ScaleFn`].
-    unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64);
+    /// The multiplication.
+    type Times: Map<Self>;
+
+    /// That by `factor`.
+    fn times(factor: f64) -> Self::Times;
 }
 
 /// Integers, which can be divided by one.

@@ -1,10 +1,11 @@
 //! Multiplication of inputs by one factor before they are summed: `avg` of floats multiplies by 1/n.
 
+use std::mem::MaybeUninit;
+
 use half::{bf16, f16};
 
 use super::ops::{Map, Scaled};
-use super::simd::map;
-use super::{Level, ScaleFn, table};
+use super::{Level, ReduceFn, ScaleFn, ScaledSumFn, table};
 use crate::dtype::{DType, ReduceOp};
 use crate::float8::{F8E4M3, F8E5M2};
 
@@ -12,8 +13,43 @@ use crate::float8::{F8E4M3, F8E5M2};
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     multiply: ScaleFn,
+    scaled_sum: Option<ScaledSumFn>,
+    sum: ReduceFn,
     factor: f64,
 }
+
+/// One side of a sum.
+#[derive(Debug, Clone, Copy)]
+pub struct Operand {
+    /// Its elements.
+    pub at: *const u8,
+    /// A rank's input, which is to be multiplied by the factor.
+    pub input: bool,
+}
+
+impl Operand {
+    /// A rank's input.
+    pub fn input(at: *const u8) -> Operand {
+        Operand { at, input: true }
+    }
+
+    /// A product, or a sum of products.
+    pub fn product(at: *const u8) -> Operand {
+        Operand { at, input: false }
+    }
+
+    /// What begins `bytes` bytes later.
+    #[must_use]
+    pub fn skip(self, bytes: usize) -> Operand {
+        Operand { at: self.at.wrapping_add(bytes), ..self }
+    }
+}
+
+/// Bytes of a piece that stays in the L1 cache.
+const PIECE: usize = 4 << 10;
+
+#[repr(align(64))]
+struct Piece(MaybeUninit<[u8; PIECE]>);
 
 impl Scale {
     /// The factor rounded to `dtype`, by way of `f32` where that is wider, as NCCL rounds it; `None` for integers.
@@ -33,7 +69,9 @@ impl Scale {
             DType::F8E5M2 => F8E5M2::from_f32(narrow).to_f32().into(),
             _ => return None,
         };
-        table(level, dtype, ReduceOp::Sum).scale.map(|multiply| Scale { multiply, factor })
+        let kernels = table(level, dtype, ReduceOp::Sum);
+        let (scaled_sum, sum) = (kernels.scaled_sum, kernels.reduce);
+        kernels.scale.map(|multiply| Scale { multiply, scaled_sum, sum, factor })
     }
 
     /// The factor, a value of the type.
@@ -50,6 +88,37 @@ impl Scale {
         // SAFETY: forwarded from the caller; the kernel is that of the type.
         unsafe { (self.multiply)(from, to, n, self.factor) }
     }
+
+    /// `out = a + b` for `n` elements of `size` bytes, of which inputs are multiplied first.
+    ///
+    /// # Safety
+    /// As [`ScaledSumFn`].
+    pub unsafe fn sum(&self, a: Operand, b: Operand, out: *mut u8, n: usize, size: usize) {
+        // A product with 1 is the element itself.
+        let factor = |operand: Operand| if operand.input { self.factor } else { 1.0 };
+        if let Some(scaled_sum) = self.scaled_sum {
+            // SAFETY: forwarded from the caller; the kernel is that of the type.
+            return unsafe { scaled_sum(a.at, b.at, out, n, [factor(a), factor(b)]) };
+        }
+        let (mut first, mut second) = (Piece(MaybeUninit::uninit()), Piece(MaybeUninit::uninit()));
+        let step = PIECE / size;
+        for start in (0..n).step_by(step) {
+            let (n, skip) = (step.min(n - start), start * size);
+            let ready = |operand: Operand, piece: &mut Piece| {
+                let at = operand.skip(skip).at;
+                if !operand.input {
+                    return at;
+                }
+                let piece = piece.0.as_mut_ptr().cast();
+                // SAFETY: by the caller; the piece holds `n` elements.
+                unsafe { self.apply(at, piece, n) };
+                piece.cast_const()
+            };
+            let (a, b) = (ready(a, &mut first), ready(b, &mut second));
+            // SAFETY: by the caller; pieces are read before `out` is written.
+            unsafe { (self.sum)(a, b, out.wrapping_add(skip), n) };
+        }
+    }
 }
 
 /// Multiplication by a constant.
@@ -64,10 +133,11 @@ macro_rules! float {
             }
         }
         impl Scaled for $t {
+            type Times = Times<$t>;
+
             #[inline(always)]
-            unsafe fn scale(from: *const u8, to: *mut u8, n: usize, factor: f64) {
-                // SAFETY: the caller's promise, passed on.
-                unsafe { map::<$t, _>(from, to, n, &Times(factor as $t)) }
+            fn times(factor: f64) -> Times<$t> {
+                Times(factor as $t)
             }
         }
     )*};

@@ -6,8 +6,8 @@
 use std::mem::MaybeUninit;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-use super::ops::{Divide, Map, Op, Scaled, Unit};
-use super::{DivideFn, Level, ReduceDualFn, ReduceFn, ScaleFn};
+use super::ops::{Divide, Map, Op, Scaled, Sum, Unit};
+use super::{DivideFn, Level, ReduceDualFn, ReduceFn, ScaleFn, ScaledSumFn};
 
 /// `buf[i] = buf[i] op buf[i]` through the function of two buffers. Nobody does this for speed, so that no loop of its
 /// own is compiled for it.
@@ -42,6 +42,16 @@ unsafe fn reduce<U: Unit, O: Op<U>>(a: *const u8, b: *const u8, out: *mut u8, n:
     }
     // The operator is commutative: where the result replaces an operand, let that be `a`.
     let (a, b) = if out.cast_const() == b { (b, a) } else { (a, b) };
+    // SAFETY: the caller's promise, passed on.
+    unsafe { combine(a, b, out, n, O::apply) }
+}
+
+/// `out[i] = f(a[i], b[i])` for `n` elements. `out` may be exactly `a`; no other overlap.
+///
+/// # Safety
+/// As [`ReduceFn`], with at least one element.
+#[inline(always)]
+unsafe fn combine<U: Unit>(a: *const u8, b: *const u8, out: *mut u8, n: usize, f: impl Fn(U, U) -> U) {
     let units = n / U::ELEMENTS;
     // SAFETY: the caller's buffers hold `n` elements, which is at least `units` units; units are aligned like elements;
     // `out` is `a` or overlaps neither.
@@ -50,17 +60,17 @@ unsafe fn reduce<U: Unit, O: Op<U>>(a: *const u8, b: *const u8, out: *mut u8, n:
             let (a, b) = (from_raw_parts(a.cast::<U>(), units), from_raw_parts(b.cast::<U>(), units));
             let out = from_raw_parts_mut(out.cast::<MaybeUninit<U>>(), units);
             for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
-                out.write(O::apply(a, b));
+                out.write(f(a, b));
             }
         } else {
             let (out, b) = (from_raw_parts_mut(out.cast::<U>(), units), from_raw_parts(b.cast::<U>(), units));
             for (out, &b) in out.iter_mut().zip(b) {
-                *out = O::apply(*out, b);
+                *out = f(*out, b);
             }
         }
         if !n.is_multiple_of(U::ELEMENTS) {
             let at = units * size_of::<U>();
-            let last = O::apply(read_part(a.add(at), n), read_part(b.add(at), n));
+            let last = f(read_part(a.add(at), n), read_part(b.add(at), n));
             write_part(out.add(at), n, last);
         }
     }
@@ -149,6 +159,23 @@ pub(super) unsafe fn map<U: Unit, F: Map<U>>(from: *const u8, to: *mut u8, n: us
     }
 }
 
+/// [`ScaledSumFn`] for one unit type.
+#[inline(always)]
+unsafe fn scaled_sum<S: Scaled>(a: *const u8, b: *const u8, out: *mut u8, n: usize, factors: [f64; 2])
+where
+    Sum: Op<S>,
+{
+    if n == 0 {
+        return;
+    }
+    // Where the result replaces an operand, let that be `a`.
+    let [f, g] = factors;
+    let (a, f, b, g) = if out.cast_const() == b { (b, g, a, f) } else { (a, f, b, g) };
+    let (f, g) = (S::times(f), S::times(g));
+    // SAFETY: the caller's promise, passed on.
+    unsafe { combine(a, b, out, n, |a, b| Sum::apply(f.map(a), g.map(b))) }
+}
+
 /// The `n % ELEMENTS` elements at `at`, in a unit filled up with zeros.
 ///
 /// # Safety
@@ -191,7 +218,7 @@ unsafe fn divide<D: Divide>(buf: *mut u8, n: usize, divisor: usize) {
 macro_rules! level {
     ($name:ident $(, $features:literal)?) => {
         pub(super) mod $name {
-            use super::{Divide, Op, ReduceDualFn, ReduceFn, Scaled, Unit};
+            use super::{Divide, Op, ReduceDualFn, ReduceFn, Scaled, Sum, Unit};
 
             /// The two reductions of (unit, operator).
             pub(in super::super) fn pair<U: Unit, O: Op<U>>() -> (ReduceFn, ReduceDualFn) {
@@ -225,7 +252,21 @@ macro_rules! level {
             $(#[target_feature(enable = $features)])?
             pub(in super::super) unsafe fn scale<S: Scaled>(from: *const u8, to: *mut u8, n: usize, factor: f64) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { S::scale(from, to, n, factor) }
+                unsafe { super::map::<S, _>(from, to, n, &S::times(factor)) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in super::super) unsafe fn scaled_sum<S: Scaled>(
+                a: *const u8,
+                b: *const u8,
+                out: *mut u8,
+                n: usize,
+                factors: [f64; 2],
+            ) where
+                Sum: Op<S>,
+            {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { super::scaled_sum::<S>(a, b, out, n, factors) }
             }
         }
     };
@@ -258,13 +299,17 @@ pub(super) fn divide_at<D: Divide>(level: Level) -> DivideFn {
     }
 }
 
-/// The multiplication of a unit type for `level`, which the machine must have when it is called.
-pub(super) fn scale_at<S: Scaled>(level: Level) -> ScaleFn {
+/// The multiplication of a unit type and the sum of products for `level`, which the machine must have when they are
+/// called.
+pub(super) fn scale_at<S: Scaled>(level: Level) -> (ScaleFn, ScaledSumFn)
+where
+    Sum: Op<S>,
+{
     match level {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => avx512::scale::<S>,
+        Level::Avx512 => (avx512::scale::<S>, avx512::scaled_sum::<S>),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => avx2::scale::<S>,
-        _ => baseline::scale::<S>,
+        Level::Avx2 => (avx2::scale::<S>, avx2::scaled_sum::<S>),
+        _ => (baseline::scale::<S>, baseline::scaled_sum::<S>),
     }
 }

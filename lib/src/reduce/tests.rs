@@ -497,6 +497,38 @@ fn scaled_elements_alone_are_written() {
     for_every_dtype!(check);
 }
 
+/// Odd lengths of sums of products, apart and over either operand.
+#[test]
+fn sums_of_products_round_each_product() {
+    fn check<T: Reference>() {
+        let mut random = Random(12);
+        let lengths = (0..=67).chain([3000]);
+        for (level, n) in levels().flat_map(|level| lengths.clone().map(move |n| (level, n))) {
+            let Some(scale) = Scale::at(level, T::DTYPE, 0.3) else { return };
+            let (x, y) = (random.elements::<T>(n), random.elements::<T>(n));
+            for (first, second) in [(true, true), (true, false), (false, true), (false, false)] {
+                let part = |input, x: T| if input { x.times(scale.factor()) } else { x };
+                let sum = |(&x, &y)| T::combine(ReduceOp::Sum, part(first, x), part(second, y));
+                let want: Vec<T> = x.iter().zip(&y).map(sum).collect();
+                for over in 0..3 {
+                    let (mut a, mut b, mut apart) = (x.clone(), y.clone(), vec![T::zeroed(); n]);
+                    let out = [&mut apart, &mut a, &mut b][over].as_mut_ptr().cast::<u8>();
+                    let a = Operand { at: if over == 1 { out } else { a.as_mut_ptr().cast() }, input: first };
+                    let b = Operand { at: if over == 2 { out } else { b.as_mut_ptr().cast() }, input: second };
+                    // SAFETY: three buffers of that length, or two.
+                    let got = unsafe {
+                        scale.sum(a, b, out, n, size_of::<T>());
+                        std::slice::from_raw_parts(out.cast::<T>(), n)
+                    };
+                    let what = format_args!("{n} sums of {} at {level}, {first} {second}, over {over}", T::DTYPE);
+                    expect(got, &want, what);
+                }
+            }
+        }
+    }
+    for_every_dtype!(check);
+}
+
 /// As NCCL rounds it: to the type of the elements.
 #[test]
 fn factors_are_rounded_to_the_type() {

@@ -111,12 +111,16 @@ unsafe fn publish(board: &Board, task: &Task<'_>) {
     // SAFETY: by the caller. No rank reads the slot before it is published: there was credit.
     unsafe {
         if bytes <= INLINE {
-            let mut inline = [0; 3];
-            if let Some(scale) = &plan.average.scale {
-                scale.apply(task.buffers.input, inline.as_mut_ptr().cast(), count);
-            } else if bytes > 0 {
-                inline = pack(std::slice::from_raw_parts(task.buffers.input, bytes));
-            }
+            let inline = match &plan.average.scale {
+                _ if bytes == 0 => [0; 3],
+                // Apart from what is not scaled, which stays in registers.
+                Some(scale) => {
+                    let mut inline = [0; 3];
+                    scale.apply(task.buffers.input, inline.as_mut_ptr().cast(), count);
+                    inline
+                }
+                None => pack(std::slice::from_raw_parts(task.buffers.input, bytes)),
+            };
             board.publish(task.number, &task.header, inline, 0);
         } else {
             publish_input(plan, task.buffers.input, board.payload(board.rank(), task.number), count);

@@ -12,9 +12,9 @@ use super::board::Board;
 use super::one_shot::writes;
 use super::task::{Plan, Task};
 use super::turn::{Outcome, Turn};
-use super::work::{Source, combine, copy, line, publish_input, share};
+use super::work::{combine, copy, line, publish_input, share};
 use crate::algorithm::Shape;
-use crate::reduce::stream;
+use crate::reduce::{Operand, stream};
 use crate::wire::Collective;
 
 /// Outputs of so many bytes or more are written by non-temporal stores.
@@ -243,7 +243,8 @@ impl Staged {
         unsafe {
             match shape.collective {
                 Collective::ReduceScatter => {
-                    let from = |s: usize| if s == rank { Source::Input(input(rank)) } else { Source::Ready(apart(s)) };
+                    let from =
+                        |s: usize| if s == rank { Operand::input(input(rank)) } else { Operand::product(apart(s)) };
                     let sources: Vec<_> = (0..shape.ranks).map(from).collect();
                     combine(plan, &sources, &[output(0)], 0..range.len(), false);
                 }
@@ -280,10 +281,10 @@ impl Staged {
             let ours = share(range.len(), elem, rank, shape.ranks);
             let skip = (range.start + ours.start) * elem;
             let from = |source: usize| match source == rank {
-                true => Source::Input(input.wrapping_add(skip)),
+                true => Operand::input(input.wrapping_add(skip)),
                 false => {
                     let part = (1 + place(source, rank)) * self.part * elem;
-                    Source::Ready(board.stage(source, number).wrapping_add(part).cast_const())
+                    Operand::product(board.stage(source, number).wrapping_add(part).cast_const())
                 }
             };
             let sources: Vec<_> = (0..shape.ranks).map(from).collect();

@@ -13,8 +13,8 @@ use super::allocation::{Allocation, Found, Registry};
 use super::board::Board;
 use super::task::Task;
 use super::turn::{Outcome, Turn, Wait};
-use super::work::{Source, combine, copy, share};
-use crate::reduce::stream;
+use super::work::{combine, copy, share};
+use crate::reduce::{Operand, stream};
 use crate::wire::Collective;
 
 /// From so many bytes per rank on, outputs are written by non-temporal stores.
@@ -152,7 +152,7 @@ impl TwoShot {
         let outputs = outputs.filter(|_| (0..ranks).all(|r| output(r).is_some()));
         // Complete where `inputs` holds.
         let all = |segment| (0..ranks).filter_map(move |r| input(r, segment));
-        let sources = |segment| all(segment).map(Source::Input).collect::<Vec<_>>();
+        let sources = |segment| all(segment).map(Operand::input).collect::<Vec<_>>();
         let root_output = outputs.and_then(|_| self.output.as_ref()?.place(root, self.places[root].output, bytes));
         let streams = bytes.saturating_mul(shape.output_segments(root).max(1)) >= STREAM;
         // SAFETY: all locations were checked against their regions; ranks write disjoint parts, and read only unwritten

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::task::Plan;
-use crate::reduce::stream;
+use crate::reduce::{Operand, stream};
 use crate::sync;
 
 /// Reductions of more than two ranks go through a block of this many bytes that stays in the L1 cache.
@@ -21,62 +21,51 @@ pub(super) fn line(elem: usize) -> usize {
     (64 / elem).max(1)
 }
 
-/// An operand of a reduction.
-#[derive(Clone, Copy)]
-pub(super) enum Source {
-    /// A rank's input, which an average of floats scales.
-    Input(*const u8),
-    /// The same, scaled already where it had to be.
-    Ready(*const u8),
-}
-
 /// Reduces the elements of `range` of all sources, in their order, into all targets.
 ///
 /// # Safety
 /// Sources readable, targets writable for the range; a target is a source or apart from all.
-pub(super) unsafe fn combine(plan: &Plan, sources: &[Source], targets: &[*mut u8], range: Range<usize>, streams: bool) {
+pub(super) unsafe fn combine(
+    plan: &Plan,
+    sources: &[Operand],
+    targets: &[*mut u8],
+    range: Range<usize>,
+    streams: bool,
+) {
     let elem = plan.elem;
     let skip = range.start * elem;
     // SAFETY: by the caller; pieces lie within the range.
     unsafe {
         let average = &plan.average;
-        if let ([Source::Input(a) | Source::Ready(a), Source::Input(b) | Source::Ready(b)], false) = (sources, streams)
-            && average.scale.is_none()
-            && average.division.is_none()
-        {
-            let (a, b) = (a.wrapping_add(skip), b.wrapping_add(skip));
-            match targets {
-                [x] => (plan.kernels.reduce)(a, b, x.wrapping_add(skip), range.len()),
-                [x, y] => {
-                    (plan.kernels.reduce_dual)(a, b, x.wrapping_add(skip), y.wrapping_add(skip), range.len());
+        let sum = |a: Operand, b: Operand, out, n| match &average.scale {
+            Some(scale) => scale.sum(a, b, out, n, elem),
+            None => (plan.kernels.reduce)(a.at, b.at, out, n),
+        };
+        if let ([a, b], false, None) = (sources, streams, &average.division) {
+            let (a, b) = (a.skip(skip), b.skip(skip));
+            match (targets, &average.scale) {
+                ([x], _) => return sum(a, b, x.wrapping_add(skip), range.len()),
+                ([x, y], None) => {
+                    let (x, y) = (x.wrapping_add(skip), y.wrapping_add(skip));
+                    return (plan.kernels.reduce_dual)(a.at, b.at, x, y, range.len());
                 }
                 _ => {}
             }
-            return;
         }
-        let (mut piece, mut scaled) =
-            (MaybeUninit::<[u64; PIECE / 8]>::uninit(), MaybeUninit::<[u64; PIECE / 8]>::uninit());
-        let (piece, scaled) = (piece.as_mut_ptr().cast::<u8>(), scaled.as_mut_ptr().cast::<u8>());
+        let mut piece = MaybeUninit::<[u64; PIECE / 8]>::uninit();
+        let piece = piece.as_mut_ptr().cast::<u8>();
         let step = PIECE / elem;
         let mut at = range.start;
         while at < range.end {
             let n = step.min(range.end - at);
-            // The operand; scaled into `room` where that is needed.
-            let source = |i: usize, room: *mut u8| match (sources[i], &average.scale) {
-                (Source::Input(from), Some(scale)) => {
-                    scale.apply(from.wrapping_add(at * elem), room, n);
-                    room.cast_const()
-                }
-                (Source::Input(from) | Source::Ready(from), _) => from.wrapping_add(at * elem),
-            };
-            let first = source(0, piece);
-            if sources.len() == 1 {
-                copy(first, piece, n * elem, false);
-            } else {
-                (plan.kernels.reduce)(first, source(1, scaled), piece, n);
+            let source = |i: usize| sources[i].skip(at * elem);
+            match (sources.len(), &average.scale) {
+                (1, Some(scale)) if sources[0].input => scale.apply(source(0).at, piece, n),
+                (1, _) => copy(source(0).at, piece, n * elem, false),
+                _ => sum(source(0), source(1), piece, n),
             }
             for i in 2..sources.len() {
-                (plan.kernels.reduce)(piece, source(i, scaled), piece, n);
+                sum(Operand::product(piece), source(i), piece, n);
             }
             if let Some(division) = &average.division {
                 division.apply(piece, n);

@@ -20,7 +20,7 @@ use crate::secret::{self, Nonce, Proof, Secret};
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// Longest reason in a refusal, in bytes.
 const MAX_DETAIL: usize = 512;
 

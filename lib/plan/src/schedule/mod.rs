@@ -16,7 +16,7 @@
 //! peer. Within a program at most one lane sends, and at most one lane receives, on a given (channel, peer), so
 //! messages of a link have one order. The verifier checks this rule.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 pub mod draw;
@@ -81,8 +81,8 @@ impl Loc {
 
 /// A primitive, with NCCL's names (`src/device/primitives.h`): `recv` is the received data.
 ///
-/// One step moves at most one message in and one message out. An operand that is read from the input is a rank's own
-/// contribution: `avg` of floats multiplies it by 1/n as it is read.
+/// One step moves at most one message in and one message out. An operand that is read from the input, or received as a
+/// [`Step::Send`] took it from there, is a rank's own contribution: `avg` of floats multiplies it by 1/n as it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Send `src` to rank `to`.
@@ -288,6 +288,27 @@ impl Program {
         links.sort_unstable();
         links.dedup();
         links
+    }
+
+    /// By step, in the order of the lanes: whether what it receives is a part of the sender's input, as
+    /// [`Step::Send`] took it from there. `programs` gives those of the other ranks. None: one is missing, or they do not
+    /// fit together.
+    pub fn received_inputs(&self, rank: usize, programs: impl Fn(usize) -> Option<Program>) -> Option<Vec<bool>> {
+        let mut messages: BTreeMap<(u32, usize), VecDeque<bool>> = BTreeMap::new();
+        let sources: BTreeSet<usize> = self.lanes.iter().flat_map(|l| &l.steps).filter_map(Step::source).collect();
+        for source in sources {
+            for lane in programs(source)?.lanes {
+                let ours = lane.steps.iter().filter(|step| step.destination() == Some(rank));
+                let inputs = ours.map(|step| matches!(step, Step::Send { src, .. } if src.buf == Buf::Input));
+                messages.entry((lane.channel, source)).or_default().extend(inputs);
+            }
+        }
+        let mut received = |channel, step: &Step| match step.source() {
+            Some(source) => messages.get_mut(&(channel, source))?.pop_front(),
+            None => Some(false),
+        };
+        let steps = self.lanes.iter().flat_map(|lane| lane.steps.iter().map(|step| (lane.channel, step)));
+        steps.map(|(channel, step)| received(channel, step)).collect()
     }
 
     /// The number of ranks that this one receives from in a channel, at most.

@@ -6,7 +6,7 @@ use crate::algorithm;
 use crate::comm::{Engine, Inner};
 use crate::error::{Error, Result};
 use crate::executor::Plan;
-use crate::schedule::Schedule;
+use crate::schedule::Program;
 use crate::wire::{Algorithm, Collective, Header};
 
 impl Inner {
@@ -27,30 +27,34 @@ impl Inner {
         let op = || call.collective.to_string();
         let options = self.options;
         let bytes = call.count.saturating_mul(call.dtype.size());
-        let (algorithm, message, program) = match call.collective {
+        let rank = self.state.rank;
+        // The programs of all ranks: a rank's own depends on what the others send.
+        type Programs<'a> = Box<dyn Fn(usize) -> Option<Program> + 'a>;
+        let (algorithm, message, programs): (_, _, Programs<'_>) = match call.collective {
             Collective::SendRecv => {
                 let message = message::length(bytes, options.max_message, self.shares_memory());
-                (Algorithm::Direct, message, message::program(self.state.rank, call.root, call.peer))
+                let own = message::program(rank, call.root, call.peer);
+                (Algorithm::Direct, message, Box::new(move |_| Some(own.clone())))
             }
             collective if call.program != 0 => {
                 let schedule = engine.schedules.iter().find(|schedule| schedule.fingerprint() == call.program);
-                let programs = schedule.map_or(&[][..], Schedule::programs);
-                let program = programs.get(self.state.rank).cloned().ok_or_else(|| {
+                let programs = schedule.map(|schedule| schedule.programs().to_vec()).ok_or_else(|| {
                     Error::invalid(op(), format!("program {:014x} is not known: run it by run_program", call.program))
                 })?;
-                (Algorithm::Direct, self.longest(&self.shape(collective, call.root)), program)
+                let message = self.longest(&self.shape(collective, call.root));
+                (Algorithm::Direct, message, Box::new(move |rank| programs.get(rank).cloned()))
             }
             collective => {
                 let choice = self.choice(engine, collective, call.root, bytes)?;
                 let shape = self.shape(collective, call.root);
                 self.warn_refused(&shape, &choice);
-                let program = algorithm::program(choice.algorithm, &shape, self.state.rank).ok_or_else(|| {
-                    Error::invalid(op(), format!("no {} program for {} ranks", choice.algorithm, shape.ranks))
-                })?;
-                log::debug!("rank {}: {call:?}: {}", self.state.rank, choice.algorithm);
-                (choice.algorithm, choice.message, program)
+                log::debug!("rank {rank}: {call:?}: {}", choice.algorithm);
+                let programs = move |rank| algorithm::program(choice.algorithm, &shape, rank);
+                (choice.algorithm, choice.message, Box::new(programs))
             }
         };
+        let missing = || Error::invalid(op(), format!("no {algorithm} program for {} ranks", self.size()));
+        let program = programs(rank).ok_or_else(missing)?;
         let header = call.header(self.state.id, algorithm);
         // Before links are opened, which waits for the peers.
         engine.board.announce(&Header { seq: engine.seq, ..header });
@@ -63,7 +67,7 @@ impl Inner {
             false => message,
         };
         let zero_copy = links.zero_copy(call.collective.reduces());
-        Plan::compile(call, header, &program, self.size(), message, zero_copy, |c, p| links.get(c, p))
+        Plan::compile(call, header, rank, self.size(), programs, message, zero_copy, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 

@@ -22,6 +22,8 @@ struct Message {
     window: usize,
     parts: Range<usize>,
     values: Vec<Value>,
+    /// Taken from the sender's input.
+    input: bool,
     clock: Vec<u32>,
     hops: u32,
 }
@@ -33,6 +35,8 @@ struct LaneState {
     lane: usize,
     /// FIFO per step: (received from, sent to).
     links: Vec<(Option<usize>, Option<usize>)>,
+    /// [`Program::received_inputs`] of its steps.
+    inputs: Vec<bool>,
     window: usize,
     step: usize,
     /// Steps of every lane that are known to have happened before now (a vector clock). Empty if nothing can race.
@@ -131,6 +135,8 @@ impl<'a> Machine<'a> {
     fn connect(&mut self) -> Result<(), VerifyError> {
         let mut index: HashMap<(u32, usize, usize), usize> = HashMap::new();
         for (rank, program) in self.programs.iter().enumerate() {
+            // None: a message is missing, which will be found where it is awaited.
+            let mut inputs = program.received_inputs(rank, |r| self.programs.get(r).cloned()).unwrap_or_default();
             for (l, lane) in program.lanes.iter().enumerate() {
                 let me = self.lanes.len();
                 let channel = lane.channel;
@@ -160,8 +166,10 @@ impl<'a> Machine<'a> {
                     let destination = step.destination().map(|to| end(rank, to, true)).transpose()?;
                     links.push((source, destination));
                 }
+                let later = inputs.split_off(inputs.len().min(lane.steps.len()));
+                let inputs = std::mem::replace(&mut inputs, later);
                 let (clock, queued) = (vec![], false);
-                self.lanes.push(LaneState { rank, lane: l, links, window: 0, step: 0, clock, hops: 0, queued });
+                self.lanes.push(LaneState { rank, lane: l, links, inputs, window: 0, step: 0, clock, hops: 0, queued });
             }
         }
         Ok(())
@@ -255,6 +263,11 @@ impl<'a> Machine<'a> {
                     let (came, part) = (message.parts, message.window);
                     return Err(self.error(lane, format!("the message carries parts {came:?} of window {part}")));
                 }
+                if self.lanes[lane].inputs.get(self.lanes[lane].step).is_some_and(|&input| input != message.input) {
+                    return Err(
+                        self.error(lane, "is not known to receive an input, or known to receive one".to_owned())
+                    );
+                }
                 let state = &mut self.lanes[lane];
                 state.clock.iter_mut().zip(&message.clock).for_each(|(ours, theirs)| *ours = (*ours).max(*theirs));
                 state.hops = state.hops.max(message.hops + 1);
@@ -276,7 +289,8 @@ impl<'a> Machine<'a> {
             }
             let state = &self.lanes[lane];
             let (clock, hops) = (state.clock.clone(), state.hops);
-            self.fifos[i].queue.push_back(Message { window, parts, values: result, clock, hops });
+            let input = matches!(step, Step::Send { src, .. } if src.buf == Buf::Input);
+            self.fifos[i].queue.push_back(Message { window, parts, values: result, input, clock, hops });
             self.wake(self.fifos[i].receiver);
         }
         self.lanes[lane].step += 1;
