@@ -15,11 +15,11 @@ use crate::scaled::Operators;
 use crate::settings;
 use crate::windows::Windows;
 
-/// Where a communicator is in its life.
+/// Stage in the life of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Phase {
-    /// Meeting the other ranks.
+    /// In rendezvous with the other ranks.
     Starting,
     /// Takes calls.
     Ready,
@@ -38,23 +38,23 @@ impl Phase {
         [Phase::Starting, Phase::Ready, Phase::Failed, Phase::Revoked, Phase::Finalized, Phase::Aborted];
 }
 
-/// What all ranks of a communicator know of each other besides.
+/// Member table of a communicator, the same on all ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct Roster {
     /// Random, the same on all ranks, and unknown to others.
     pub(crate) token: [u8; 32],
-    /// Where each rank's process has its door.
+    /// Addresses of the acceptor of each rank's process, by rank.
     pub(crate) doors: Vec<Vec<SocketAddr>>,
 }
 
-/// What a communicator that has started consists of.
+/// Parts of a communicator that has started.
 #[derive(Debug)]
 pub(crate) struct Ranks {
-    /// For calls. Dropped first: it leaves while the other ranks can still be reached.
+    /// Communicator for calls. Dropped first: its teardown needs the other ranks within reach.
     pub(crate) device: Arc<DeviceComm>,
-    /// For splits and exchanges.
+    /// Communicator of the hosts, for splits and exchanges.
     pub(crate) comm: Comm,
-    /// For meetings without the communicator.
+    /// Member table, for a rendezvous without the communicator.
     pub(crate) roster: Roster,
 }
 
@@ -68,10 +68,10 @@ impl Drop for UnderWay {
     }
 }
 
-/// One rank's membership in a communicator.
+/// One rank of a communicator.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// For people: `commName` of the configuration, or the beginning of the token.
+    /// Name for people: `commName` of the configuration, or the beginning of the token.
     name: OnceLock<String>,
     /// CUDA's number of the rank's GPU.
     ordinal: usize,
@@ -87,7 +87,7 @@ pub(crate) struct Member {
     under_way: AtomicU32,
     /// Shrinks and grows so far: all ranks make them in the same order.
     meetings: AtomicU64,
-    /// Whether an id to grow by has been made and not been used.
+    /// True from `ncclCommGetUniqueId` until the grow with that id.
     pub(crate) grows: AtomicBool,
     /// Ends the start, wherever it waits.
     stop: AtomicBool,
@@ -98,7 +98,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// A communicator that meets the other ranks; `place` is rank and size, if known.
+    /// A communicator whose rendezvous is to come; `place` is rank and size, if known.
     pub(crate) fn starting(options: Options, ordinal: usize, place: Option<(usize, usize)>) -> Member {
         Member {
             name: options.name.clone().map(OnceLock::from).unwrap_or_default(),
@@ -119,7 +119,7 @@ impl Member {
         }
     }
 
-    /// The operators that it has made.
+    /// The custom operators of the communicator.
     pub(crate) fn operators(&self) -> &Operators {
         &self.operators
     }
@@ -129,7 +129,7 @@ impl Member {
         &self.windows
     }
 
-    /// Where it is in its life.
+    /// The current phase.
     #[inline]
     pub(crate) fn phase(&self) -> Phase {
         Phase::ALL[usize::from(self.phase.load(Ordering::Acquire))]
@@ -140,7 +140,7 @@ impl Member {
         self.name.get().map_or("(starting)", String::as_str)
     }
 
-    /// It has this token: its name, unless the configuration has given one.
+    /// Names the communicator after its token, unless the configuration has given a name.
     pub(crate) fn identify(&self, token: &[u8; 32]) {
         let [a, b, c, d, ..] = token;
         let _ = self.name.set(format!("{a:02x}{b:02x}{c:02x}{d:02x}"));
@@ -151,17 +151,17 @@ impl Member {
         self.ordinal
     }
 
-    /// Whether calls return only when they are done.
+    /// Returns true if calls return only when they are done.
     pub(crate) fn is_blocking(&self) -> bool {
         self.options.blocking
     }
 
-    /// What its configuration says.
+    /// The options of its configuration.
     pub(crate) fn options(&self) -> &Options {
         &self.options
     }
 
-    /// The ranks have met, or why not.
+    /// Ends the start: takes the ranks and becomes ready, or fails with the error of the rendezvous.
     pub(crate) fn started(&self, outcome: Result<Ranks>) -> Result<()> {
         let ranks = outcome.inspect_err(|fault| self.fail(fault.clone()))?;
         let _ = self.place.set((ranks.comm.rank(), ranks.comm.size()));
@@ -177,7 +177,7 @@ impl Member {
         Ok(())
     }
 
-    /// It has failed for good.
+    /// Keeps the first error; one that has not started fails for good.
     pub(crate) fn fail(&self, fault: Fault) {
         self.keep_error(&fault.text);
         last_error::anywhere(&fault.text);
@@ -186,22 +186,22 @@ impl Member {
         let _ = self.phase.compare_exchange(starting, Phase::Failed as u8, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// It enters another phase, and leaves none that is later.
+    /// Sets the phase, unless it is already a later one: what ends in the background undoes no abort.
     pub(crate) fn enter(&self, phase: Phase) {
-        self.phase.store(phase as u8, Ordering::Release);
+        self.phase.fetch_max(phase as u8, Ordering::AcqRel);
     }
 
-    /// Its start ends as soon as it can.
+    /// Ends its start as soon as possible.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
     }
 
-    /// Whether it was told to stop.
+    /// Returns true once [`Member::stop`] was called.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// An operation in the background begins; it is over when the value is dropped.
+    /// Counts an operation in the background, until the returned value is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> UnderWay {
         self.under_way.fetch_add(1, Ordering::AcqRel);
         UnderWay(self.clone())
@@ -212,12 +212,12 @@ impl Member {
         self.meetings.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What it consists of, in whatever phase; `None` before it has started.
+    /// Its parts in any phase; `None` before it has started.
     pub(crate) fn any_ranks(&self) -> Option<&Ranks> {
         self.ranks.get()
     }
 
-    /// What it consists of, to make other communicators from it: also after a revoke.
+    /// Its parts, to make other communicators from it: also after a revoke.
     ///
     /// # Errors
     /// As [`Member::ranks`].
@@ -228,10 +228,10 @@ impl Member {
         }
     }
 
-    /// What it consists of, to make calls.
+    /// Its parts, to make calls.
     ///
     /// # Errors
-    /// `ncclInvalidArgument` while it is not ready, `ncclInvalidUsage` after revoke or finalize, its fault after a
+    /// `ncclInvalidArgument` while it is not ready, `ncclInvalidUsage` after revoke or finalize, its own error after a
     /// failure.
     #[inline]
     pub(crate) fn ranks(&self) -> Result<&Ranks> {
@@ -279,7 +279,7 @@ impl Member {
         self.place().map(|(_, size)| size)
     }
 
-    /// Why it failed, if it did.
+    /// The first error that it failed with, if any.
     pub(crate) fn fault(&self) -> Option<Fault> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
