@@ -1,6 +1,6 @@
 //! RDMA devices as the kernel lists them: no libibverbs is needed to look.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 use serde::Serialize;
@@ -47,9 +47,15 @@ pub(crate) struct Gid {
 }
 
 impl Gid {
-    /// Whether the library would choose it by default.
+    /// Returns true for the entries that are fit for use: all over InfiniBand, else RoCE v2 with an address that is
+    /// neither link-local nor empty.
     pub(crate) fn is_usable(&self, link_layer: &str) -> bool {
-        link_layer == "InfiniBand" || (self.kind == "RoCE v2" && !self.gid.is_unicast_link_local())
+        let ip = IpAddr::V6(self.gid).to_canonical();
+        let is_local = match ip {
+            IpAddr::V4(ip) => ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        link_layer == "InfiniBand" || (self.kind == "RoCE v2" && !is_local && !ip.is_unspecified())
     }
 }
 
@@ -163,6 +169,9 @@ mod tests {
         assert_eq!(port.gids[1].interface.as_deref(), Some("eth0"));
         assert!(!port.gids[0].is_usable(&port.link_layer) && port.gids[1].is_usable(&port.link_layer));
         assert!(rdma.is_usable());
+        let unfit = ["fe80::1", "::ffff:169.254.1.2", "::ffff:0.0.0.0", "::"];
+        let gid = |gid: &str| Gid { gid: gid.parse().expect("an address"), ..port.gids[1].clone() };
+        assert!(unfit.iter().all(|unfit| !gid(unfit).is_usable(&port.link_layer)));
     }
 
     #[test]
