@@ -35,7 +35,7 @@ COUNTS = [1, 7, 1000, 65_537, (1 << 20) + 3]
 # NVIDIA's library as well.
 NOT_NCCL = suite.NOT_OURS | {"all_reduce_bits_and_small_types", "monitored_barrier", "premultiplied_sums", "coalescing_manager", "refused"}
 # Layouts that PyTorch's backend does not look at, over any library.
-NOT_NCCL |= {"conjugated_tensors", "negated_tensors"}
+NOT_NCCL |= {"conjugated_tensors", "negated_tensors", "other_layouts", "leaves_of_a_graph"}
 
 
 def unless_refused(function):

@@ -239,23 +239,28 @@ fn over_rdma_sides_with_different_slots_and_wires_understand_each_other() {
     }
 }
 
-/// Over the stand-in for CUDA's driver, whose device memory no processor can access: the card moves it by the driver's
-/// copies, on both sides.
+/// Tests over the stand-in for CUDA's driver, which scripts/gpu-tests.sh leaves out.
 #[cfg(not(feature = "verbs"))]
-#[test]
-fn over_the_card_in_user_space_a_gpus_memory_goes_without_staging() {
-    let standin = cuda_standin::folder().expect("built with these tests");
-    for cut in [
-        ["--bytes=1000001", "--chunk=64K", "--slots=2"],
-        ["--bytes=70000", "--chunk=999", "--slots=7"],
-        ["--bytes=1", "--chunk=1", "--slots=2"],
-    ] {
-        let all = [&["--buffer=gpu", "--wire=verbs", "--path=peer-memory"][..], &cut].concat();
-        let text = output(cuda_verbs(&all).env("LD_LIBRARY_PATH", &standin));
-        assert!(text.contains("2 peer memory: TAKEN: no module is needed, tinyroce"), "{text}");
-        assert!(text.contains("a card in user space, for which the driver"), "{text}");
-        assert!(text.contains("client | peer memory over RDMA (tinyroce"), "{text}");
-        assert!(text.contains("server | round 3: every byte checked"), "{text}");
+mod standin {
+    use super::*;
+
+    /// Over the stand-in for CUDA's driver, whose device memory no processor can access: the RDMA device moves it by the
+    /// driver's copies, on both sides.
+    #[test]
+    fn over_the_card_in_user_space_a_gpus_memory_goes_without_staging() {
+        let standin = cuda_standin::folder().expect("built with these tests");
+        for cut in [
+            ["--bytes=1000001", "--chunk=64K", "--slots=2"],
+            ["--bytes=70000", "--chunk=999", "--slots=7"],
+            ["--bytes=1", "--chunk=1", "--slots=2"],
+        ] {
+            let all = [&["--buffer=gpu", "--wire=verbs", "--path=peer-memory"][..], &cut].concat();
+            let text = output(cuda_verbs(&all).env("LD_LIBRARY_PATH", &standin));
+            assert!(text.contains("2 peer memory: TAKEN: no module is needed, tinyroce"), "{text}");
+            assert!(text.contains("a card in user space, for which the driver"), "{text}");
+            assert!(text.contains("client | peer memory over RDMA (tinyroce"), "{text}");
+            assert!(text.contains("server | round 3: every byte checked"), "{text}");
+        }
     }
 }
 
@@ -269,7 +274,7 @@ fn a_dmabuf_of_host_pages_is_tried_for_real() {
     if !here(&["--wire", "verbs"]) {
         return;
     }
-    // rxe imports none, so the report shows the kernel's own answer. A card's driver may import one.
+    // rxe imports none, so the report shows the kernel's own answer. An adapter's driver may import one.
     let stage: Vec<&str> = text.lines().skip_while(|l| !l.starts_with("1 dmabuf: ")).take(2).collect();
     let refused =
         stage[1].contains("exports the buffer, but ibv_reg_dmabuf_mr on ") && stage[1].contains("EOPNOTSUPP (95");
