@@ -48,8 +48,8 @@ collectives!(enqueued);
 
 impl DeviceComm {
     /// Sends to `peer`, which must receive as many elements. The stream waits until the peer receives when the message
-    /// is longer than the slots, or from 4 MiB on when the communicator has registered buffers: two ranks that send to
-    /// each other first and receive then must use [`DeviceComm::send_recv`].
+    /// is longer than the slots (about 5 MiB with 32 blocks): two ranks that send such messages to each other first
+    /// and receive then must use [`DeviceComm::send_recv`].
     pub fn send<T: Element + DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,

@@ -53,7 +53,7 @@ pub(crate) struct Peer {
     pub(crate) team: Team,
     pub(crate) report: Arc<Report>,
     pub(crate) chooser: Arc<Chooser>,
-    /// Of our window as it was at the start.
+    /// Bytes of our window as it was at the start.
     pub(crate) window_bytes: usize,
     pub(crate) extension: Arc<Extension>,
     pub(crate) scratch: Scratch,
@@ -97,7 +97,7 @@ impl Peer {
         Team { extensions: self.extension.addresses(), ..self.team.in_call(call, turn.number) }
     }
 
-    /// How other ranks name the buffers of a call.
+    /// Names by which other ranks' kernels find the buffers of a call.
     fn remote(&self, call: &RawCall) -> Remote {
         let bytes = call.bytes() as u64;
         let all = bytes * self.chooser.layout.ranks as u64;
@@ -120,7 +120,7 @@ impl Peer {
         self.kernels.function(kernel, types)
     }
 
-    /// The same of messages.
+    /// The kernel of messages, compiled and loaded if it is missing.
     fn message_function(&self) -> Result<Function> {
         self.kernels.function(Kernel::new(Family::SendRecv, KernelFraming::Simple), None)
     }
@@ -128,7 +128,7 @@ impl Peer {
     fn message(&self, end: Option<End>) -> Message {
         let (at, bytes, peer) = end.unwrap_or((0, 0, self.chooser.layout.ranks));
         let (bytes, registry) = (bytes as u64, &self.chooser.registry);
-        let direct = registry.is_used() && bytes >= select::DIRECT_MESSAGE;
+        let direct = registry.is_used() && select::is_direct(&self.chooser.layout, bytes);
         let channels = end.map_or(0, |_| select::pair_channels(&self.chooser.layout, bytes));
         // The receiver's counts.
         let remote = if direct { registry.remote(at, bytes) } else { 0 };

@@ -15,7 +15,7 @@ const ALL_REDUCE_OF_TWO: &[(Protocol, usize)] = &[
     (Protocol::TwoShot128, 8 << 20),
     (Protocol::OneShot, 1 << 20),
 ];
-/// Of more ranks; measured on four.
+/// Protocols of all_reduce of more than two ranks, as [`ALL_REDUCE_OF_TWO`]; measured on four.
 const ALL_REDUCE: &[(Protocol, usize)] = &[
     (Protocol::OneShot, 4 << 10),
     (Protocol::OneShot128, 256 << 10),
@@ -79,7 +79,8 @@ const SIMPLE_PER_BLOCK: usize = 16 << 10;
 const DIRECT_ONE_WAY: usize = 12 << 20;
 /// Words that a block of an LL kernel handles: one per thread.
 const WORDS_PER_BLOCK: usize = crate::cuda::kernels::THREADS as usize;
-/// The same of an LL128 kernel, with half of its warps busy: more blocks are worth more than full ones.
+/// Words that a block of an LL128 kernel handles, with half of its warps busy: more blocks are worth more than full
+/// ones.
 const WORDS_PER_BLOCK_128: usize = WORDS_PER_BLOCK * 15 / 16;
 
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others.
@@ -139,13 +140,14 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
     fitting.unwrap_or_else(|| with_blocks(large))
 }
 
-/// Whether a collective is carried as messages: between two ranks gather and scatter are one message, and a copy of the
-/// root's own segment beside it. Among more ranks the root's messages would be a launch each; a kernel is one.
+/// Returns true if a collective is carried as messages: between two ranks gather and scatter are one message, and a
+/// copy of the root's own segment beside it. Among more ranks the root's messages would be a launch each; a kernel is
+/// one.
 pub(crate) fn is_messages(collective: Collective, protocol: Protocol, ranks: usize) -> bool {
     ranks == 2 && protocol == Protocol::Simple && matches!(collective, Collective::Gather | Collective::Scatter)
 }
 
-/// The kernel of a collective among so many ranks; `None` if there is none.
+/// The kernel of a collective among `ranks` ranks; `None` if there is none.
 pub(crate) fn kernel(collective: Collective, protocol: Protocol, ranks: usize) -> Option<Kernel> {
     let framing = match protocol {
         Protocol::OneShot | Protocol::TwoShot | Protocol::Schedule(_, Framing::Ll) => kernels::Framing::Ll,
@@ -200,12 +202,12 @@ pub(crate) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
     wanted.clamp(1, most) as u32
 }
 
-/// Whether calls by this protocol use the windows' extensions: all do but those that send lines of LL alone.
+/// Returns true if calls by this protocol use the windows' extensions: all do but those that send lines of LL alone.
 pub(crate) fn needs_extension(protocol: Protocol) -> bool {
     !matches!(protocol, Protocol::OneShot | Protocol::TwoShot | Protocol::Schedule(_, Framing::Ll))
 }
 
-/// Whether a call fits the memory that its protocol uses, if that is no schedule.
+/// Returns true if a call fits the memory that its protocol uses, if that is no schedule.
 pub(crate) fn fits(layout: &Layout, collective: Collective, choice: Choice, bytes: usize) -> bool {
     let blocks = choice.blocks as usize;
     // Blocks take equal parts, up to one word more.
@@ -230,13 +232,21 @@ pub(crate) fn fits(layout: &Layout, collective: Collective, choice: Choice, byte
         }
 }
 
-/// Lines of LL128 for so many words: 15 in each, and by four, as a warp sends them.
+/// Lines of LL128 for `words` words: 15 in each, and by four, as a warp sends them.
 fn lines128(words: usize) -> usize {
     words.div_ceil(60) * 4
 }
 
-/// Bytes from which on a message may go straight into the receiver's buffer, if buffers are registered.
-pub(crate) const DIRECT_MESSAGE: u64 = 4 << 20;
+/// Least bytes of a message that goes straight into the receiver's buffer, if buffers are registered.
+const DIRECT_MESSAGE: u64 = 4 << 20;
+
+/// Returns true for a message that goes straight into the receiver's buffer, if that is registered. Its sender waits
+/// for the receiver. Through the slots only a sender of more than they hold does, so a shorter message takes these:
+/// programs may send to each other before they receive, whether buffers are registered or not.
+pub(crate) fn is_direct(layout: &Layout, bytes: u64) -> bool {
+    let slots = pair_channels(layout, bytes) as usize * layout.slots * 2 * layout.slot_bytes;
+    bytes >= DIRECT_MESSAGE && bytes > slots as u64
+}
 
 /// Channels of a message between two ranks: a function of its length, so that both ends cut it alike. At most half of
 /// all channels, because each uses the slots of two. In lines, one for each piece of a word per thread.
@@ -247,7 +257,7 @@ pub(crate) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
 
 /// Blocks that copy a rank's own segment beside its messages: a quarter of all channels at most. A message has half of
 /// them, so a copy of its length ends first if a block copies within the device twice as fast as over the link. These
-/// blocks come last in the grid and wait for nobody: they may exceed the channels.
+/// blocks come last in the grid and wait for no other: they may exceed the channels.
 pub(crate) fn own_blocks(layout: &Layout, bytes: u64) -> u32 {
     bytes.div_ceil(SIMPLE_PER_BLOCK as u64).clamp(1, (layout.channels as u64 / 4).max(1)) as u32
 }
@@ -314,7 +324,7 @@ mod tests {
         }
     }
 
-    /// The same on all ranks: a function of what they agree on.
+    /// Small calls are equally without an extension on all ranks: the choice is a function of what they agree on.
     #[test]
     fn small_calls_need_no_extension() {
         for ranks in 2..=8 {

@@ -74,7 +74,7 @@ fn value(rank: usize, i: usize) -> i64 {
     1 + ((i * 7 + rank * 3 + i / 5 + (i * rank) / 3) % 2) as i64
 }
 
-/// What a rank has at element `i` of its output, `None` for what it had before.
+/// Value of element `i` of a rank's output, `None` if the element stays as it was before.
 fn expected<T: Exact>(collective: Collective, n: usize, root: usize, rank: usize, count: usize, i: usize) -> Option<T> {
     let sum = |i: usize| (0..n).map(|r| value(r, i)).sum::<i64>();
     Some(T::of(match collective {
@@ -148,14 +148,14 @@ fn check<T: Exact>(ranks: &Ranks, inputs: &mut [Registered<T>], outputs: &mut [R
     }
 }
 
-/// Whether a call needs no slots: every address that another rank uses is a multiple of 16.
+/// Returns true if a call needs no slots: every address that another rank uses is a multiple of 16.
 fn is_direct(collective: Collective, count: usize, shift: usize, size: usize) -> bool {
     let whole_segments = (count * size).is_multiple_of(16);
     let segments = matches!(collective, Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll);
     (shift * size).is_multiple_of(16) && (whole_segments || !segments)
 }
 
-/// Whether so many ranks have a kernel for it.
+/// Returns true if `n` ranks have a kernel of protocol Direct for this collective.
 fn exists(collective: Collective, n: usize) -> bool {
     n == 2 || matches!(collective, Collective::AllGather | Collective::AllToAll)
 }
@@ -209,7 +209,7 @@ fn several_types() {
     every_way::<i64>(&ranks, &[30_002], &[0], &[3]);
 }
 
-/// More ranks than GPUs: among more than two, reductions and broadcasts go by other ways.
+/// More ranks than GPUs: among more than two, reductions and broadcasts take other paths.
 #[test]
 fn several_ranks_on_a_gpu() {
     let Some(contexts) = contexts() else { return };
@@ -219,8 +219,7 @@ fn several_ranks_on_a_gpu() {
     }
 }
 
-/// What the library chooses by itself: Direct for large calls, once something is registered, where that is faster than
-/// slots.
+/// Choice by the library itself: Direct for large calls, once something is registered, where that is faster than slots.
 #[test]
 fn large_calls_are_direct_by_themselves() {
     let Some(contexts) = contexts() else { return };
@@ -275,10 +274,11 @@ fn messages_into_registered_buffers() {
     let Some(contexts) = contexts() else { return };
     let ranks = Ranks::new(&contexts, PATIENCE);
     let n = ranks.comms.len();
-    let most = 1_500_003;
+    // Long ones are longer than the slots hold.
+    let most = 8_500_003;
     let memory: Vec<Registered<u32>> = ranks.alloc(most + 1);
-    // Short and long ones in turn: slots are used again after a message without.
-    for (round, count) in [1000, most, 80_000, 1 << 20, most, 3, 1_300_000].into_iter().enumerate() {
+    // Short and long ones alternately: slots are used again after a message without.
+    for (round, count) in [1000, most, 80_000, 8 << 20, most, 3, 8_400_000].into_iter().enumerate() {
         for shift in [0, 1] {
             let before = ranks.direct_calls();
             let mut inputs = Vec::new();
@@ -300,25 +300,44 @@ fn messages_into_registered_buffers() {
                 let right = |i: usize| (round * 7919 + from * 1_000_003 + i) as u32;
                 assert!((0..count).all(|i| got[i] == right(i)), "{count} from {from}, shift {shift}");
             }
-            let direct = if shift == 0 && 4 * count >= 4 << 20 { 2 * n as u64 } else { 0 };
+            let direct = if shift == 0 && count >= 8 << 20 { 2 * n as u64 } else { 0 };
             assert_eq!(ranks.direct_calls() - before, direct, "{count}, shift {shift}");
         }
     }
+}
+
+/// As without registered buffers: what the slots hold waits for no receiver.
+#[test]
+fn ranks_send_to_each_other_before_they_receive() {
+    let Some(contexts) = contexts() else { return };
+    let ranks = Ranks::new(&contexts, PATIENCE);
+    let bytes = 4 << 20;
+    let memory: Vec<Registered<u8>> = ranks.alloc(2 * bytes);
+    for rank in 0..2 {
+        let (comm, stream) = (&ranks.comms[rank], &ranks.streams[rank]);
+        let at = |shift| address(&memory[rank], stream, shift);
+        // SAFETY: both halves are within the memory.
+        unsafe {
+            comm.enqueue_send_recv(stream, Some((at(0), bytes, 1 - rank)), None).unwrap();
+            comm.enqueue_send_recv(stream, None, Some((at(bytes), bytes, 1 - rank))).unwrap();
+        }
+    }
+    ranks.comms[..2].iter().for_each(|comm| comm.synchronize().unwrap());
 }
 
 #[test]
 fn a_message_of_another_length_is_named_and_not_written() {
     let Some(contexts) = contexts() else { return };
     let ranks = Ranks::new(&contexts, Duration::from_millis(500));
-    let memory: Vec<Registered<u8>> = ranks.alloc(8 << 20);
+    let memory: Vec<Registered<u8>> = ranks.alloc(64 << 20);
     let at = |rank: usize| address(&memory[rank], &ranks.streams[rank], 0);
     // SAFETY: both are within the memory.
     unsafe {
-        ranks.comms[0].enqueue_send_recv(&ranks.streams[0], Some((at(0), 8 << 20, 1)), None).unwrap();
-        ranks.comms[1].enqueue_send_recv(&ranks.streams[1], None, Some((at(1), 4 << 20, 0))).unwrap();
+        ranks.comms[0].enqueue_send_recv(&ranks.streams[0], Some((at(0), 64 << 20, 1)), None).unwrap();
+        ranks.comms[1].enqueue_send_recv(&ranks.streams[1], None, Some((at(1), 32 << 20, 0))).unwrap();
     }
     let error = ranks.comms[0].synchronize().unwrap_err().to_string();
-    assert!(error.contains("8388608 u8") && error.contains("4194304 u8"), "{error}");
+    assert!(error.contains("67108864 u8") && error.contains("33554432 u8"), "{error}");
     assert!(ranks.comms[1].synchronize().is_err());
 }
 
@@ -415,7 +434,7 @@ fn a_captured_call_is_direct_at_each_replay() {
     }
 }
 
-/// All_gather of segments of `count` elements, each in its place in the output at `at`.
+/// All_gather of segments of `count` elements, each at its offset in the output at `at`.
 fn gather_in_place(rank: usize, count: usize, at: u64) -> RawCall {
     let call = Call::new(Collective::AllGather, i32::DTYPE, ReduceOp::Sum, 0, count);
     RawCall::on_device(call, at + (4 * rank * count) as u64, at)
