@@ -1,4 +1,4 @@
-//! What checksums cost: calls between threads of this process, with and without `TINYNCCL_CHECKSUM`, in turn.
+//! Cost of checksums: calls between threads of this process, without and with `TINYNCCL_CHECKSUM`, alternately.
 //!
 //! `cargo bench -p tinynccl --bench checksum [-- RANKS]` prints, per collective and length, the least time of a call in
 //! microseconds of several rounds without and with checksums, and how they compare. What passes through shared memory

@@ -1,14 +1,14 @@
-//! What a small call costs apart from waiting: one thread plays both of two in-process ranks.
+//! Cost of a small call apart from waiting: one thread makes the calls of both of two in-process ranks.
 //!
-//! An 8-byte all_reduce is done as its two halves, a reduce to rank 0 and a broadcast from it: whoever receives is
-//! called after whoever sends, so nobody ever waits, and the number of instructions is the same in every run:
+//! An 8-byte all_reduce is done as its two halves, a reduce to rank 0 and a broadcast from it: the receiver is called
+//! after the sender, so no call ever waits, and the number of instructions is the same in every run:
 //! ```text
 //! cargo bench -p tinynccl --bench instructions --no-run
 //! valgrind --tool=callgrind --callgrind-out-file=/dev/null --toggle-collect='*all_reduces*' \
 //!     target/release/deps/instructions-HASH 10000
 //! ```
-//! The messages go over links; with the word `board`, over the board (one-shot). Without valgrind it prints
-//! nanoseconds. `TINYNCCL_TRACE=FILE` shows what recording adds.
+//! The messages go over links; with the argument `board`, through the shared region (one-shot). Without valgrind it
+//! prints nanoseconds. `TINYNCCL_TRACE=FILE` shows what recording adds.
 
 use std::time::Instant;
 

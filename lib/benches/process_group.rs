@@ -1,5 +1,5 @@
-//! What a process group costs above the communicator that it is made of: two ranks, threads on cores 0 and 1, make the
-//! same all_reduces by both in turn.
+//! Overhead of a process group over the communicator that it is built on: two ranks, threads on cores 0 and 1, make the
+//! same all_reduces by both alternately.
 //!
 //! `cargo bench -p tinynccl --bench process_group` prints the medians of 61 rounds of either, and the median of their
 //! differences. The first line is of one rank alone, where nothing is sent: the calls themselves.

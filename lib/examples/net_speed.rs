@@ -1,4 +1,4 @@
-//! How fast a connection of `tinynccl::net` is, the one under NVIDIA's NCCL. `scripts/net-rails.sh` runs it between
+//! Speed of a connection of `tinynccl::net`, the one under NVIDIA's NCCL. `scripts/net-rails.sh` runs it between
 //! network namespaces.
 //!
 //! ```text
@@ -9,9 +9,9 @@
 //! cargo run --release -p tinynccl --example net_speed relay                   # relays until its input ends
 //! ```
 //! The receiver prints, at the end, megabytes per second from the first message to the last, and the longest time
-//! between two messages. Several handles, with commas between, are sent to at once. Of two that ping, one sends 8 bytes
-//! (or so many) and the other one sends them back; both print the median of half such a turn. `socket` prints the same
-//! of one TCP connection between two threads that spin.
+//! between two messages. Several handles, with commas between, are sent to at once. Of two that ping, one sends BYTES
+//! bytes (8 if not given) and the other one sends them back; both print the median of half a round trip. `socket`
+//! prints the same of one TCP connection between two threads that spin.
 
 use std::error::Error;
 use std::io::{ErrorKind, Read, Write};
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tinynccl::Config;
 use tinynccl::net::{Handle, MAX_GROUP, Net, Receiver, Request, Sender};
 
-/// Messages under way.
+/// Messages in flight.
 const DEPTH: usize = 8;
 const LARGEST: usize = 16 << 20;
 
@@ -68,7 +68,7 @@ fn connect(net: &Net, text: &str) -> Result<Sender> {
     }
 }
 
-/// Turns of a ping, a few of them before it counts.
+/// Round trips of a ping, all of them timed.
 const TURNS: usize = 10_000;
 
 fn ping_pong(net: &Net, bytes: usize) -> Result<()> {
@@ -109,7 +109,7 @@ fn ping_pong(net: &Net, bytes: usize) -> Result<()> {
     })
 }
 
-/// Prints the median of half a turn.
+/// Prints half of the median time of `turn`, a round trip.
 fn print_half(mut turn: impl FnMut() -> Result<()>) -> Result<()> {
     let mut times = Vec::with_capacity(TURNS);
     for _ in 0..TURNS {
@@ -177,7 +177,7 @@ fn send(net: &Net, senders: &[Sender], bytes: usize, time: Duration) -> Result<(
                     *place = None;
                 }
                 if place.is_none() && start.elapsed() < time {
-                    // SAFETY: `data` lives until all requests are done, and nobody writes to it.
+                    // SAFETY: `data` lives until all requests are done, and nothing writes to it.
                     *place = unsafe { sender.send(data.as_ptr(), data.len(), 0)? };
                 }
             }
@@ -200,7 +200,7 @@ fn receive(net: &Net) -> Result<()> {
     // SAFETY: `memory` is there for longer.
     let register = |memory: &mut Vec<u8>| unsafe { net.register(memory.as_mut_ptr(), LARGEST) };
     let _registered: Vec<_> = memory.iter_mut().map(register).collect();
-    // SAFETY: `memory` outlives the requests, each of which has a vector of its own.
+    // SAFETY: `memory` outlives the requests, each of which has a separate vector.
     let mut post = |place: usize| unsafe { receiver.receive(&[(memory[place].as_mut_ptr(), LARGEST, 0)]) };
     let mut open = (0..DEPTH).map(&mut post).collect::<tinynccl::Result<Vec<_>>>()?;
     let (mut total, mut first, mut last, mut pause) = (0, None, Instant::now(), Duration::ZERO);

@@ -68,7 +68,7 @@ fn rank(comm: &Comm, schedule: &Schedule) -> Result<()> {
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert!(bits(&ours) == bits(&theirs), "rank {}: other bits than the library's ring", comm.rank());
 
-    // In turn, so that whatever else the machine does meets both.
+    // Alternately, so that whatever else the machine does affects both.
     let mut times = [vec![], vec![]];
     for _ in 0..ROUNDS {
         let begin = Instant::now();

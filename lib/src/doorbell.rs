@@ -1,4 +1,5 @@
-//! A doorbell: one eventfd per communicator, rung by whoever has something for it, polled by whoever sleeps.
+//! A doorbell: one eventfd per communicator, rung by any thread or process that has something for it, polled by the
+//! thread that sleeps.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;

@@ -1,16 +1,16 @@
-//! What a forked child inherits and must not use: its parent's place among the ranks.
+//! State that a forked child inherits and must not use: its parent's membership among the ranks.
 //!
 //! A child has copies of the parent's descriptors and memory, and none of its threads. While it holds a connection, the
 //! parent's death does not close it; and what it drops, a peer would take for the parent's goodbye. So
 //!
 //! - each [`Kept`] descriptor is closed in the child as soon as there is one: peers see the parent's death as they see
-//!   any other, over any network and across hosts, which no pidfd would tell them;
-//! - what has threads or says goodbye when it is dropped notes its [`Origin`], and does nothing elsewhere. To ask costs
-//!   a load.
+//!   any other, over any network and across hosts, which no pidfd would show them;
+//! - an object that has threads, or sends a goodbye when it is dropped, records its [`Origin`] and does nothing
+//!   elsewhere. To ask costs a load.
 //!
-//! Both hang on `pthread_atfork(3)`, which every libc and kernel has (a page with `MADV_WIPEONFORK` would tell the same
-//! of the second, and close nothing). Children that are made without `fork(3)` are not noticed: those of a bare
-//! `clone(2)`, of `_Fork`. `posix_spawn` and `vfork` go on to `exec`, which closes our descriptors by itself.
+//! Both hang on `pthread_atfork(3)`, which every libc and kernel has (a page with `MADV_WIPEONFORK` would serve for the
+//! second, and close nothing). Children that are made without `fork(3)` are not noticed: those of a bare `clone(2)`, of
+//! `_Fork`. `posix_spawn` and `vfork` go on to `exec`, which closes our descriptors by itself.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -19,11 +19,11 @@ use std::sync::{Once, OnceLock};
 
 use crate::error::{Error, Result};
 
-/// How many forks lie between this process and the one in which the library was first used.
+/// Forks between this process and the one in which the library was first used.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// How many forks lie between this process and the one in which the library was first used: what was made at another
-/// number belongs to a parent.
+/// Returns the number of forks between this process and the one in which the library was first used. An object made at
+/// another number belongs to a parent.
 pub fn forks() -> u32 {
     prepare();
     FORKS.load(Ordering::Relaxed)
@@ -43,7 +43,7 @@ impl Origin {
         Origin { forks: forks(), pid: std::process::id() }
     }
 
-    /// Whether this is still the process, not a child of it.
+    /// Returns true in the process that this names, false in a child of it.
     #[inline]
     pub(crate) fn is_here(self) -> bool {
         self.forks == FORKS.load(Ordering::Relaxed)
@@ -68,7 +68,7 @@ impl Origin {
     }
 }
 
-/// A descriptor with which peers hear of this process, and of its end: a forked child has something else at its number.
+/// A descriptor by which peers notice the end of this process: a forked child has something else at its number.
 #[derive(Debug)]
 pub struct Kept<T> {
     // Dropped first: a number that is free again may be anybody's.
@@ -110,7 +110,7 @@ impl<T: AsFd> AsFd for Kept<T> {
 
 const FREE: i32 = -1;
 
-/// Descriptors to close, in memory that stays where it is: the child reads it while locks may be held for ever.
+/// Descriptors to close, in memory that stays where it is: the child reads it while locks may be held forever.
 struct Table {
     places: [AtomicI32; 256],
     next: OnceLock<Box<Table>>,
@@ -124,7 +124,7 @@ impl Table {
 
 static TABLE: Table = Table::new();
 
-/// A descriptor's place in the table.
+/// A descriptor's entry in the table.
 #[derive(Debug)]
 struct Place {
     place: &'static AtomicI32,
@@ -203,7 +203,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// Forks; the child ends with what `f` says.
+    /// Forks; the child exits with success if `f` returns true.
     fn child(f: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child uses atomics and system calls, and ends without running anything else.
         match unsafe { libc::fork() } {

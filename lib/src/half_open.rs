@@ -1,17 +1,18 @@
-//! Connections that have not proven who they are: which of them go when there are too many.
+//! Unauthenticated connections: which of them are closed when there are too many.
 //!
-//! Each address has the same share, so that one that floods a listener crowds out its own connections only. Of an
-//! address those go first that have said nothing, and of these the oldest.
+//! Each address has the same share, so that one that floods a listener crowds out its own connections only. Of one
+//! address's connections, those that have sent nothing go first, and of these the oldest.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// Whose share a connection takes: an address, of IPv6 the network, in which a host has as many as it likes.
+/// Source of a connection, by which the limit is shared: an IPv4 address, or the upper 64 bits of an IPv6 one, a
+/// network in which a host has as many addresses as it likes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Source(u64);
 
 impl Source {
-    /// Of a connection from this address.
+    /// Returns the source of a connection from the address `ip`.
     pub(crate) fn of(ip: IpAddr) -> Source {
         Source(match ip.to_canonical() {
             IpAddr::V4(ip) => u64::from(ip.to_bits()),
@@ -22,17 +23,18 @@ impl Source {
 }
 
 impl From<&str> for Source {
-    /// Of a connection that is described by its address, and a port perhaps. All others together have one share.
+    /// Returns the source of a connection that is described by its address, perhaps with a port. All other descriptions
+    /// have one source in common.
     fn from(address: &str) -> Source {
         let ip = address.parse().map(|address: std::net::SocketAddr| address.ip());
         ip.or_else(|_| address.parse()).map_or(Source(0), Source::of)
     }
 }
 
-/// Those of the connections, the oldest first, that go so that `most` stay: their places. With each comes whether it has
-/// said something.
+/// Returns the indices of the connections that are to be closed so that `most` stay. `connections` lists the oldest
+/// first, each with true if it has sent something.
 pub(crate) fn excess(connections: impl IntoIterator<Item = (Source, bool)>, most: usize) -> Vec<usize> {
-    // By source its places, those that go first at the end.
+    // By source, the indices of its connections; those that go first are at the end.
     let mut sources: HashMap<Source, [Vec<usize>; 2]> = HashMap::new();
     let mut count = 0;
     for (place, (source, has_spoken)) in connections.into_iter().enumerate() {

@@ -1,9 +1,9 @@
 //! A way out of a blocking call for programs whose signals are handled elsewhere: an interpreter that wants its Ctrl-C.
 //!
-//! A signal only wakes a wait; whether it is to end the call is for its handler to say, and an interpreter runs
-//! handlers between its own instructions. So a call made inside of [`watched`] asks, about every 50 ms and after each
-//! signal, and gives [`Error::Aborted`](crate::Error::Aborted) on all ranks when the answer is yes: a collective that
-//! one rank has left cannot be finished by the others.
+//! A signal only wakes a wait; its handler decides whether it ends the call, and an interpreter runs handlers between
+//! its own instructions. So a call made inside of [`watched`] asks, about every 50 ms and after each signal, and gives
+//! [`Error::Aborted`](crate::Error::Aborted) on all ranks when the answer is yes: a collective that one rank has left
+//! cannot be finished by the others.
 
 use std::cell::Cell;
 
@@ -27,7 +27,7 @@ pub fn watched<R>(check: Check, call: impl FnOnce() -> R) -> R {
     call()
 }
 
-/// Whether this thread's call is to end. Asked by waits that are about to sleep.
+/// Returns true if this thread's call is to end. Asked by waits that are about to sleep.
 pub(crate) fn asked_to_stop() -> bool {
     CHECK.get().is_some_and(|check| check())
 }

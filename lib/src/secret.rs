@@ -1,9 +1,9 @@
-//! What the ranks of a job know and nobody else does: proven by challenge and response, never sent.
+//! The secret that the ranks of a job share: proven by challenge and response, never sent.
 //!
-//! Both sides of a connection draw a nonce, and each shows an HMAC-SHA256 over its role, both nonces and what the
-//! connection is for. Whoever has no secret cannot make one, what was overheard fits no other nonces, and what one side
-//! shows is of no use in the other's role. A text that people choose can be guessed by trying: it should be as random
-//! as a key.
+//! Both sides of a connection draw a nonce, and each sends an HMAC-SHA256 over its role, both nonces and what the
+//! connection is for. A client without the secret cannot make one, an overheard proof fits no other nonces, and one
+//! side's proof is of no use in the other's role. A text that people choose can be guessed by trying: it should be as
+//! random as a key.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 /// Drawn anew for every connection.
 pub(crate) type Nonce = [u8; 16];
-/// What shows that somebody has the secret.
+/// Proof that its sender knows the secret.
 pub(crate) type Proof = [u8; 32];
 
 /// A job's secret.
@@ -41,17 +41,18 @@ impl Secret {
         Secret(Sha256::new_with_prefix(b"tinynccl secret ").chain_update(text).finalize().into())
     }
 
-    /// Another secret for what `purpose` and `context` say. It does not give this one away.
+    /// Derives another secret for `purpose` and `context`, which does not give this one away.
     pub(crate) fn derive(&self, purpose: &str, context: &[u8]) -> Secret {
         Secret(self.prove(purpose, &[context]))
     }
 
-    /// What whoever acts in the role `role` shows of a connection that `parts` describe.
+    /// Returns the proof that a holder of the secret gives in the role `role` for the connection that `parts` describe.
     pub(crate) fn prove(&self, role: &str, parts: &[&[u8]]) -> Proof {
         self.mac(role, parts).finalize().into_bytes().into()
     }
 
-    /// Whether `proof` is that. Takes the same time wherever it differs.
+    /// Returns true if `proof` is [`Secret::prove`] of the same `role` and `parts`. Takes the same time wherever it
+    /// differs.
     pub(crate) fn accepts(&self, proof: &[u8], role: &str, parts: &[&[u8]]) -> bool {
         self.mac(role, parts).verify_slice(proof).is_ok()
     }
@@ -77,7 +78,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Bytes that nobody can foresee.
+/// Random bytes of the kernel's, which no one can predict.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())

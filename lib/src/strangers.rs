@@ -1,18 +1,18 @@
-//! Connections that are turned away, in the log: one line for the first, then at most one a minute with a count, and a
-//! count at the end. Whoever can connect could fill a log otherwise.
+//! Log of rejected connections: one line for the first, then at most one a minute with a count, and a count at the end.
+//! Otherwise any client that can connect could fill the log.
 
 use std::time::{Duration, Instant};
 
-/// Between two lines.
+/// Time between two lines.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// What one listener has turned away.
+/// Connections that one listener has rejected.
 #[derive(Debug)]
 pub(crate) struct Strangers {
-    /// The listener, and what it does to them, in words.
+    /// Beginning of each line: the listener, and that it rejects the connections.
     prefix: String,
     all: u64,
-    /// Since the last line, and the last of them.
+    /// Connections rejected since the last line, and the text of the last of them.
     untold: u64,
     last: String,
     quiet_until: Option<Instant>,
@@ -24,17 +24,17 @@ impl Strangers {
         Strangers { prefix, all: 0, untold: 0, last: String::new(), quiet_until: None }
     }
 
-    /// Counts one, which `text` describes.
+    /// Counts a rejected connection, which `text` describes.
     pub(crate) fn note(&mut self, text: String) {
         self.say(|s| s.count(text, Instant::now()));
     }
 
-    /// When [`Strangers::tick`] has something to do.
+    /// Time at which [`Strangers::tick`] has something to do; `None`: nothing to do.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.quiet_until
     }
 
-    /// Tells what came since the last line, if it is time.
+    /// Logs how many came since the last line, if it is time.
     pub(crate) fn tick(&mut self) {
         self.say(|s| s.summary(Instant::now()));
     }
@@ -64,7 +64,7 @@ impl Strangers {
         (untold > 0).then(|| format!("{} {untold} more, {} in all; the last: {}", self.prefix, self.all, self.last))
     }
 
-    /// The last line.
+    /// Returns the last line: the total, if it is more than one.
     fn total(&self) -> Option<String> {
         (self.all > 1).then(|| format!("{} {} in all", self.prefix, self.all))
     }
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(line, "turned away 900 more, 901 in all; the last: b899");
         assert_eq!(strangers.count("c".to_owned(), at(70)), None);
         assert!(strangers.count("d".to_owned(), at(121)).unwrap().contains("2 more, 903 in all; the last: d"));
-        // A quiet minute: nothing to tell, and the next one is news again.
+        // A quiet minute: nothing to log, and the next one has its own line again.
         assert_eq!((strangers.summary(at(182)), strangers.due()), (None, None));
         assert_eq!(strangers.count("e".to_owned(), at(300)).as_deref(), Some("turned away e"));
         assert_eq!(strangers.total().as_deref(), Some("turned away 904 in all"));

@@ -1,6 +1,6 @@
-//! What shared memory is used through, in links and at the board: the processor's atomics, or those of the model
-//! checker [loom] under `--cfg loom`. The code is the same in both, so the orderings that are checked are the orderings
-//! that run.
+//! Operations on shared memory, in links and in the shared region of `symmetric`: the processor's atomics, or those of
+//! the model checker [loom] under `--cfg loom`. The code is the same in both, so the orderings that are checked are the
+//! orderings that run.
 //!
 //! # What the model stands for
 //! - **Fences** are loom's own. A full fence per message could hide a missing acquire or release elsewhere; so the
@@ -10,8 +10,8 @@
 //! - **The doorbell** (an eventfd) is a flag under a lock: the kernel writes, reads and polls its counter under a lock,
 //!   too.
 //! - **A futex** is a word and a queue under a lock: the kernel compares the word and queues the sleeper under the lock
-//!   of its hash bucket, and takes it to wake. Nobody wakes by time: what only that would mend is a deadlock in the
-//!   model.
+//!   of its hash bucket, and takes it to wake. No wait ends by time: what only a timeout would mend is a deadlock in
+//!   the model.
 
 pub(crate) use imp::{AtomicU32, AtomicU64, Futex, Words, copy, fence, order, touches, yield_now};
 
@@ -30,7 +30,7 @@ pub(crate) enum Step {
     Free,
     /// The sender sees it.
     SeeFreed,
-    /// An end says that it is gone.
+    /// An end announces that it is gone.
     Close,
     /// The other sees it.
     SeeClosed,
@@ -97,7 +97,7 @@ mod imp {
         }
     }
 
-    /// Tells a model that `bytes` bytes are written (or read) here. Nothing outside of it.
+    /// Tells a model that `bytes` bytes are written (or read) here. Does nothing outside of a model.
     #[inline(always)]
     pub(crate) fn touches(_at: *const u8, _bytes: usize, _writing: bool) {}
 
@@ -120,7 +120,7 @@ mod imp {
             let _ = futex::wait(&self.0, futex::Flags::empty(), value, Some(&timeout));
         }
 
-        /// Wakes one who sleeps on the word, which was changed before.
+        /// Wakes one thread that sleeps on the word, which was changed before.
         pub(crate) fn wake(&self) {
             // The word lies in mapped memory: this can only fail for an address that is not.
             let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
@@ -151,7 +151,7 @@ mod imp {
         static WATCHED: RefCell<Vec<Watched>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Runs `body` with some steps weakened to `Relaxed`; of a fence, that it is left out.
+    /// Runs `body` with some steps weakened to `Relaxed`; a weakened fence is left out.
     pub(crate) fn weaken<T>(steps: &'static [Step], body: impl FnOnce() -> T) -> T {
         struct Restore;
         impl Drop for Restore {
@@ -200,18 +200,19 @@ mod imp {
     #[derive(Clone)]
     struct Watched(Range<usize>, Rc<UnsafeCell<()>>);
 
-    /// From now on loom is told who [touches] these bytes. Some of them touched count as all.
+    /// Reports each access ([touches]) to these bytes to loom from now on. An access to some of them counts as one to
+    /// all.
     pub(crate) fn watch(at: *const u8, bytes: usize) {
         let range = at as usize..at as usize + bytes;
         WATCHED.with_borrow_mut(|all| all.push(Watched(range, Rc::new(UnsafeCell::new(())))));
     }
 
-    /// Nothing is watched any more. At the beginning of every execution.
+    /// Stops watching all memory. Called at the beginning of every execution.
     pub(crate) fn forget() {
         WATCHED.take();
     }
 
-    /// Somebody writes (or reads) `bytes` bytes.
+    /// Reports to loom that `bytes` bytes are written (or read).
     pub(crate) fn touches(at: *const u8, bytes: usize, writing: bool) {
         let (start, end) = (at as usize, at as usize + bytes);
         let touched = |w: &&Watched| w.0.start < end && start < w.0.end;
@@ -230,7 +231,7 @@ mod imp {
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }
 
-    /// A word, and those who sleep on it.
+    /// A word, and the threads that sleep on it.
     #[derive(Debug)]
     pub(crate) struct Futex {
         word: AtomicU32,

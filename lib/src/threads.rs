@@ -16,7 +16,7 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`], if nobody has it.
+/// As [`lock`], if no thread holds it; else `None`.
 #[inline]
 pub(crate) fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
@@ -46,10 +46,10 @@ pub(crate) fn deadline_after(limit: Duration) -> Instant {
     now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600))
 }
 
-/// Descriptors for which the process's table gets room at once.
+/// Descriptors for which the process's table is grown at once.
 const DESCRIPTORS: u64 = 1024;
 
-/// Makes room for descriptors, once in a process and in a thread of its own. Linux lets the table grow at the 64th
+/// Grows the table of descriptors, once in a process and in a separate thread. Linux lets the table grow at the 64th
 /// descriptor, the 256th and so on, and where threads share it, the one that opened that descriptor waits until every
 /// core has passed through the scheduler (`synchronize_rcu`): 20 to 35 ms on a machine with 32 cores, which a
 /// communicator took longer to start.
@@ -74,7 +74,7 @@ fn grow_descriptors() -> rustix::io::Result<()> {
     rustix::io::fcntl_dupfd_cloexec(&any, last as i32).map(drop)
 }
 
-/// A thread that is joined at the latest when this is dropped: its owner has told it to end before. A forked child has
+/// A thread that is joined at the latest when this is dropped: its owner has asked it to end before. A forked child has
 /// none of its parent's threads, and joins nothing.
 #[derive(Debug)]
 pub(crate) struct Thread {
@@ -94,17 +94,17 @@ impl Thread {
         Ok(Thread { what, handle: Mutex::new(Some(handle)), origin: Origin::here() })
     }
 
-    /// Whether this is the process that it runs in, not a child.
+    /// Returns true in the process that the thread runs in, false in a forked child.
     pub(crate) fn is_here(&self) -> bool {
         self.origin.is_here()
     }
 
-    /// Whether joining it takes no time.
+    /// Returns true if joining the thread takes no time.
     pub(crate) fn is_finished(&self) -> bool {
         lock(&self.handle).as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Nobody joins it: it ends by itself.
+    /// Detaches the thread: no one joins it, it ends by itself.
     pub(crate) fn leave(&self) {
         drop(lock(&self.handle).take());
     }

@@ -11,7 +11,8 @@ pub(crate) fn socket(kind: SocketType) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)
 }
 
-/// Who holds the other end, by the kernel: user and process (0 when it is outside of our process namespace).
+/// Returns the user and the process at the other end, as the kernel knows them; the process is 0 when it is outside of
+/// our process namespace.
 fn credentials(socket: &impl AsFd) -> Result<(u32, i32), Errno> {
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -32,7 +33,7 @@ fn credentials(socket: &impl AsFd) -> Result<(u32, i32), Errno> {
     }
 }
 
-/// The other end must be of our own user.
+/// Returns the process at the other end; an error unless it belongs to our user.
 pub(crate) fn same_user(socket: &impl AsFd) -> Result<i32, String> {
     let (uid, pid) = credentials(socket).map_err(|e| format!("SO_PEERCRED: {e}"))?;
     let ours = rustix::process::geteuid().as_raw();

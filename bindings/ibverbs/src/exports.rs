@@ -64,7 +64,7 @@ macro_rules! exports {
     };
 }
 
-/// Beside one of another version: `historic` of 2006, with structures of other lengths.
+/// Symbols beside one of another version: `historic` of 2006, with structures of other lengths.
 macro_rules! also {
     ($label:literal $($version:literal { $($name:ident = $function:path,)* })*) => {
         $($(symbol!($label, $name, "@", $version, to_function, function = sym $function);)*)*
@@ -80,7 +80,7 @@ macro_rules! forwards {
             $($(pub(super) static $name: Slot = Slot::new($until_then as *const ());)*)*
         }
 
-        /// What the system's library takes over when it is opened.
+        /// Returns the symbols that the system's library takes over when it is opened.
         pub(crate) fn $list() -> impl Iterator<Item = Forward> {
             [$($((text(concat!(stringify!($name), "\0")), text(concat!($version, "\0")), &$slots::$name),)*)*].into_iter()
         }
@@ -255,8 +255,8 @@ also! {
     }
 }
 
-// What librdmacm and providers of real devices (librxe, libmlx5, libefa) are linked to: the system's library does it
-// where it is open, and else there is nothing that they could be asked for.
+// Functions that librdmacm and providers of real devices (librxe, libmlx5, libefa) are linked to: the system's library
+// executes them where it is open, and otherwise no device needs them.
 forwards! {
     slots forwards "tinyroce_" "@@"
     "IBVERBS_1.0" {

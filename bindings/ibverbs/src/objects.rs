@@ -39,19 +39,19 @@ macro_rules! objects {
 
 objects! { ibv_pd ibv_mr ibv_comp_channel ibv_cq ibv_srq ibv_qp ibv_ah }
 
-/// Device memory, which ours have not: it begins with its context.
+/// Device memory, which our devices do not have: it begins with its context.
 #[repr(C)]
 pub(crate) struct ibv_dm {
     context: *mut ibv_context,
 }
 
-/// A hint where bytes of a peer go, which ours have not; as above.
+/// A hint where bytes of a peer go, which our devices do not have: it begins with its context.
 #[repr(C)]
 pub(crate) struct ibv_dmah {
     context: *mut ibv_context,
 }
 
-/// A counter of completions, which ours have not; as above.
+/// A counter of completions, which our devices do not have: it begins with its context.
 #[repr(C)]
 pub(crate) struct ibv_comp_cntr {
     context: *mut ibv_context,
@@ -70,7 +70,7 @@ unsafe fn is_ours(object: impl Object) -> bool {
     is_device(unsafe { object.device() })
 }
 
-/// What a call returns that a device of ours cannot do.
+/// Return value of a call that our devices do not support.
 trait Refusal {
     fn refusal() -> Self;
 }
@@ -133,7 +133,7 @@ macro_rules! system {
     }};
 }
 
-/// Functions whose first argument says whose they are.
+/// Functions whose first argument shows whose they are: executed here for our objects, else by the system's library.
 macro_rules! shared {
     ($($version:literal { $(fn $name:ident($first:ident: $object:ty $(, $argument:ident: $type:ty)*) $(-> $return:ty)?;)* })*) => {
         $($(
@@ -150,7 +150,7 @@ macro_rules! shared {
     };
 }
 
-/// As above, for what devices of ours have not.
+/// Functions whose first argument shows whose they are, and which our devices do not support.
 macro_rules! refused {
     ($($version:literal { $(fn $name:ident($first:ident: $object:ty $(, $argument:ident: $type:ty)*) $(-> $return:ty)?;)* })*) => {
         $($(
@@ -317,7 +317,7 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
     system!("IBVERBS_1.1" ibv_ack_async_event(event: *mut ibv_async_event));
 }
 
-/// As none is of a device of ours, each is the system's.
+/// Frees a buffer by the system's library, as none is of a device of ours.
 pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     system!("IBVERBS_1.17" ibv_free_buf(buf: *mut ibv_buf));
 }
@@ -373,7 +373,7 @@ pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
     }
 }
 
-/// Ours need nothing; the kernel's devices, where there are any, do.
+/// Prepares for forks: our devices need nothing; the kernel's, where there are any, do.
 pub(crate) unsafe extern "C" fn ibv_fork_init() -> c_int {
     match system::library() {
         Some(_) => system!("IBVERBS_1.1" ibv_fork_init() -> c_int),

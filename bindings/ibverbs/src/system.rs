@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use softroce_verbs::ibv_device;
 
-/// Where a symbol leads: to a function of ours until the system's library is open, then to its function.
+/// Target of a symbol: a function of ours until the system's library is open, then its function.
 #[repr(transparent)]
 pub(crate) struct Slot(AtomicPtr<c_void>);
 
@@ -100,7 +100,7 @@ fn find() -> Option<PathBuf> {
 }
 
 fn own_path() -> Option<PathBuf> {
-    // SAFETY: the place is filled where the call succeeds; the address is one of this library.
+    // SAFETY: `info` is filled where the call succeeds; the address is one of this library.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(library as *const c_void, &raw mut info) == 0 || info.dli_fname.is_null() {
@@ -140,7 +140,7 @@ fn open(path: &Path) -> Result<Library, String> {
     Ok(library)
 }
 
-/// Where providers go: to the library, or, where they were loaded with the program before it, to a list.
+/// Providers: registered with the library, or, where they were loaded with the program before it, kept in a list.
 struct Providers {
     library: Option<Library>,
     waiting: Vec<usize>,

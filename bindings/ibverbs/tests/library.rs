@@ -17,7 +17,7 @@ fn library() -> PathBuf {
     library
 }
 
-/// Of what NVIDIA's NCCL looks up with `dlvsym`, and perftest is linked to.
+/// Some of the symbols that NVIDIA's NCCL looks up with `dlvsym`, and that perftest is linked to.
 const WANTED: [(&str, &str); 47] = [
     ("ibv_get_device_list", "IBVERBS_1.1"),
     ("ibv_free_device_list", "IBVERBS_1.1"),
@@ -71,7 +71,7 @@ const WANTED: [(&str, &str); 47] = [
 
 #[test]
 fn symbols_have_their_versions() {
-    // SAFETY: loading the library runs no code of its own.
+    // SAFETY: loading the library runs no code in it.
     let library = unsafe { libloading::os::unix::Library::new(library()) }.expect("loaded");
     let handle = library.into_raw();
     for (name, version) in WANTED {
@@ -137,14 +137,14 @@ fn pair(program: &str, arguments: &[&str]) -> Option<String> {
     let port = held.at.port().to_string();
     let (device, gid) = loopback();
     let command = || {
-        // They have no limit of their own.
+        // They have no time limit.
         let mut command = Command::new("timeout");
         command.args(["120", program, "-d", &device, "-g", &gid, "-p", &port]).args(arguments);
         command.env("LD_LIBRARY_PATH", folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     };
     let server = command().spawn().expect("started");
-    // The server listens soon; a client that is too early says so and is started again.
+    // The server listens soon; a client that is too early reports that and is started again.
     let client = loop {
         let client = command().arg("127.0.0.1").output().expect("ran");
         let text = String::from_utf8_lossy(&client.stderr).into_owned() + &String::from_utf8_lossy(&client.stdout);

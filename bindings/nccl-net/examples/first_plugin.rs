@@ -5,9 +5,9 @@
 //! NCCL_NET_PLUGIN=$PWD/target/debug/examples/libfirst_plugin.so NCCL_DEBUG=INFO torchrun --nproc-per-node 2 train.py
 //! ```
 //!
-//! A connection is one TCP socket that never blocks. No thread of its own moves the data: NCCL asks again and again
+//! A connection is one TCP socket that never blocks. No separate thread moves the data: NCCL tests again and again
 //! whether a request is done, and each time the socket takes or gives what it can. Messages need no tags, because the
-//! device says that it takes one receive at a time, and sends and receives match in their order.
+//! device announces that it takes one receive at a time, and sends and receives match in their order.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -26,7 +26,7 @@ const HEADER: usize = 8;
 /// One direction of data between two ranks.
 struct Connection {
     stream: TcpStream,
-    /// In the order in which NCCL posted them.
+    /// Requests that are not done, in the order in which NCCL posted them.
     queue: VecDeque<*mut Request>,
 }
 
@@ -34,7 +34,7 @@ struct Connection {
 struct Request {
     connection: *mut Connection,
     data: *mut u8,
-    /// What is sent; for a receive the room, and from its header on what comes.
+    /// Bytes to send; for a receive the length of its buffer, and once the header is here, of the message.
     size: usize,
     header: [u8; HEADER],
     /// Bytes of the header and of the message that were moved.
@@ -149,7 +149,7 @@ unsafe extern "C" fn connect(
     status("connect", open())
 }
 
-/// NULL until someone has connected: NCCL asks again.
+/// NULL until a peer has connected: NCCL calls again.
 unsafe extern "C" fn accept(listener: *mut c_void, comm: *mut *mut c_void, _: *mut *mut c_void) -> c_int {
     let take = || {
         // SAFETY: from `listen`.
@@ -240,7 +240,7 @@ unsafe extern "C" fn iflush(
     SUCCESS
 }
 
-/// Moves data, and says whether this request is done. It is NCCL's last use of it then.
+/// Moves data, and reports whether this request is done. It is NCCL's last use of it then.
 unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> c_int {
     let request = request.cast::<Request>();
     // SAFETY: a request that was not done yet, of a connection that is open.
@@ -309,7 +309,7 @@ struct Properties {
 
 type Pointers = *mut *mut c_void;
 
-/// `ncclNet_v8_t`: what NCCL calls, in this order.
+/// `ncclNet_v8_t`: the functions that NCCL calls, in this order.
 #[repr(C)]
 pub struct Table {
     name: *const c_char,

@@ -1,4 +1,4 @@
-//! What all versions of NCCL's interface for networks have in common.
+//! Types and table macros that all versions of NCCL's interface for networks have in common.
 
 use std::ffi::{c_char, c_int, c_ulong};
 
@@ -10,7 +10,7 @@ pub enum Status {
     Success = 0,
     /// The operating system refused something.
     SystemError = 2,
-    /// A fault of this library.
+    /// A bug of this library.
     InternalError = 3,
     /// A wrong argument.
     InvalidArgument = 4,
@@ -23,14 +23,14 @@ pub enum Status {
 /// `ncclDebugLogger_t`: level, subsystems, file, line, format. Its further arguments are those of the format.
 pub type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 
-/// A function of a table that is not there.
+/// An optional function of a table, which this plugin does not have: null.
 pub type Absent = Option<unsafe extern "C" fn()>;
 
 /// `ncclNetCommConfig_t` of versions 10 to 12.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct CommConfig {
-    /// -1: none.
+    /// Traffic class; -1 for none.
     pub traffic_class: c_int,
 }
 
@@ -51,25 +51,25 @@ pub struct PropertiesV8 {
     pub name: *const c_char,
     /// Path in /sys; null where there is none.
     pub pci_path: *const c_char,
-    /// Identity of the card.
+    /// Identity of the NIC; 0 for none.
     pub guid: u64,
     /// Kinds of memory.
     pub ptr_support: c_int,
-    /// A registration counts for all connections.
+    /// Nonzero if a registration counts for all connections.
     pub reg_is_global: c_int,
-    /// Mbit/s.
+    /// Speed, in Mbit/s.
     pub speed: c_int,
-    /// Port of the card.
+    /// Port of the NIC.
     pub port: c_int,
-    /// Microseconds.
+    /// Latency, in microseconds.
     pub latency: f32,
     /// Most connections.
     pub max_comms: c_int,
     /// Most receives of a group.
     pub max_recvs: c_int,
-    /// What runs on the GPU.
+    /// Kind of network code that runs on the GPU; [`NET_DEVICE_HOST`] for none.
     pub net_device_type: c_int,
-    /// Its version.
+    /// Version of the network code on the GPU; [`NET_DEVICE_NO_VERSION`] for none.
     pub net_device_version: c_int,
 }
 
@@ -77,9 +77,9 @@ pub struct PropertiesV8 {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct VirtualDevice<const N: usize> {
-    /// How many.
+    /// Number of devices joined.
     pub ndevs: c_int,
-    /// Which.
+    /// Indices of the devices joined, of which the first `ndevs` count.
     pub devs: [c_int; N],
 }
 
@@ -91,33 +91,33 @@ pub struct PropertiesV9<const N: usize> {
     pub name: *const c_char,
     /// Path in /sys; null where there is none.
     pub pci_path: *const c_char,
-    /// Identity of the card.
+    /// Identity of the NIC; 0 for none.
     pub guid: u64,
     /// Kinds of memory.
     pub ptr_support: c_int,
-    /// A registration counts for all connections.
+    /// Nonzero if a registration counts for all connections.
     pub reg_is_global: c_int,
-    /// Receives must be flushed.
+    /// Nonzero if receives must be flushed.
     pub force_flush: c_int,
-    /// Mbit/s.
+    /// Speed, in Mbit/s.
     pub speed: c_int,
-    /// Port of the card.
+    /// Port of the NIC.
     pub port: c_int,
-    /// Microseconds.
+    /// Latency, in microseconds.
     pub latency: f32,
     /// Most connections.
     pub max_comms: c_int,
     /// Most receives of a group.
     pub max_recvs: c_int,
-    /// What runs on the GPU.
+    /// Kind of network code that runs on the GPU; [`NET_DEVICE_HOST`] for none.
     pub net_device_type: c_int,
-    /// Its version.
+    /// Version of the network code on the GPU; [`NET_DEVICE_NO_VERSION`] for none.
     pub net_device_version: c_int,
-    /// What it is made of: itself.
+    /// Devices that this one joins: itself alone.
     pub v_props: VirtualDevice<N>,
     /// Most bytes of a message.
     pub max_p2p_bytes: usize,
-    /// Most bytes of a collective's.
+    /// Most bytes of a collective's message.
     pub max_coll_bytes: usize,
 }
 
@@ -160,7 +160,7 @@ macro_rules! table {
 }
 pub(crate) use table;
 
-/// A table with the functions of [`plugin`](crate::plugin), and those that the version has of its own.
+/// A table with the functions of [`plugin`](crate::plugin), and those that the version alone has.
 macro_rules! filled {
     ($name:ident { $($field:ident: $value:expr),* $(,)? }) => {
         $name {

@@ -1,4 +1,4 @@
-//! The one device that NCCL is shown.
+//! The one device that the plugin shows to NCCL.
 //!
 //! NCCL plans its rings and trees over devices as if device 0 of every host reached device 0 of every other one. With a
 //! cable per pair of hosts that is not so, and only a connection's two ends know which of their ports it can take. So
@@ -14,7 +14,7 @@ use crate::abi::{
     MAX_BYTES, NET_DEVICE_HOST, NET_DEVICE_NO_VERSION, PTR_HOST, PropertiesV8, PropertiesV9, VirtualDevice,
 };
 
-/// What NCCL assumes of its own sockets where an interface does not tell, in Mbit/s.
+/// Speed that NCCL assumes of its own sockets where an interface does not report it, in Mbit/s.
 const UNKNOWN: i64 = 10_000;
 const NAME: &CStr = c"tinynccl";
 
@@ -58,7 +58,7 @@ pub(crate) fn properties_v8(speed: c_int) -> PropertiesV8 {
 pub(crate) fn properties<const N: usize>(speed: c_int) -> PropertiesV9<N> {
     PropertiesV9 {
         name: NAME.as_ptr(),
-        // No card of its own: as near to one GPU as to another.
+        // No NIC: as near to one GPU as to another.
         pci_path: std::ptr::null(),
         guid: 0,
         // NCCL copies GPUs' memory through the host's.
@@ -67,7 +67,7 @@ pub(crate) fn properties<const N: usize>(speed: c_int) -> PropertiesV9<N> {
         force_flush: 0,
         speed,
         port: 0,
-        // Not known, as NCCL's own sockets say.
+        // Not known, as NCCL's own sockets report.
         latency: 0.0,
         max_comms: 65_536,
         max_recvs: tinynccl::net::MAX_GROUP as c_int,

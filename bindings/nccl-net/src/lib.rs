@@ -3,10 +3,10 @@
 //!
 //! | module | idea |
 //! |---|---|
-//! | `abi` | what all versions of NCCL's interface have in common |
-//! | `v8` to `v12` | the tables, each with what is different in its version |
+//! | `abi` | types that all versions of NCCL's interface have in common |
+//! | `v8` to `v12` | the tables, each with the differences of its version |
 //! | `plugin` | the functions behind all tables |
-//! | `device` | the one device that NCCL is shown |
+//! | `device` | the one device that the plugin shows to NCCL |
 //! | `logger` | our log through NCCL's |
 
 pub mod abi;

@@ -17,10 +17,10 @@ struct Forward {
     to: RwLock<Option<Logger>>,
 }
 
-/// A library that is loaded has a `log` of its own, so no other part of the program has set one.
+/// The logger of this library. A library that is loaded has its own `log`, so no other part of the program has set one.
 static FORWARD: Forward = Forward { to: RwLock::new(None) };
 
-/// From here on lines go to `to`; none: nowhere.
+/// Sends all further lines to `to`; `None` drops them.
 pub(crate) fn set(to: Option<Logger>) {
     *FORWARD.to.write().unwrap_or_else(PoisonError::into_inner) = to;
     // Refused the second time, and where a program of Rust has linked this crate and has a log.

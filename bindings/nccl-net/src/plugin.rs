@@ -1,8 +1,8 @@
 //! The functions behind all versions of the table.
 //!
 //! A process has one [`Net`], however many communicators it has: from the first `init` on, until as many `finalize`
-//! have come (never under versions before 11, which have none). What NCCL holds are addresses of boxes: a [`Listener`],
-//! a [`Sender`], a [`Receiver`], [`Memory`]; of requests, which belong to their connections; and [`DONE`].
+//! have come (never under versions before 11, which have none). NCCL holds addresses of boxes: a [`Listener`], a
+//! [`Sender`], a [`Receiver`], [`Memory`]; of requests, which belong to their connections; and [`DONE`].
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use crate::{device, logger};
 /// The name that `NCCL_NET` and a communicator's configuration choose it by.
 pub(crate) const NAME: &CStr = c"tinynccl";
 
-/// A request that was done when it was made: NCCL asks for a flush where nothing has to be flushed.
+/// A request that was done when it was made: NCCL requests a flush where nothing has to be flushed.
 static DONE: u8 = 0;
 
 struct State {
@@ -35,12 +35,12 @@ struct State {
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
-/// The process that has a [`Net`], as [`forks`] counts them; [`NOBODY`]. A child of it has none of its threads, and
-/// locks that they held stay locked there.
+/// The process that has a [`Net`], as [`forks`] counts them; [`NOBODY`] if none has. A child of it has none of its
+/// threads, and locks that they held stay locked there.
 static HOME: AtomicU32 = AtomicU32::new(NOBODY);
 const NOBODY: u32 = u32::MAX;
 
-/// Whether this is a forked child of the process that has the [`Net`]: nothing of that is touched here.
+/// Returns true in a forked child of the process that has the [`Net`]: nothing of that is touched here.
 fn is_child() -> bool {
     let home = HOME.load(Ordering::Acquire);
     home != NOBODY && home != forks()
@@ -50,7 +50,7 @@ fn state() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A failed call.
+/// Error of a call: its status for NCCL, and the text for the log.
 pub(crate) struct Fault {
     status: Status,
     text: String,
@@ -82,7 +82,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// Runs the body of a function, not in a forked child: a fault is logged, and nothing unwinds into C.
+/// Runs the body of a function; in a forked child it fails instead. An error is logged, and nothing unwinds into C.
 fn run(name: &str, body: impl FnOnce() -> Result<(), Fault>) -> Status {
     let body = || if is_child() { Err(Fault::child()) } else { body() };
     let fault = match catch_unwind(AssertUnwindSafe(body)) {
@@ -95,7 +95,8 @@ fn run(name: &str, body: impl FnOnce() -> Result<(), Fault>) -> Status {
     fault.status
 }
 
-/// The same of a function that ends something: in a forked child it does nothing, as its parent goes on.
+/// Runs the body of a function that closes something, as [`run`] does; in a forked child it does nothing and succeeds,
+/// as its parent goes on.
 fn end(name: &str, body: impl FnOnce() -> Result<(), Fault>) -> Status {
     if is_child() { Status::Success } else { run(name, body) }
 }
@@ -106,21 +107,21 @@ fn panicked(panic: &(dyn Any + Send)) -> Fault {
     Fault { status: Status::InternalError, text }
 }
 
-/// An argument that must not be null, to be written through.
+/// Returns a reference to an argument that is to be written; an error for null.
 ///
 /// # Safety
 /// `pointer` is null, or valid for writes for as long as the call lasts.
 unsafe fn out<'a, T>(name: &str, pointer: *mut T) -> Result<&'a mut T, Fault> {
-    // SAFETY: by the caller's word; NCCL passes memory of its own, which nothing else uses during the call.
+    // SAFETY: by the caller's contract; NCCL passes its own memory, which nothing else uses during the call.
     unsafe { pointer.as_mut() }.ok_or_else(|| Fault::argument(format!("{name} is NULL")))
 }
 
-/// What NCCL got from us and gives back.
+/// Returns the object that NCCL got from us and gives back; an error for null.
 ///
 /// # Safety
 /// `pointer` is null, or the address of a `T` that was not closed.
 unsafe fn own<'a, T>(name: &str, pointer: *mut c_void) -> Result<&'a T, Fault> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Fault::argument(format!("{name} is NULL")))
 }
 
@@ -146,7 +147,8 @@ pub(crate) fn init(to: Option<Logger>) -> Status {
     })
 }
 
-/// Connections that are still open fail then, and so does what is posted on them.
+/// Undoes one `init`. With the last one the network ends: connections that are still open fail, and so does what is
+/// posted on them.
 pub(crate) unsafe extern "C" fn finalize(_ctx: *mut c_void) -> Status {
     end("finalize", || {
         let mut last = None;
@@ -179,7 +181,7 @@ pub(crate) unsafe extern "C" fn devices(count: *mut c_int) -> Status {
     })
 }
 
-/// Writes the device's properties, which `make` makes of its speed.
+/// Writes the device's properties, which `make` builds from its speed.
 ///
 /// # Safety
 /// `to` is null or valid for writes.
@@ -190,7 +192,7 @@ pub(crate) unsafe fn properties<T>(dev: c_int, to: *mut T, make: impl FnOnce(c_i
         if to.is_null() {
             return Err(Fault::argument("props is NULL"));
         }
-        // SAFETY: by the caller's word; whatever was there is plain data.
+        // SAFETY: by the caller's contract; whatever was there is plain data.
         unsafe { to.write(make(speed)) };
         Ok(())
     })
@@ -321,7 +323,7 @@ pub(crate) unsafe fn isend(
             return Err(Fault::argument(format!("data is NULL, and size {size}")));
         }
         let data = if data.is_null() { ptr::NonNull::dangling().as_ptr() } else { data.cast::<u8>() };
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         *request = address(unsafe { sender.send(data, size, tag) }?);
         Ok(())
     })
@@ -348,7 +350,7 @@ pub(crate) unsafe fn irecv(
             }
             *posted = (if data.is_null() { ptr::NonNull::dangling().as_ptr() } else { data.cast::<u8>() }, size, tag);
         }
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         *request = address(unsafe { receiver.receive(posted.get(..n).unwrap_or_default()) }?);
         Ok(())
     })
@@ -406,7 +408,7 @@ unsafe fn close<T>(name: &str, pointer: *mut c_void) -> Status {
         if pointer.is_null() {
             return Err(Fault::argument("what is to be closed is NULL"));
         }
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         drop(unsafe { Box::from_raw(pointer.cast::<T>()) });
         Ok(())
     })

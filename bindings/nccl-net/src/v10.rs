@@ -31,7 +31,7 @@ table! {
     }
 }
 
-/// What NCCL looks for.
+/// Symbol by which NCCL finds the table of version 10.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclNetPlugin_v10: Table = filled! {

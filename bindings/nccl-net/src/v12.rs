@@ -18,9 +18,9 @@ pub struct Properties {
     pub common: PropertiesV9<8>,
     /// Most requests in one.
     pub max_multi_request_size: c_int,
-    /// Which rail it is on.
+    /// Rail of the device; -1 if it has none.
     pub rail_id: i16,
-    /// Which plane it is on.
+    /// Plane of the device; -1 if it has none.
     pub plane_id: i16,
 }
 
@@ -32,7 +32,7 @@ table! {
     }
 }
 
-/// What NCCL looks for.
+/// Symbol by which NCCL finds the table of version 12.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclNetPlugin_v12: Table = filled! {

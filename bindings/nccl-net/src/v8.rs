@@ -24,7 +24,7 @@ table! {
     Table { init: Init, properties: PropertiesV8, listen: Listen, connect: Connect, isend: Isend, irecv: Irecv }
 }
 
-/// What NCCL looks for.
+/// Symbol by which NCCL finds the table of version 8.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclNetPlugin_v8: Table = filled! { Table { init: init, get_properties: properties, listen: listen, connect: connect, isend: isend, irecv: irecv } };

@@ -28,7 +28,7 @@ table! {
     }
 }
 
-/// What NCCL looks for.
+/// Symbol by which NCCL finds the table of version 9.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclNetPlugin_v9: Table = filled! {

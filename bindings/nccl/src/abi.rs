@@ -19,7 +19,7 @@ pub enum Status {
     UnhandledCudaError = 1,
     /// The operating system refused something.
     SystemError = 2,
-    /// A fault of this library.
+    /// An error inside this library.
     InternalError = 3,
     /// An argument has a wrong value.
     InvalidArgument = 4,
@@ -70,7 +70,7 @@ pub const CONFIG_MAGIC: c_uint = 0xcafe_beef;
 /// `NCCL_CONFIG_UNDEF_INT`.
 pub const UNDEFINED: c_int = c_int::MIN;
 
-/// `ncclConfig_t` of 2.30. Callers of other versions pass less or more: `size` says how much.
+/// `ncclConfig_t` of 2.30. Callers of other versions pass less or more: `size` is its length in bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "NCCL's names")]
@@ -194,13 +194,13 @@ pub struct Properties {
     pub railed_gin: c_int,
 }
 
-/// What an `ncclWindow_t` points to.
+/// Opaque target of an `ncclWindow_t`.
 #[repr(C)]
 pub struct Window {
     _opaque: [u8; 0],
 }
 
-/// What an `ncclParamHandle_t` points to.
+/// Opaque target of an `ncclParamHandle_t`.
 #[repr(C)]
 pub struct ParamHandle {
     _opaque: [u8; 0],

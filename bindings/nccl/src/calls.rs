@@ -42,14 +42,14 @@ fn make_scaled(
     kind: impl FnOnce(&Member, usize) -> Result<(Kind, Option<Scale>)>,
 ) -> Result<()> {
     group::noted(handle(comm).and_then(|member| {
-        // Inside a group the communicator may still have to be made.
+        // Inside a group the communicator may not have started yet.
         let size = member.size()?;
         let (kind, scale) = kind(&member, size)?;
         let raw = RawCall::new(kind, input.cast(), output.cast());
         match scale {
             None if !group::is_open() => launch::plain(&member, Stream(stream), &raw),
             None => group::call(Call { member, stream: Stream(stream), work: Work::Plain(raw) }),
-            // SAFETY: the program vouches for its buffers and its stream, as NCCL's interface asks.
+            // SAFETY: the program vouches for its buffers and its stream, as NCCL's interface requires.
             Some(scale) => group::enqueue(&member, stream, Some(raw.clone()), move |member, stream| unsafe {
                 scale.enqueue(member.device()?, stream, &raw)
             }),
@@ -112,7 +112,7 @@ export! {
     }
 
     /// Gathers `sendcount` elements of every rank, in rank order, into `recvbuff` of all ranks. In place: `sendbuff` is
-    /// at our place in `recvbuff`.
+    /// our segment of `recvbuff`.
     fn ncclAllGather / pncclAllGather [comm] (
         sendbuff: *const c_void, recvbuff: *mut c_void, sendcount: usize, datatype: c_int, comm: Handle,
         stream: CUstream,
@@ -120,8 +120,8 @@ export! {
         make(comm, (sendbuff, recvbuff), stream, |_, _| moves(Collective::AllGather, datatype, 0, sendcount))
     }
 
-    /// Reduces all ranks' inputs, and gives every rank its part of `recvcount` elements. In place: `recvbuff` is at our
-    /// place in `sendbuff`.
+    /// Reduces all ranks' inputs, and gives every rank its part of `recvcount` elements. In place: `recvbuff` is our
+    /// segment of `sendbuff`.
     fn ncclReduceScatter / pncclReduceScatter [comm] (
         sendbuff: *const c_void, recvbuff: *mut c_void, recvcount: usize, datatype: c_int, op: c_int, comm: Handle,
         stream: CUstream,

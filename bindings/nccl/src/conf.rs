@@ -34,13 +34,13 @@ fn files(named: Option<OsString>, home: Option<PathBuf>) -> Vec<PathBuf> {
     own.into_iter().chain([Path::new(OF_ALL).to_owned()]).collect()
 }
 
-/// Of the user, whatever `HOME` says.
+/// Returns the user's home directory by the password database, regardless of `HOME`; `None` if it has none.
 fn home() -> Option<PathBuf> {
     let mut room = vec![0; 16 << 10];
     let mut found = std::ptr::null_mut();
     // SAFETY: plain data, which the call fills in.
     let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
-    // SAFETY: our variables; `room` is as long as said.
+    // SAFETY: our variables; `room` has the length that is passed.
     let status = unsafe {
         libc::getpwuid_r(libc::getuid(), &raw mut entry, room.as_mut_ptr().cast(), room.len(), &raw mut found)
     };

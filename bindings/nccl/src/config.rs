@@ -1,4 +1,4 @@
-//! `ncclConfig_t`: what a program says of a communicator.
+//! `ncclConfig_t`: a program's settings of one communicator.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -6,30 +6,30 @@ use crate::abi::{self, UNDEFINED};
 use crate::fault::{Fault, Result};
 use crate::settings;
 
-/// What is used of a configuration.
+/// The settings of a configuration that have an effect here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Whether calls return only when they are done.
+    /// True if calls return only when they are done.
     pub(crate) blocking: bool,
-    /// For people.
+    /// Name for people.
     pub(crate) name: Option<String>,
     /// Blocks of a kernel at most.
     pub(crate) blocks: Option<usize>,
 }
 
 impl Options {
-    /// Without a configuration.
+    /// Returns the options without a configuration.
     pub(crate) fn standard() -> Options {
         Options { blocking: settings::blocking().unwrap_or(true), name: None, blocks: None }
     }
 
-    /// Those of a configuration; what it leaves undefined is as in `otherwise`.
+    /// Reads the options from a configuration; fields that it leaves undefined come from `otherwise`.
     ///
     /// # Errors
-    /// `ncclInvalidArgument` for one that was not initialised, and for values that mean nothing.
+    /// `ncclInvalidArgument` for one that was not initialised, and for values out of range.
     ///
     /// # Safety
-    /// `config` is NULL, or points to as many bytes as its first field says.
+    /// `config` is NULL, or points to as many bytes as its field `size` says.
     pub(crate) unsafe fn of(config: *const abi::Config, otherwise: &Options) -> Result<Options> {
         if config.is_null() {
             return Ok(otherwise.clone());
@@ -77,7 +77,7 @@ const MOST_POLICY: c_int = 3;
 /// NCCL's `MAXCHANNELS`.
 const MOST_CHANNELS: c_int = 64;
 
-/// As NCCL checks its configurations.
+/// Checks the values, as NCCL does.
 fn check(config: &abi::Config) -> Result<()> {
     let within = |name: &str, value: c_int, low: c_int, high: c_int| match value {
         UNDEFINED => Ok(()),
@@ -107,7 +107,7 @@ fn check(config: &abi::Config) -> Result<()> {
     Ok(())
 }
 
-/// Says what is set and has no effect here.
+/// Logs the fields that are set and have no effect here.
 fn tell(config: &abi::Config) {
     let fields = [
         ("cgaClusterSize", config.cga_cluster_size),

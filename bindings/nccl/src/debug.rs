@@ -14,7 +14,7 @@ thread_local! {
     static DEVICE: Cell<i32> = const { Cell::new(-1) };
 }
 
-/// Where the log goes.
+/// Destination of the log.
 enum Sink {
     Stdout,
     Stderr,
@@ -25,10 +25,10 @@ struct Logger {
     sink: Mutex<Sink>,
 }
 
-/// A library that is loaded has a `log` of its own, so no other part of the program has set one.
+/// The logger of this library's own copy of `log`, which no other part of the program has set.
 static LOGGER: Logger = Logger { sink: Mutex::new(Sink::Stdout) };
 
-/// Before anything else happens: sets the log up, once, and says what was loaded.
+/// Sets the log up, once, before anything else happens, and logs [`introduction`].
 pub(crate) fn begin() {
     static BEGUN: Once = Once::new();
     BEGUN.call_once(|| {
@@ -98,13 +98,13 @@ fn path(pattern: &str, host: &str, process: u32) -> String {
     path
 }
 
-/// Without its domain.
+/// Returns the host name without its domain.
 fn host() -> String {
     let host = tinynccl::bootstrap::Host::current().hostname;
     host.split('.').next().unwrap_or_default().to_owned()
 }
 
-/// What was loaded, from where, and the version that it stands for.
+/// Returns the line that names this library, the file it was loaded from, and the NCCL version that it stands for.
 fn introduction() -> String {
     let version = version::version();
     // NCCL's own coding of versions from 2.9 on.
@@ -119,7 +119,7 @@ fn introduction() -> String {
 /// The file of this library.
 fn loaded_from() -> Option<String> {
     let mut info: libc::Dl_info = no_info();
-    // SAFETY: any address may be asked for; writes the answer, whose texts the loader keeps.
+    // SAFETY: any address may be passed; writes the result, whose texts the loader keeps.
     let found = unsafe { libc::dladdr((loaded_from as fn() -> Option<String>) as *const libc::c_void, &mut info) };
     if found == 0 || info.dli_fname.is_null() {
         return None;

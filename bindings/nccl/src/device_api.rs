@@ -1,7 +1,7 @@
-//! The host functions of NCCL's device API, by which programs write kernels of their own over NCCL's memory.
+//! The host functions of NCCL's device API, with which programs write their own kernels over NCCL's memory.
 //!
-//! Its headers compile NCCL's data structures into those kernels, so another library cannot serve them. What only asks
-//! is answered; what would make such a structure is `ncclInvalidUsage`.
+//! Its headers compile NCCL's data structures into those kernels, so another library cannot serve them. Queries are
+//! answered; a function that would make such a structure returns `ncclInvalidUsage`.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -19,7 +19,7 @@ fn lsa_size(device: &DeviceComm) -> usize {
     if reaches(device) { device.size() } else { 1 }
 }
 
-/// Of a communicator that takes calls.
+/// Makes a team from a communicator's rank, size and LSA size; the default team unless it takes calls.
 fn team(comm: Handle, make: impl FnOnce(c_int, c_int, c_int) -> Team) -> Team {
     let Some(member) = handle::find(comm) else { return Team::default() };
     let Ok(device) = member.device() else { return Team::default() };
@@ -33,7 +33,7 @@ fn refused(what: &str) -> Fault {
     ))
 }
 
-/// Writes where our device reaches a place of `peer`'s window, or NULL.
+/// Writes the address at which our device reaches byte `offset` of `peer`'s window, or NULL.
 fn point(win: *mut Opaque, offset: usize, peer: c_int, to: *mut *mut c_void) -> Result<()> {
     // SAFETY: NULL or the caller's variable.
     let to = unsafe { out("outPtr", to) }?;
@@ -102,20 +102,22 @@ export! {
         Err::<(), _>(refused("a device communicator"))
     }
 
-    /// Refused: none was made.
+    /// Refused: there are no device communicators to destroy.
     fn ncclDevCommDestroy / pncclDevCommDestroy [comm] (comm: Handle, _created: *const c_void) {
         handle(comm)?;
         Err::<(), _>(refused("a device communicator"))
     }
 
-    /// Writes where this rank's kernels reach a place of `peer`'s buffer of a window; NULL if they do not.
+    /// Writes the address at which this rank's kernels reach byte `offset` of `peer`'s buffer of a window; NULL if they
+    /// do not.
     fn ncclGetPeerDevicePointer / pncclGetPeerDevicePointer [] (
         win: *mut Opaque, offset: usize, peer: c_int, pointer: *mut *mut c_void
     ) {
         point(win, offset, peer, pointer)
     }
 
-    /// The same by the rank among those that reach each other's memory: all of them, where there are windows.
+    /// Does as `ncclGetPeerDevicePointer`: `peer` counts the ranks that reach each other's memory, which are all ranks
+    /// where there are windows.
     fn ncclGetLsaDevicePointer / pncclGetLsaDevicePointer [] (
         win: *mut Opaque, offset: usize, peer: c_int, pointer: *mut *mut c_void
     ) {
@@ -184,7 +186,7 @@ export_value! {
         team(comm, |rank, _, reach| Team { ranks: reach, rank: rank % reach, stride: 1 })
     }
 
-    /// The ranks of the same place in each such team.
+    /// The team of the ranks with our index in each LSA team.
     fn ncclTeamRail / pncclTeamRail (comm: Handle) -> Team, Team::default(); {
         team(comm, |rank, ranks, reach| Team { ranks: ranks / reach, rank: rank / reach, stride: reach })
     }

@@ -15,10 +15,10 @@ pub(crate) fn of(purpose: &str, parts: &[&[u8]]) -> [u8; 32] {
     digest.finalize().into()
 }
 
-/// Bytes that nobody can foresee.
+/// Returns 32 random bytes of the operating system.
 pub(crate) fn random() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
-    // SAFETY: writes so many bytes; up to 256 come at once, or an error.
+    // SAFETY: writes `bytes.len()` bytes; up to 256 come at once, or an error.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if usize::try_from(got) == Ok(bytes.len()) {
         return Ok(bytes);

@@ -1,7 +1,7 @@
-//! The stores of this process, by name: what its door tells.
+//! The stores of this process, by name: the rendezvous directory that its acceptor serves.
 //!
 //! An id costs nothing until a rank uses it. Its secret is computed from a key of this process and the id's number, and
-//! its store is opened when the first rank asks. A store that is over is forgotten; of an id remains that it was used.
+//! its store is opened on the first request. A store that is over is forgotten; of an id remains that it was used.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -19,14 +19,14 @@ use crate::{digest, place, settings};
 /// The name of a rendezvous: a digest that only its ranks can compute.
 pub(crate) type Name = [u8; 32];
 
-/// The number of what is no id of this process.
+/// The number that stands for no id of this process.
 pub(crate) const NO_NUMBER: u64 = 0;
-/// A store that nobody has come to is closed after this long; the next rank opens another.
+/// A store that no rank has come to is closed after this long; the next rank opens another.
 const EMPTY: Duration = Duration::from_secs(60);
 /// Between two looks at stores that no rank of this process has taken.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What a visitor is told.
+/// Reply to a client that looks a store up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Told {
     /// There is none of this name yet.
@@ -37,27 +37,27 @@ pub(crate) enum Told {
     Used,
 }
 
-/// How a rank of this process comes to the store of an id.
+/// The part that a rank of this process takes in the store of an id.
 pub(crate) enum Claim {
     /// It is the only rank: no store is needed.
     Alone,
     /// It hosts the store.
     Host(Box<Server>),
-    /// It asks the id's door.
+    /// It requests the address from the id's acceptor.
     Guest,
 }
 
 struct Entry {
     observer: Observer,
     addresses: Vec<SocketAddr>,
-    /// Until a rank of this process takes it.
+    /// The store, until a rank of this process takes it.
     untaken: Option<Server>,
     opened: Instant,
-    /// Of an id.
+    /// Number of the store's id; `None` for a store that has none.
     number: Option<u64>,
 }
 
-/// Numbers of ids that were used, in runs: they are mostly used in the order in which they were made.
+/// Numbers of ids that were used, as runs from first to last: they are mostly used in the order of their numbers.
 #[derive(Debug, Default)]
 struct Used(BTreeMap<u64, u64>);
 
@@ -77,7 +77,7 @@ impl Used {
     }
 }
 
-/// What this process knows. A forked child has one of its own.
+/// The ids and stores of this process. A forked child has a separate one.
 pub(crate) struct Directory {
     process: u32,
     key: [u8; 32],
@@ -90,7 +90,7 @@ struct State {
     ids: u64,
     used: Used,
     stores: HashMap<Name, Entry>,
-    /// The doors that are open: this process's own, and those at addresses that the environment names.
+    /// The acceptors that are open: this process's own, and those at addresses that the environment names.
     own: Option<Vec<SocketAddr>>,
     others: Vec<SocketAddr>,
 }
@@ -112,13 +112,13 @@ pub(crate) fn here() -> Result<&'static Directory> {
         let new = Box::new(Directory { process, key: digest::random()?, state: Mutex::default() });
         let new = Box::into_raw(new);
         if CURRENT.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: made above, and known to nobody else.
+            // SAFETY: made above, and known to no other thread.
             drop(unsafe { Box::from_raw(new) });
         }
     }
 }
 
-/// The name by which ranks ask for the store of an id.
+/// The name under which ranks look the store of an id up.
 pub(crate) fn name_of(secret: &[u8; 32]) -> Name {
     digest::of("id", &[secret])
 }
@@ -142,7 +142,7 @@ impl Directory {
         (number, self.secret(number))
     }
 
-    /// The addresses of this process's door; `open` opens it, if it is not.
+    /// Returns the addresses of this process's acceptor; `open` opens it, if it is not.
     pub(crate) fn own_door(&self, open: impl FnOnce() -> Result<Vec<SocketAddr>>) -> Result<Vec<SocketAddr>> {
         let mut state = self.state();
         if state.own.is_none() {
@@ -151,7 +151,7 @@ impl Directory {
         Ok(state.own.clone().unwrap_or_default())
     }
 
-    /// A door at `address`; `open` opens it, if it is not.
+    /// Ensures an acceptor at `address`; `open` opens it, if it is not.
     pub(crate) fn door_at(&self, address: SocketAddr, open: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut state = self.state();
         if !state.others.contains(&address) {
@@ -161,14 +161,14 @@ impl Directory {
         Ok(())
     }
 
-    /// Tells visitors from now on that the store of `name` is this one.
+    /// Answers requests for `name` with this store's addresses from now on.
     pub(crate) fn post(&self, name: Name, server: &Server) {
         let mut state = self.state();
         sweep(&mut state);
         state.stores.insert(name, Entry::of(server, None));
     }
 
-    /// For a rank of this process that joins by `id`, `alone` or not.
+    /// Returns the part of a rank of this process that joins by `id`, `alone` or not.
     ///
     /// # Errors
     /// `ncclInvalidUsage` for an id of this process that was used; those of opening a store.
@@ -190,7 +190,8 @@ impl Directory {
         }
     }
 
-    /// What a visitor is told that asks for `name`, and `number` if it is an id's. The first one opens its store.
+    /// Returns the reply to a request for `name`, with the `number` of an id or [`NO_NUMBER`]. The first request for an
+    /// id of this process opens its store.
     pub(crate) fn told(&self, name: &Name, number: u64) -> Told {
         let state = &mut *self.state();
         sweep(state);
@@ -220,7 +221,7 @@ impl Directory {
         }
     }
 
-    /// Ends what is over. When to look again, if nobody else does.
+    /// Ends the stores that are over. Returns the pause until the next call, or `None` while no store needs one.
     pub(crate) fn tend(&self) -> Option<Duration> {
         let mut state = self.state();
         sweep(&mut state);
@@ -232,7 +233,7 @@ impl Directory {
     }
 }
 
-/// The id's communicator was made before.
+/// The error for an id whose communicator was made before.
 pub(crate) fn used() -> Fault {
     Fault::usage(
         "the id was used: a communicator has been made with it, or its ranks did not fit together; call ncclGetUniqueId for \
@@ -253,7 +254,8 @@ fn open(state: &mut State, number: u64, secret: [u8; 32], config: &Config) -> Re
     Ok(server)
 }
 
-/// Forgets the stores that are over, and leaves those that no rank of this process has taken to their ranks.
+/// Forgets the stores that are over, and drops those that no rank of this process has taken: they go on for their
+/// ranks.
 fn sweep(state: &mut State) {
     let mut left = Vec::new();
     state.stores.retain(|_, entry| {
@@ -308,7 +310,7 @@ mod tests {
             directory.told(&name_of(&one.secret), one.number),
             Told::At(server.unique_id().addresses().to_vec())
         );
-        // By a visitor, then taken by a rank of this process.
+        // Opened by a request, then taken by a rank of this process.
         assert!(matches!(directory.told(&name_of(&other.secret), other.number), Told::At(_)));
         assert!(directory.tend().is_some() && matches!(directory.claim(&other, false, &config), Ok(Claim::Host(_))));
         // The name and the number belong together, and both to this process.

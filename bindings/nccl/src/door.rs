@@ -1,12 +1,13 @@
-//! The door of a process: where ranks ask for a rendezvous that they know by an id, or only by name.
+//! The acceptor of a process: ranks request from it a rendezvous that they know by an id, or only by name.
 //!
-//! A store has a port that nobody knows beforehand. Ranks find it without: those of an id, which names a door; those
-//! that shrink a communicator, whose store may have died with another rank; those of `NCCL_COMM_ID`, which know one
-//! address for all communicators. So a process has one listener for all of its stores, which tells where the store of a
-//! given name is. It tells addresses alone: the secret of the rendezvous comes from what the ranks know already.
+//! A store has a port that no rank knows beforehand. Ranks find it without: those of an id, which names an acceptor;
+//! those that shrink a communicator, whose store may have died with another rank; those of `NCCL_COMM_ID`, which know
+//! one address for all communicators. So a process has one listener for all of its stores, which replies with the
+//! addresses of the store of a given name, and with no more: the secret of the rendezvous comes from what the ranks
+//! know already.
 //!
-//! Whoever reaches the port can connect. Visitors are served side by side, each visit has a deadline, and of too many
-//! the oldest goes, of the address that has the most.
+//! Any client that reaches the port can connect. Connections are served concurrently, each has a deadline, and of too
+//! many the oldest is closed, of the address that has the most.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -22,26 +23,26 @@ use crate::directory::{self, Name, Told};
 use crate::fault::{Fault, Result};
 use crate::place;
 
-/// What a visitor asks: these bytes, the name of a rendezvous, and the number of an id or [`directory::NO_NUMBER`].
+/// First bytes of a request; after them the name of a rendezvous, and the number of an id or [`directory::NO_NUMBER`].
 pub(crate) const MAGIC: [u8; 8] = *b"tinydoo2";
-/// Bytes of a question.
+/// Length of a request in bytes.
 pub(crate) const QUESTION: usize = MAGIC.len() + size_of::<Name>() + size_of::<u64>();
-/// An answer is a number of addresses, and these; or this number alone.
+/// Reply for an id that was used, in place of the number of addresses; other replies are this number and the addresses.
 pub(crate) const USED: u8 = u8::MAX;
-/// Addresses of a store at most.
+/// Most addresses of a store in a reply.
 pub(crate) const MOST: usize = 16;
 
-/// From the connection to the last byte of the answer.
+/// Limit from the connection to the last byte of the reply.
 const VISIT: Duration = Duration::from_secs(5);
-/// Visitors at once, and those of one address.
+/// Most connections at once, and of one address.
 const VISITORS: usize = 192;
 const OF_ONE: usize = 128;
-/// Visitors taken in one turn: between two, the oldest go.
+/// Connections accepted in one step: between two, the oldest are closed.
 const ACCEPTS: usize = 32;
 /// Pause when `accept` failed: of descriptors there may be none for a while.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The addresses of this process's door, which is opened if there is none yet.
+/// Returns the addresses of this process's acceptor, which is opened if there is none yet.
 pub(crate) fn addresses(config: &Config) -> Result<Vec<SocketAddr>> {
     directory::here()?.own_door(|| {
         let at = listen(place::anywhere(config)?)?;
@@ -51,7 +52,7 @@ pub(crate) fn addresses(config: &Config) -> Result<Vec<SocketAddr>> {
     })
 }
 
-/// Opens a door at `address`, if there is none yet.
+/// Opens an acceptor at `address`, if there is none yet.
 pub(crate) fn open_at(address: SocketAddr) -> Result<()> {
     directory::here()?.door_at(address, || listen(address).map(drop))
 }
@@ -60,7 +61,7 @@ fn listen(at: SocketAddr) -> Result<SocketAddr> {
     let failed = |e: &std::io::Error| Fault::from(Error::io("rendezvous", format!("listening at {at}"), e));
     let listener = TcpListener::bind(at).map_err(|e| failed(&e))?;
     listener.set_nonblocking(true).map_err(|e| failed(&e))?;
-    // std asks for a queue of 128; many ranks connect at once. Listening again only lengthens the queue.
+    // std sets a backlog of 128; many ranks connect at once. Listening again only lengthens the queue.
     let _ = rustix::net::listen(&listener, 4096);
     let address = listener.local_addr().map_err(|e| failed(&e))?;
     let door = Door { listener: Kept::new(listener), address, visitors: Vec::new(), rests: None };
@@ -72,9 +73,9 @@ fn listen(at: SocketAddr) -> Result<SocketAddr> {
 struct Door {
     listener: Kept<TcpListener>,
     address: SocketAddr,
-    /// In the order in which they came.
+    /// Open connections, in the order in which they came.
     visitors: Vec<Visitor>,
-    /// Takes no visitors until then.
+    /// End of the pause in which nothing is accepted; `None` while there is none.
     rests: Option<Instant>,
 }
 
@@ -141,7 +142,7 @@ impl Door {
     }
 }
 
-/// The visitor that has to go, if there are too many; `from` in the order in which they came.
+/// Returns the index of the connection to close, if there are too many; `from` in the order in which they came.
 fn surplus(from: impl ExactSizeIterator<Item = IpAddr> + Clone) -> Option<usize> {
     if from.len() <= OF_ONE {
         return None;
@@ -158,7 +159,7 @@ struct Visitor {
     until: Instant,
     asked: [u8; QUESTION],
     got: usize,
-    /// Empty until the question is there; what is left of it then.
+    /// The rest of the reply to send; empty until the request is complete.
     answer: Vec<u8>,
 }
 
@@ -167,7 +168,7 @@ impl Visitor {
         Visitor { stream, from, until: Instant::now() + VISIT, asked: [0; QUESTION], got: 0, answer: Vec::new() }
     }
 
-    /// Hears and tells what there is; whether the visit goes on.
+    /// Receives and sends what it can; returns true while the connection stays open.
     fn go_on(&mut self) -> bool {
         while self.answer.is_empty() {
             match self.stream.read(&mut self.asked[self.got..]) {
@@ -191,7 +192,7 @@ impl Visitor {
     }
 }
 
-/// Never empty; `None` for what is no question.
+/// Returns the reply to a request, never empty; `None` for bytes that are no request.
 fn answer(asked: &[u8; QUESTION]) -> Option<Vec<u8>> {
     let (name, number) = asked.strip_prefix(&MAGIC)?.split_first_chunk()?;
     let told = directory::here().ok()?.told(name, u64::from_le_bytes(number.try_into().ok()?));
@@ -258,7 +259,7 @@ mod tests {
         });
     }
 
-    /// Those that say nothing, or one byte now and then, keep nobody out, and there is room for no more of them.
+    /// Connections that send nothing, or one byte now and then, keep no rank out, and their number is bounded.
     #[test]
     fn visitors_that_say_nothing_are_not_noticed() {
         let config = Config::default();

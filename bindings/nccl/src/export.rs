@@ -1,4 +1,4 @@
-//! How a function of the C interface is exported: under both of its names, with nothing that unwinds into C.
+//! Macros that export a function of the C interface: under both of its names, with nothing that unwinds into C.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use crate::handle::Handle;
 use crate::last_error;
 
 /// Declares functions of the C interface, each once: `fn ncclX / pncclX(arguments) { body }`. The body returns
-/// `Result<()>` or `Result<Status>`; a fault's text is kept for `ncclGetLastError`, for the communicator that is named
+/// `Result<()>` or `Result<Status>`; an error's text is kept for `ncclGetLastError`, for the communicator that is named
 /// in `[brackets]` and for this thread, and logged. The twin is not a call of the first name, which a profiler may have
 /// replaced.
 macro_rules! export {
@@ -31,7 +31,7 @@ macro_rules! export {
                 inner($($arg),*)
             }
 
-            /// The same under the name that profilers call.
+            /// The function under the name that profilers call.
             #[unsafe(no_mangle)]
             #[allow(non_snake_case)]
             unsafe extern "C" fn $twin($($arg: $ty),*) -> $crate::abi::Status {
@@ -57,7 +57,7 @@ macro_rules! export_value {
                 inner($($arg),*)
             }
 
-            /// The same under the name that profilers call.
+            /// The function under the name that profilers call.
             #[unsafe(no_mangle)]
             #[allow(non_snake_case)]
             unsafe extern "C" fn $twin($($arg: $ty),*) -> $out {
@@ -68,7 +68,7 @@ macro_rules! export_value {
 }
 pub(crate) use export_value;
 
-/// Runs the body of a function; `comm` is the communicator that a fault belongs to, or null.
+/// Runs the body of a function; `comm` is the communicator that an error belongs to, or null.
 pub(crate) fn run<T: Into<Status>>(name: &'static str, comm: Handle, body: impl FnOnce() -> Result<T>) -> Status {
     let all = || {
         debug::begin();
@@ -112,6 +112,6 @@ fn failed(name: &str, comm: Handle, fault: Fault) -> Status {
 /// # Safety
 /// `pointer` is null, or valid for writes for as long as the call lasts.
 pub(crate) unsafe fn out<'a, T>(name: &str, pointer: *mut T) -> Result<&'a mut T> {
-    // SAFETY: by the caller's word; C callers pass memory of their own, which nothing else uses during the call.
+    // SAFETY: by the contract above; C callers pass their own memory, which nothing else uses during the call.
     unsafe { pointer.as_mut() }.ok_or_else(|| Fault::argument(format!("{name} is NULL")))
 }

@@ -1,4 +1,4 @@
-//! Functions that answer from what is known: versions, texts, places.
+//! Functions that answer from what is known: versions, texts, ranks.
 
 use std::ffi::{c_char, c_int};
 
@@ -54,7 +54,7 @@ export! {
 }
 
 export_value! {
-    /// A status in words.
+    /// Returns the text of a status.
     fn ncclGetErrorString / pncclGetErrorString (result: c_int) -> *const c_char, c"unknown result code".as_ptr(); {
         let found = usize::try_from(result).ok().and_then(|result| Status::ALL.get(result));
         match found {
@@ -72,8 +72,8 @@ export_value! {
         .as_ptr()
     }
 
-    /// The text of the last failure: of `comm` if it has had one, else of this thread, else of the process. Valid until
-    /// this thread asks again.
+    /// Returns the text of the last failure: of `comm` if it has had one, else of this thread, else of the process.
+    /// Valid until this thread's next call.
     fn ncclGetLastError / pncclGetLastError (comm: Handle) -> *const c_char, c"".as_ptr(); {
         last_error::last(comm)
     }

@@ -15,12 +15,13 @@ use crate::start::{self, begin};
 use crate::visit::Door;
 use crate::{directory, group, meet};
 
-/// What a communicator that is there consists of. Jobs look again: they run when the communicator may be busy.
+/// Returns the ranks of a communicator that has started. Jobs use this, not [`Member::ranks`]: they run when the
+/// communicator may be busy.
 fn ranks(member: &Member) -> Result<&Ranks> {
     member.any_ranks().ok_or_else(|| Fault::argument(format!("communicator {} has not started", member.name())))
 }
 
-/// The options of a communicator that is made from `parent`: its, unless there is a configuration.
+/// The options of a communicator that is made from `parent`: the parent's, unless there is a configuration.
 ///
 /// # Safety
 /// As [`Options::of`].
@@ -44,14 +45,14 @@ fn split(comm: Handle, color: c_int, key: c_int, new: *mut Handle, config: *cons
             }
             other => Ok(other.ok()),
         }?;
-        // SAFETY: as NCCL asks: NULL, or initialised.
+        // SAFETY: as NCCL requires: NULL, or initialised.
         Ok((new, color, unsafe { options(&parent, config) }?))
     })();
     let refuse = {
         let parent = parent.clone();
         move |why: &Fault| refused(&parent, |ranks| ranks.comm.refuse_split(&why.text))
     };
-    // In a group the other jobs are refused first, as the others make them first.
+    // In a group the other jobs are refused first, as the other ranks run them first.
     let (new, color, options) = match checked {
         Ok(checked) => checked,
         Err(fault) if group::is_open() => return group::refuse_later(&parent, fault, refuse),
@@ -77,14 +78,14 @@ fn split(comm: Handle, color: c_int, key: c_int, new: *mut Handle, config: *cons
     begin(new, member, Some(&parent), ranks, refuse)
 }
 
-/// Tells the other ranks of a communicator that this one does not take part.
+/// Notifies the other ranks of a communicator that this one does not take part.
 fn refused(parent: &Member, tell: impl FnOnce(&Ranks) -> tinynccl::Result<()>) {
     if let Some(Err(error)) = parent.any_ranks().map(tell) {
         log::debug!("communicator {}: the other ranks were not told: {error}", parent.name());
     }
 }
 
-/// The place of `rank` among `size` ranks without `excluded`, and the first rank that stays.
+/// Returns the new rank of `rank` among `size` ranks without `excluded`, the new size, and the first rank that stays.
 fn remaining(rank: usize, size: usize, excluded: &[c_int]) -> Result<(usize, usize, usize)> {
     let mut out: Vec<usize> = Vec::new();
     for &one in excluded {
@@ -128,11 +129,11 @@ fn shrink(
     }
     let (rank, size) = parent.place()?;
     let (rank, size, first) = remaining(rank, size, excluded)?;
-    // SAFETY: as NCCL asks: NULL, or initialised.
+    // SAFETY: as NCCL requires: NULL, or initialised.
     let options = unsafe { options(&parent, config) }?;
     let config = meet::config(&options)?;
     let member = Member::starting(options, parent.ordinal(), Some((rank, size)));
-    // The excluded ranks, and the store with one of them, may be dead: the others meet at a new one.
+    // The excluded ranks, and the store with one of them, may be dead: the others use a new one.
     let mut purpose = parent.next_meeting().to_le_bytes().to_vec();
     purpose.extend(excluded.iter().flat_map(|rank| rank.to_le_bytes()));
     let from = parent.clone();
@@ -159,7 +160,7 @@ fn grow(
     if comm.is_null() {
         let id =
             id?.ok_or_else(|| Fault::argument("uniqueId is NULL: a new rank needs that of ncclCommGetUniqueId"))?;
-        // SAFETY: as NCCL asks: NULL, or initialised.
+        // SAFETY: as NCCL requires: NULL, or initialised.
         let options = unsafe { Options::of(config, &Options::standard()) }?;
         return start::by_id(new, size, &id::encoded(&id), rank, options);
     }
@@ -176,7 +177,7 @@ fn grow(
         if rank != -1 {
             return Err(Fault::argument(format!("rank is {rank}, expected -1: ranks that are there keep theirs")));
         }
-        // SAFETY: as NCCL asks: NULL, or initialised.
+        // SAFETY: as NCCL requires: NULL, or initialised.
         let options = unsafe { options(&parent, config) }?;
         Ok((new, size, id?, meet::config(&options)?, options))
     })();
@@ -214,7 +215,7 @@ fn grow(
     begin(new, member, Some(&parent), ranks, refuse)
 }
 
-/// Begins what a rank says that does not grow; no id begins so.
+/// Prefix of the message of a rank that does not take part in a grow; no id begins so.
 const REFUSED: &str = "rank ";
 
 export! {
@@ -234,7 +235,7 @@ export! {
     ) {
         let excluded = match usize::try_from(count) {
             Ok(count) if count > 0 && !exclude.is_null() => {
-                // SAFETY: the caller's array of so many.
+                // SAFETY: the caller's array of `count` elements.
                 Ok(unsafe { std::slice::from_raw_parts(exclude, count) })
             }
             _ => Err(Fault::argument(format!("excludeRanksList is {exclude:p} of {count}, expected one rank or more"))),

@@ -1,4 +1,4 @@
-//! Why a function failed: a status and a text.
+//! Error of a function of the C interface: a status and a text.
 
 use tinynccl::Error;
 
@@ -12,7 +12,7 @@ pub(crate) type Result<T, E = Fault> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) status: Status,
-    /// What failed, expected, got, next step; [`crate::export`] puts the function's name in front.
+    /// Text for the user: failure, expected, got, next step; [`crate::export`] puts the function's name in front.
     pub(crate) text: String,
 }
 
@@ -31,7 +31,7 @@ impl Fault {
         Fault::new(Status::InvalidUsage, text)
     }
 
-    /// A fault of this library.
+    /// An error inside this library.
     pub(crate) fn internal(text: impl Into<String>) -> Fault {
         Fault::new(Status::InternalError, text)
     }

@@ -45,8 +45,8 @@ pub(crate) fn current() -> Result<usize> {
     Ok(of_runtime().unwrap_or(0))
 }
 
-/// The answer of `cudaGetDevice`, where the runtime is in this process: it may know a device whose context it has not
-/// made yet.
+/// The result of `cudaGetDevice`, where the runtime is in this process: it may know a device whose context it has not
+/// created yet.
 fn of_runtime() -> Option<usize> {
     const NAMES: [&CStr; 3] = [c"libcudart.so.13", c"libcudart.so.12", c"libcudart.so.11.0"];
     let find = |library: *mut c_void| {
@@ -81,7 +81,7 @@ pub(crate) struct Current {
 }
 
 impl Current {
-    /// Whatever is done until this is dropped.
+    /// Keeps the thread's context as it is now, to be restored when dropped.
     pub(crate) fn keep() -> Result<Current> {
         driver()?;
         Ok(Current { before: Some(of_thread()) })

@@ -1,7 +1,7 @@
-//! `ncclGroupStart`, `ncclGroupEnd`: what a thread does together.
+//! `ncclGroupStart`, `ncclGroupEnd`: the operations that a thread submits together.
 //!
 //! Inside a group nothing happens: *jobs* (operations that synchronise with other ranks, such as making a communicator)
-//! and *calls* are kept until the outermost group ends. Then the jobs run, each in a thread of its own but those of one
+//! and *calls* are kept until the outermost group ends. Then the jobs run, each in a separate thread but those of one
 //! communicator in their order, because one thread may hold several ranks; after them the calls are enqueued.
 
 use std::cell::{Cell, RefCell};
@@ -21,21 +21,21 @@ use crate::member::Member;
 pub(crate) struct Job {
     /// The communicator whose operations must stay in order; it is not ready until this is done.
     pub(crate) member: Arc<Member>,
-    /// Whether the caller waits for it.
+    /// True if the caller waits for it.
     pub(crate) blocking: bool,
     pub(crate) run: Box<dyn FnOnce() -> Result<()> + Send>,
-    /// Tells those who wait for it that it will not be done, and why.
+    /// Notifies the ranks that wait for it that it will not run, and why.
     pub(crate) refuse: Refuse,
 }
 
-/// Of a [`Job`].
+/// Function of a [`Job`] that is called with the reason if the job does not run.
 pub(crate) type Refuse = Box<dyn FnOnce(&Fault) + Send>;
 
-/// Jobs that are done one after the other or, if that does not happen, refused: no communicator stays in progress, and
-/// no rank waits for one that does not come.
+/// Jobs of one communicator, which run one after the other or, if that does not happen, are refused when it is dropped:
+/// no communicator stays in progress, and no rank waits for one that does not come.
 struct Lane {
     jobs: VecDeque<Job>,
-    /// Why the rest is refused.
+    /// Reason for which the rest is refused; `None` for one whose thread ended.
     why: Option<Fault>,
 }
 
@@ -77,7 +77,7 @@ impl Drop for Lane {
     }
 }
 
-/// What a thread keeps until its outermost group ends.
+/// Jobs and calls that a thread keeps until its outermost group ends.
 struct Group {
     jobs: Vec<Job>,
     calls: Vec<Call>,
@@ -90,18 +90,18 @@ impl Group {
 }
 
 thread_local! {
-    /// How many groups of this thread are open.
+    /// Number of groups that this thread has open.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     static GROUP: RefCell<Group> = const { RefCell::new(Group::EMPTY) };
 }
 
-/// Whether this thread has a group open.
+/// Returns true if this thread has a group open.
 #[inline]
 pub(crate) fn is_open() -> bool {
     DEPTH.get() > 0
 }
 
-/// What a function that belongs into groups gives: a fault inside a group also ends the group with it.
+/// Passes on the result of a function that can be in a group: an error inside a group also ends the group with it.
 #[inline]
 pub(crate) fn noted<T>(outcome: Result<T>) -> Result<T> {
     outcome.inspect_err(|fault| {
@@ -120,7 +120,7 @@ pub(crate) fn call(call: Call) -> Result<()> {
     Ok(())
 }
 
-/// [`call`] for something of its own; `around` is the collective that it makes, if it makes one.
+/// [`call`] for a custom operation; `around` is the collective that it enqueues, if it does.
 pub(crate) fn enqueue(
     member: &Arc<Member>,
     stream: CUstream,
@@ -158,7 +158,8 @@ pub(crate) fn meet(
     job(Job { member, blocking, run: Box::new(kept), refuse: Box::new(refuse) })
 }
 
-/// For a job whose arguments are wrong, inside a group: the ranks that wait for it are told when the group ends.
+/// Records a job whose arguments are wrong, inside a group: the ranks that wait for it are notified when the group
+/// ends.
 pub(crate) fn refuse_later(
     member: &Arc<Member>,
     fault: Fault,
@@ -195,7 +196,7 @@ fn end() -> Result<Option<Group>> {
     Ok((depth == 0).then(|| GROUP.replace(Group::EMPTY)))
 }
 
-/// Does `work` in a group of its own, so that its jobs run side by side.
+/// Runs `work` in a separate group, so that its jobs run concurrently.
 pub(crate) fn together(work: impl FnOnce() -> Result<()>) -> Result<Status> {
     start();
     let outcome = work();
@@ -226,7 +227,7 @@ fn run(group: Group) -> Result<Status> {
     Ok(status)
 }
 
-/// None of these jobs is done.
+/// Refuses all of these jobs.
 fn refuse(jobs: Vec<Job>, why: &Fault) {
     Lane { jobs: jobs.into(), why: None }.refuse(why);
 }
@@ -268,7 +269,7 @@ fn not_spawned(error: &std::io::Error) -> Fault {
     tinynccl::Error::io("ncclGroupEnd", "starting a thread", error).into()
 }
 
-/// Runs jobs of one communicator in a thread of their own; their faults are the communicators'.
+/// Runs jobs of one communicator in a separate thread; their errors are reported by the communicators.
 fn in_background(lane: Lane) -> Result<()> {
     let under_way: Vec<_> = lane.jobs.iter().map(|job| job.member.begin()).collect();
     let work = move || {
@@ -285,8 +286,8 @@ export! {
         Ok(())
     }
 
-    /// Ends a group. The outermost one does what was kept; it fails with the first fault inside, and then nothing is
-    /// done. `ncclInProgress` if a communicator of the group is non-blocking and not done.
+    /// Ends a group. The outermost one runs what was kept; it fails with the first error inside, and then nothing runs.
+    /// `ncclInProgress` if a communicator of the group is non-blocking and not done.
     fn ncclGroupEnd / pncclGroupEnd [] () {
         end()?.map_or(Ok(Status::Success), run)
     }
@@ -326,7 +327,7 @@ mod tests {
         Arc::new(Member::starting(Options { blocking, name: None, blocks: None }, 0, Some((0, 2))))
     }
 
-    /// Of a communicator that it makes.
+    /// A job that makes the communicator of `member`.
     fn of(member: &Arc<Member>, run: Box<dyn FnOnce() -> Result<()> + Send>) -> Job {
         let made = member.clone();
         let refuse = Box::new(move |why: &Fault| made.fail(why.clone()));
@@ -398,7 +399,7 @@ mod tests {
             let fault = member.async_error().unwrap_err();
             assert!(fault.text.contains(word), "{fault:?}");
         };
-        // A fault in its group, blocking or not.
+        // An error in its group, blocking or not.
         for blocking in [false, true] {
             let one = member(blocking);
             start();

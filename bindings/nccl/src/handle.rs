@@ -1,4 +1,4 @@
-//! What an `ncclComm_t` points to.
+//! The target of an `ncclComm_t`.
 //!
 //! A small shell that is never freed, so that a call after `ncclCommDestroy` is an error with a text and not a crash,
 //! around the [`Member`], which is.
@@ -33,8 +33,8 @@ fn shell<'a>(comm: Handle) -> Result<&'a Shell> {
     if !comm.is_aligned() {
         return Err(Fault::argument(format!("comm is {comm:p}, which no function of this library returned")));
     }
-    // SAFETY: callers pass what `new` returned, whose memory is never freed. Of any other pointer that is readable the
-    // magic tells; an unreadable one faults here as it does in NCCL.
+    // SAFETY: callers pass what `new` returned, whose memory is never freed. The magic rejects any other pointer that
+    // is readable; an unreadable one faults here as it does in NCCL.
     let shell = unsafe { &*comm };
     if shell.magic.load(Ordering::Relaxed) != MAGIC {
         return Err(Fault::argument(format!("comm is {comm:p}, which no function of this library returned")));

@@ -1,4 +1,4 @@
-//! `ncclUniqueId`: where the ranks of a communicator meet, in 128 bytes.
+//! `ncclUniqueId`: the rendezvous of a communicator's ranks, in 128 bytes.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 
@@ -10,15 +10,15 @@ use crate::{digest, directory, door, place, settings};
 const MAGIC: [u8; 8] = *b"tinynccl";
 const VERSION: u8 = 2;
 const HEAD: usize = 48;
-/// Addresses that an id has room for.
+/// Most addresses in an id.
 const MOST: usize = (UNIQUE_ID_BYTES - HEAD) / place::BYTES;
 
-/// A unique id, read.
+/// The kind of a unique id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A door is open at these addresses.
+    /// An acceptor is open at these addresses.
     Store,
-    /// `NCCL_COMM_ID`: the rank 0 of the communicator will open a door at this address.
+    /// `NCCL_COMM_ID`: the rank 0 of the communicator will open an acceptor at this address.
     Door,
 }
 
@@ -26,15 +26,15 @@ pub(crate) enum Kind {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Id {
     pub(crate) kind: Kind,
-    /// Among the ids of the process that made it.
+    /// Number among the ids of the process that made it.
     pub(crate) number: u64,
-    /// What only the ranks know.
+    /// Secret that only the ranks know.
     pub(crate) secret: [u8; 32],
     pub(crate) addresses: Vec<SocketAddr>,
 }
 
 impl Id {
-    /// As the caller's bytes: `magic[8] version kind count number[5] secret[32]`, then the addresses.
+    /// Encodes it as the caller's bytes: `magic[8] version kind count number[5] secret[32]`, then the addresses.
     fn encode(&self) -> abi::UniqueId {
         let mut internal = [0; UNIQUE_ID_BYTES];
         let addresses = &self.addresses[..self.addresses.len().min(MOST)];
@@ -80,7 +80,7 @@ impl Id {
     }
 }
 
-/// A new id. Its store will be in this process, which has to live until the ranks have met.
+/// Makes a new id. Its store will be in this process, which has to live until the rendezvous is complete.
 pub(crate) fn new() -> Result<Id> {
     if let Some(door) = door()? {
         return Ok(door);
@@ -129,7 +129,7 @@ fn by_name(text: &str) -> Result<Vec<SocketAddr>, String> {
 
 export! {
     /// Writes a new id for the ranks of one communicator. One rank calls it and gives the bytes to all others, over a
-    /// channel that nobody else reads: who has them can join.
+    /// channel that no one else reads: any process that has them can join.
     fn ncclGetUniqueId / pncclGetUniqueId [] (id: *mut abi::UniqueId) {
         // SAFETY: NULL or the caller's variable.
         let id = unsafe { out("uniqueId", id) }?;
@@ -138,7 +138,7 @@ export! {
     }
 }
 
-/// As an `ncclUniqueId`.
+/// Encodes `id` as an `ncclUniqueId`.
 pub(crate) fn encoded(id: &Id) -> abi::UniqueId {
     id.encode()
 }

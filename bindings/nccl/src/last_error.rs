@@ -8,11 +8,11 @@ use crate::handle::{self, Handle};
 
 thread_local! {
     static HERE: RefCell<Option<String>> = const { RefCell::new(None) };
-    /// What this thread has been given: valid until it asks again.
+    /// Text that [`last`] returned to this thread, valid until the thread's next call of it.
     static GIVEN: RefCell<CString> = RefCell::new(CString::default());
 }
 
-/// Of any thread: a watchdog asks about the failures of others.
+/// The last failure of any thread: a watchdog reads those of other threads.
 static ANYWHERE: Mutex<Option<String>> = Mutex::new(None);
 
 /// Keeps the text of a failure.
@@ -30,8 +30,8 @@ pub(crate) fn anywhere(text: &str) {
     *ANYWHERE.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
 }
 
-/// The last failure's text: of `comm` if it has had one, else of this thread, else of the process; empty if there is
-/// none. Valid until this thread asks again.
+/// Returns the last failure's text: of `comm` if it has had one, else of this thread, else of the process; empty if
+/// there is none. Valid until this thread's next call.
 pub(crate) fn last(comm: Handle) -> *const c_char {
     let of_comm = handle::find(comm).and_then(|member| member.error());
     let text = of_comm

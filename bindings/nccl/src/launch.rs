@@ -20,27 +20,27 @@ pub(crate) struct Call {
     pub(crate) work: Work,
 }
 
-/// What a call enqueues.
+/// The operation that a call enqueues.
 pub(crate) enum Work {
     /// A collective or a message.
     Plain(RawCall),
-    /// Something of its own, around a collective perhaps.
+    /// A custom operation, around a collective perhaps.
     Own { around: Option<RawCall>, enqueue: Enqueue },
-    /// A wait for other ranks, which comes behind all else of its group: what they wait for may be in it.
+    /// A wait for other ranks, which is enqueued last of its group: what they wait for may be in it.
     Wait(Enqueue),
 }
 
 /// Enqueues on a stream; the GPU is current.
 pub(crate) type Enqueue = Box<dyn FnOnce(&Arc<Member>, sys::CUstream) -> Result<()> + Send>;
 
-/// A stream of the caller, which stays valid as long as NCCL asks for: until the calls on it are done.
+/// A stream of the caller, which stays valid as long as NCCL requires: until the calls on it are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stream(pub(crate) sys::CUstream);
 
-// SAFETY: a handle that the driver lets any thread use; a `Part` leaves the one that is a thread's own with its thread.
+// SAFETY: a handle that the driver lets any thread use; a `Part` with a per-thread stream stays with its thread.
 unsafe impl Send for Stream {}
 
-/// Enqueues a collective or a message that is in no group, the shortest way.
+/// Enqueues a collective or a message that is in no group, by the shortest path.
 #[inline]
 pub(crate) fn plain(member: &Member, stream: Stream, raw: &RawCall) -> Result<()> {
     let device = member.device()?;
@@ -84,8 +84,8 @@ pub(crate) fn all(calls: &mut Vec<Call>) -> Result<()> {
     parts.into_iter().try_for_each(Part::launch)
 }
 
-/// Each in a thread of its own. A stream takes so many operations, and then the thread waits; what the first rank waits
-/// for may be calls of the second.
+/// Launches each part in a separate thread. Enqueueing blocks when a stream is full; what the first rank waits for may
+/// be calls of the second.
 fn side_by_side(parts: Vec<Part>) -> Result<()> {
     let lost = || Fault::internal("a thread that enqueued calls panicked");
     let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
@@ -99,13 +99,13 @@ fn side_by_side(parts: Vec<Part>) -> Result<()> {
 const CALLS: usize = 200;
 /// Bytes of them, where a long call is many operations.
 const BYTES: usize = 16 << 20;
-/// The stream of each thread that has asked for it (`cudaStreamPerThread`).
+/// The handle of `cudaStreamPerThread`, a different stream in each thread.
 const OF_THREAD: usize = 2;
 
 /// The calls of one communicator in a group.
 struct Part {
     member: Arc<Member>,
-    /// Those of the calls, each once.
+    /// The streams of the calls, each once.
     streams: Vec<Stream>,
     work: Vec<Work>,
 }
@@ -129,7 +129,7 @@ impl Part {
         Ok(device.prepare(calls)?)
     }
 
-    /// Whether enqueueing may wait for other ranks: a stream takes 1024 operations.
+    /// True if enqueueing may wait for other ranks: a stream takes 1024 operations.
     fn is_long(&self) -> bool {
         let Ok(device) = self.member.device() else { return false };
         let bytes = |work: &Work| match work {
@@ -141,12 +141,13 @@ impl Part {
         self.work.len() > CALLS || device.path() == Path::Hosted && bytes() > BYTES / device.size()
     }
 
-    /// Whether only this thread can enqueue.
+    /// True if only this thread can enqueue: one of the streams is `cudaStreamPerThread`.
     fn is_bound(&self) -> bool {
         self.streams.iter().any(|stream| stream.0.addr() == OF_THREAD)
     }
 
-    /// On the first stream, as one: it waits for the others, and they for it. Under capture they become one graph.
+    /// Enqueues all of it on the first stream, which waits for the others, and they for it. Under capture they become
+    /// one graph.
     fn launch(self) -> Result<()> {
         let device = self.member.device()?;
         let _current = Current::enter(device.context())?;
@@ -199,7 +200,7 @@ fn several(device: &DeviceComm, stream: Stream, calls: &[RawCall]) -> Result<()>
 }
 
 fn enqueue(device: &DeviceComm, stream: Stream, raw: &RawCall) -> Result<()> {
-    // SAFETY (all three): the program vouches for its buffers and its stream, as NCCL's interface asks.
+    // SAFETY (all three): the program vouches for its buffers and its stream, as NCCL's interface requires.
     match raw.collective {
         Collective::SendRecv if raw.partner(Kind::OWN) != device.rank() => {
             let (input, output) = raw.addresses();

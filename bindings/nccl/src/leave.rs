@@ -1,9 +1,9 @@
-//! Leaving a communicator: finalize, destroy, abort, revoke.
+//! The end of a communicator: finalize, destroy, abort, revoke.
 //!
-//! A rank's memory is freed when the other ranks use it no more, so leaving meets them. Programs leave one rank after
-//! the other in one thread, or in another order on another rank; neither may wait for what only the same thread can do.
-//! So a rank leaves in a thread of its own. The caller waits for it for a while, unless ranks of the same communicator
-//! are still to be left by this process.
+//! A rank's memory is freed when the other ranks use it no more, so destroying synchronises with them. Programs destroy
+//! one rank after the other in one thread, or in another order on another rank; neither may wait for what only the same
+//! thread can do. So a rank is torn down in a separate thread. The caller waits for it for a while, unless this process
+//! still has ranks of the same communicator to destroy.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -20,18 +20,18 @@ use crate::group;
 use crate::handle::{Handle, handle, take};
 use crate::member::{Member, Phase};
 
-/// How long a caller waits for the other ranks to leave, too; after that the rest is done in the background.
+/// Longest wait of a caller for the other ranks' destroy; after that the rest is done in the background.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a caller waits for kernels that were told to exit. They look every few milliseconds; a program aborts its
-/// communicators one after the other, and kernels of the next one may keep the GPU busy until it is aborted, too.
+/// Longest wait of a caller for kernels that were signalled to exit. They poll every few milliseconds; a program aborts
+/// its communicators one after the other, and kernels of the next one may keep the GPU busy until it is aborted, too.
 const ABORTING: Duration = Duration::from_millis(200);
 
 /// The ranks of a communicator in this process.
 #[derive(Debug, Default)]
 struct Here {
-    /// Those that have not been left.
+    /// Ranks that have not been destroyed.
     present: usize,
-    /// Those that are being left.
+    /// Ranks whose teardown is under way.
     leaving: usize,
 }
 
@@ -42,13 +42,13 @@ fn here() -> MutexGuard<'static, Option<HashMap<[u8; 32], Here>>> {
     HERE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A rank of the communicator with this token has met the others.
+/// Counts a rank of the communicator with this token, whose rendezvous is complete.
 pub(crate) fn arrived(token: &[u8; 32]) {
     here().get_or_insert_default().entry(*token).or_default().present += 1;
 }
 
-/// Frees what a communicator has, in the background. Waits for that at most so long, and not while another rank of it
-/// in this process is still to be left.
+/// Frees what a communicator has, in the background. Waits for that at most `patience`, and not while another rank of
+/// it in this process is not destroyed yet.
 pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
     let Some(token) = member.any_ranks().map(|ranks| ranks.roster.token) else {
         // Its thread, if it has one, ends by itself.
@@ -80,7 +80,7 @@ pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
         left();
     };
     if let Err(e) = std::thread::Builder::new().name("tinynccl-leave".to_owned()).spawn(work) {
-        // The closure, and the communicator with it, was dropped here: it has left.
+        // The closure, and the communicator with it, was dropped here: its teardown is complete.
         log::debug!("communicator {name}: leaving without a thread: {e}");
         left();
     }
@@ -97,7 +97,10 @@ pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
     }
 }
 
-/// Waits for the calls made; whether they were carried out.
+/// Waits for the calls enqueued so far.
+///
+/// # Errors
+/// A call ended early.
 fn finish(member: &Member) -> Result<()> {
     let Some(ranks) = member.any_ranks() else { return Ok(()) };
     let _current = Current::enter(ranks.device.context())?;
@@ -130,10 +133,10 @@ fn abort(comm: Handle) -> Result<()> {
 }
 
 export! {
-    /// Waits until the calls made are done; later ones are errors. With `blocking = 0` it returns `ncclInProgress`, and
-    /// `ncclCommGetAsyncError` says when that is so. That also tells how the calls failed, if they did: as with NCCL, it is
-    /// no error of this function, so a program that ends after a failure ends in good order. Another rank that fails or
-    /// leaves after these calls is no failure of theirs.
+    /// Waits until the calls enqueued so far are done; later ones are errors. With `blocking = 0` it returns
+    /// `ncclInProgress`, and `ncclCommGetAsyncError` says when that is so. That also reports how the calls failed, if
+    /// they did: as with NCCL, it is no error of this function, so a program that ends after a failure ends in good
+    /// order. Another rank that fails or is destroyed after these calls is no failure of theirs.
     fn ncclCommFinalize / pncclCommFinalize [comm] (comm: Handle) {
         // As NCCL: ending nothing is no error.
         if comm.is_null() {
@@ -154,12 +157,12 @@ export! {
         }))
     }
 
-    /// Waits for the calls made, and leaves the communicator; its handle names none from now on.
+    /// Waits for the calls enqueued so far, and destroys the communicator; its handle names none from now on.
     fn ncclCommDestroy / pncclCommDestroy [] (comm: Handle) {
         if comm.is_null() { Ok(()) } else { destroy(comm) }
     }
 
-    /// Ends the calls that wait, from any thread, and leaves the communicator; its handle names none from now on. The
+    /// Ends the calls that wait, from any thread, and destroys the communicator; its handle names none from now on. The
     /// other ranks get `ncclRemoteError`.
     fn ncclCommAbort / pncclCommAbort [] (comm: Handle) {
         if comm.is_null() { Ok(()) } else { abort(comm) }

@@ -6,10 +6,10 @@
 //! | module | idea |
 //! | --- | --- |
 //! | `abi` | NCCL's types, and what they are here |
-//! | `export`, `fault`, `last_error` | how functions are exported, and how they fail |
-//! | `handle`, `member` | what `ncclComm_t` points to, and the state of a communicator |
+//! | `export`, `fault`, `last_error` | exported functions, and their errors |
+//! | `handle`, `member` | the target of `ncclComm_t`, and the state of a communicator |
 //! | `facts`, `memory` | functions that answer from what is known |
-//! | `id`, `door`, `directory`, `visit`, `place`, `digest` | where ranks meet |
+//! | `id`, `door`, `directory`, `visit`, `place`, `digest` | rendezvous of the ranks |
 //! | `start`, `family`, `meet` | making communicators: by id, and from others |
 //! | `leave` | finalize, destroy, abort, revoke |
 //! | `calls`, `group`, `launch` | calls, kept until a group ends, and put onto streams |

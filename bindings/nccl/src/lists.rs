@@ -3,7 +3,7 @@
 //! ```text
 //! ring,tree;allreduce:^tree;broadcast:ring
 //! ```
-//! What is before a colon is a function; without one the list is for all of them, and must be the first. `^` in front
+//! A text before a colon is a function; without one the list is for all of them, and must be the first. `^` in front
 //! takes all names but those of the list.
 
 /// NCCL's functions, as it names them.
@@ -17,13 +17,13 @@ pub(crate) const PROTOCOLS: [&str; 3] = ["LL", "LL128", "Simple"];
 pub(crate) struct Allowed([Option<u32>; FUNCTIONS.len()]);
 
 impl Allowed {
-    /// Which of `names`, those of the list, every function may take.
+    /// Returns the names that every function may take; `names` are those that the list was parsed with.
     pub(crate) fn everywhere(&self, names: &[&'static str]) -> Vec<&'static str> {
         let common = self.0.iter().flatten().fold(u32::MAX, |common, one| common & one);
         names.iter().enumerate().filter(|(i, _)| common >> i & 1 == 1).map(|(_, name)| *name).collect()
     }
 
-    /// Whether functions may take different ones.
+    /// Returns true if functions may take different names.
     pub(crate) fn differ(&self) -> bool {
         self.0.iter().any(|one| *one != self.0[0])
     }
@@ -32,7 +32,7 @@ impl Allowed {
 /// Reads a list of these names.
 ///
 /// # Errors
-/// What NCCL does not understand, in words.
+/// Text of what NCCL does not understand.
 pub(crate) fn parse(text: &str, names: &[&str]) -> Result<Allowed, String> {
     let mut allowed = [None; FUNCTIONS.len()];
     for (place, part) in text.split(';').filter(|part| !part.is_empty()).enumerate() {

@@ -1,4 +1,4 @@
-//! How the ranks of a new communicator meet.
+//! Rendezvous of the ranks of a new communicator.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ pub(crate) fn config(options: &Options) -> Result<Config> {
     {
         config.cuda_blocks = blocks;
     }
-    // A program with a non-blocking communicator asks for failures and aborts it. What it has on its streams behind a
+    // A program with a non-blocking communicator polls for failures and aborts it. What it has on its streams behind a
     // failed call (an optimizer's step) must not run before.
     if !options.blocking && settings::variable("TINYNCCL_CUDA_FAILURE").is_none() {
         config.cuda_failure = CudaFailure::Hold;
@@ -62,8 +62,8 @@ pub(crate) fn by_id(id: &Id, rank: usize, size: usize, config: Config, stop: &dy
     }
 }
 
-/// Joins the ranks of an id that a process has made. They all go to its store, also where there is one rank alone in an
-/// id of another process: others may have a different number in mind.
+/// Joins the ranks of an id that a process has made. They all connect to its store, also a single rank with an id of
+/// another process: other ranks may have been given a different size.
 fn by_store(id: &Id, rank: usize, size: usize, config: Config, stop: &dyn Fn() -> bool) -> Result<Comm> {
     let comm = match directory::here()?.claim(id, size == 1, &config)? {
         Claim::Alone => return alone(config),
@@ -83,8 +83,8 @@ fn alone(config: Config) -> Result<Comm> {
     all.pop().ok_or_else(|| Fault::internal("a world of one rank has none"))
 }
 
-/// Meets at a new store in the process of the new rank 0, whose door is `door`. The ranks know each other by `token` and
-/// `purpose`, which no other meeting has had.
+/// Joins the ranks at a new store in the process of the new rank 0, whose acceptor is `door`. `token` and `purpose`
+/// together are unique to this rendezvous: its name and secret are derived from them.
 pub(crate) fn afresh(
     token: &[u8; 32],
     purpose: &[u8],

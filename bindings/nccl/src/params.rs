@@ -94,11 +94,11 @@ fn integer<T: TryFrom<i128>>(handle: *const ParamHandle, to: *mut T) -> Result<(
 }
 
 thread_local! {
-    /// Texts that this thread has been given by `ncclParamGetStr` and by `ncclParamGetParameter`.
+    /// Texts that `ncclParamGetStr` and `ncclParamGetParameter` returned last to this thread.
     static GIVEN: RefCell<[CString; 2]> = RefCell::default();
 }
 
-/// Keeps a text in place `which`; its address is valid until the next one of this thread there.
+/// Keeps a text in slot `which`; its address is valid until this thread's next one there.
 fn give(which: usize, text: String) -> Result<(*const c_char, c_int)> {
     let text = CString::new(text).map_err(|_| Fault::internal("a value with a zero byte"))?;
     GIVEN.with_borrow_mut(|given| {
@@ -113,7 +113,7 @@ unsafe fn key<'a>(key: *const c_char) -> Result<&'a CStr> {
     if key.is_null() {
         return Err(Fault::argument("key is NULL"));
     }
-    // SAFETY: by the caller's word.
+    // SAFETY: forwarded from the caller.
     Ok(unsafe { CStr::from_ptr(key) })
 }
 
@@ -146,7 +146,7 @@ integers! {
 }
 
 export! {
-    /// Writes a handle of the parameter `name`, valid for ever.
+    /// Writes a handle of the parameter `name`, valid forever.
     fn ncclParamBind / pncclParamBind [] (to: *mut *const ParamHandle, name: *const c_char) {
         // SAFETY: NULL or the caller's variable, here and below.
         let to = unsafe { out("out", to) }?;
@@ -163,8 +163,8 @@ export! {
         Ok(())
     }
 
-    /// Copies the value's bytes to `to`, which has room for `room`: a number is 8 bytes, a text ends with a zero.
-    /// `*length`, unless it is NULL, gets the number of bytes, also if there is too little room.
+    /// Copies the value's bytes to `to`, a buffer of `room` bytes: a number is 8 bytes, a text ends with a zero.
+    /// `*length`, unless it is NULL, gets the number of bytes, also if the buffer is too small.
     fn ncclParamGet / pncclParamGet [] (handle: *const ParamHandle, to: *mut c_void, room: c_int, length: *mut c_int) {
         let name = bound(handle)?;
         let bytes = bytes(&value(name)?);
@@ -214,7 +214,7 @@ export! {
 }
 
 export_value! {
-    /// Prints all names and values, as NCCL does: the caller asks for the print.
+    /// Prints all names and values to the standard output, as NCCL does.
     fn ncclParamDumpAll / pncclParamDumpAll () -> (), (); {
         let mut text = String::new();
         for name in names() {

@@ -1,4 +1,4 @@
-//! Addresses in few bytes, for unique ids and between doors.
+//! Addresses in few bytes, for unique ids and for the replies of an acceptor.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -45,7 +45,8 @@ fn one(bytes: &[u8; BYTES]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_be_bytes([bytes[17], bytes[18]])))
 }
 
-/// Where a listener of this host should listen, so that it is reached at all addresses that `config` allows.
+/// Returns the unspecified address to bind, port 0, so that a listener is reached at all addresses that `config`
+/// allows.
 pub(crate) fn anywhere(config: &Config) -> Result<SocketAddr> {
     let local = interface::local_addresses(config)?;
     let outside = |four: bool| local.iter().any(|address| !address.loopback && address.ip.is_ipv4() == four);

@@ -45,7 +45,7 @@ fn check(member: &Member) -> Result<()> {
     )))
 }
 
-/// How many signals to wait for, and of whom.
+/// Checks the descriptions; returns for each the rank and the number of its signals to wait for.
 fn awaited(member: &Member, descriptions: &[WaitSignalDesc]) -> Result<Vec<(usize, u32)>> {
     let one = |(index, one): (usize, &WaitSignalDesc)| {
         let WaitSignalDesc { op_count, peer: from, signal, context } = *one;
@@ -103,7 +103,7 @@ export! {
         })())
     }
 
-    /// Makes the stream wait for signals: of each rank that is named, so many more than were waited for before. The
+    /// Makes the stream wait for signals: of each rank that is named, `opCnt` more than were waited for before. The
     /// wait ends with the communicator's deadline.
     fn ncclWaitSignal / pncclWaitSignal [comm] (
         count: c_int, descriptions: *mut WaitSignalDesc, comm: Handle, stream: CUstream
@@ -113,7 +113,7 @@ export! {
             check(&member)?;
             let count = usize::try_from(count).ok().filter(|&count| count > 0 && !descriptions.is_null());
             let count = count.ok_or_else(|| Fault::argument("nDesc is not positive or signalDescs is NULL, expected an array"))?;
-            // SAFETY: the caller's array of so many.
+            // SAFETY: the caller's array of `count` elements.
             let awaited = awaited(&member, unsafe { std::slice::from_raw_parts(descriptions, count) })?;
             group::wait(&member, stream, move |member, stream| {
                 // SAFETY: the caller's stream of this GPU; the memory of signals lives as long as the communicator.

@@ -1,4 +1,4 @@
-//! `ncclRedOpCreatePreMulSum`: sums of inputs that each rank multiplies by a factor of its own.
+//! `ncclRedOpCreatePreMulSum`: sums of inputs that each rank multiplies by its own factor.
 //!
 //! A kernel multiplies the input, as `avg` does (`times` in the library's `types.cuh`), then a collective sums. The
 //! products go into the output where this rank has one of the input's shape, otherwise into stream-ordered memory: an
@@ -44,7 +44,7 @@ enum Factor {
     At(u64),
 }
 
-/// The operators that a communicator has made, and their kernels.
+/// The custom operators of a communicator, and their kernels.
 #[derive(Debug, Default)]
 pub(crate) struct Operators {
     live: Mutex<HashMap<c_int, Scale>>,
@@ -68,7 +68,7 @@ impl Operators {
 /// The scale of a custom operator, for a call with elements of `dtype`.
 ///
 /// # Errors
-/// `ncclInvalidArgument` for an operator that `member` has not made, or has made for another type.
+/// `ncclInvalidArgument` for an operator that was not created on `member`, or was created for another type.
 pub(crate) fn operator(op: c_int, member: &Member, dtype: DType) -> Result<Scale> {
     let live = member.operators().live();
     let scale = live.get(&op).ok_or_else(|| unknown(op, member))?;
@@ -113,8 +113,8 @@ fn unit(dtype: DType) -> (String, String, Vec<String>) {
     (format!("scaled.cu of {dtype}"), [cuda::ELEMENTS, include_str!("scaled.cu")].concat(), defines)
 }
 
-/// Loaded when an operator is made, not at the first call: loading can wait for kernels that run, and those of one rank
-/// of this thread may already wait for those of another.
+/// Loads the kernel when an operator is created, not at the first call: loading can wait for kernels that run, and
+/// those of one rank of this thread may already wait for those of another.
 fn load(device: &DeviceComm, dtype: DType) -> Result<CudaFunction> {
     let context = device.context();
     let failed = |e: DriverError| Fault::cuda("loading the kernel that multiplies", e);
@@ -122,12 +122,12 @@ fn load(device: &DeviceComm, dtype: DType) -> Result<CudaFunction> {
     let ptx = cuda::compile(&name, &text, &defines, context.compute_capability().map_err(failed)?)?;
     context.bind_to_thread().map_err(failed)?;
     let kernel = context.load_module(ptx).and_then(|module| module.load_function("scale")).map_err(failed)?;
-    // The driver loads a function's code when it is first used; asking for an attribute is a use.
+    // The driver loads a function's code when it is first used; reading an attribute is a use.
     kernel.get_attribute(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS).map_err(failed)?;
     Ok(kernel)
 }
 
-/// Whether the products of this rank fit into its output.
+/// Returns true if the products of this rank fit into its output.
 fn into_output(collective: Collective, at_root: bool, size: usize) -> bool {
     match collective {
         Collective::AllReduce => true,
@@ -158,7 +158,7 @@ impl Scale {
             RawCall::on_device(Call::new(collective, dtype, ReduceOp::Sum, root, count), input, output)
         };
         if into_output(call.collective, call.root == device.rank(), size) {
-            // SAFETY: as above: both buffers have so many elements.
+            // SAFETY: as above: both buffers have `count` elements.
             unsafe { self.multiply(device, stream, input, output, count) }?;
             // SAFETY: as above.
             return Ok(unsafe { device.enqueue(stream, &sum_of(output)) }?);
@@ -193,8 +193,8 @@ impl Scale {
         let mut parameters = [&raw const from, &raw const to, &raw const count, &raw const at, &raw const value]
             .map(|one| one.cast_mut().cast::<c_void>());
         device.context().bind_to_thread().map_err(failed)?;
-        // SAFETY: the kernel declares these five parameters of 8 bytes each, and the driver copies them; the buffers
-        // are the caller's word.
+        // SAFETY: the kernel declares these five parameters of 8 bytes each, and the driver copies them; the caller
+        // vouches for the buffers.
         unsafe {
             result::launch_kernel(
                 self.kernel.cu_function(),
@@ -244,7 +244,7 @@ export! {
         Ok(())
     }
 
-    /// Ends an operator of `ncclRedOpCreatePreMulSum`; calls that were made with it are not concerned.
+    /// Destroys an operator of `ncclRedOpCreatePreMulSum`; calls made with it before are not affected.
     fn ncclRedOpDestroy / pncclRedOpDestroy [comm] (op: c_int, comm: Handle) {
         let member = handle(comm)?;
         if abi::operator(op).is_some() {

@@ -10,8 +10,8 @@ use tinynccl::config::{Environment, Tune};
 use crate::fault::{Fault, Result};
 use crate::{conf, lists, version};
 
-/// NCCL's kernels wait for ever, so a program may well compute for minutes on one rank while the others wait in a
-/// collective. Longer than the library's default, and still finite.
+/// Default timeout of a communicator. NCCL's kernels wait forever, so a program may well compute for minutes on one
+/// rank while the others wait in a collective: longer than the library's default, and still finite.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// The ranks of a job may start this long one after the other.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
@@ -21,7 +21,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 pub(crate) struct Setting {
     /// NCCL's variable.
     pub(crate) name: &'static str,
-    /// What it is here, for people.
+    /// Text for the user: its effect here.
     pub(crate) meaning: &'static str,
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn spelt(name: String) -> String {
     if variable(&name).is_none() && variable(theirs).is_some() { theirs.to_owned() } else { name }
 }
 
-/// Checks what NCCL checks when a communicator is made.
+/// Checks what NCCL checks when a communicator is created.
 ///
 /// # Errors
 /// `ncclInvalidUsage` for lists that it does not understand, and for a version that does not parse.
@@ -113,8 +113,8 @@ fn from(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Config> {
     Ok(config)
 }
 
-/// The value that a setting of tinynccl gets from NCCL's variables; `None` where they say nothing, or nothing that it
-/// can take.
+/// The value that a setting of tinynccl gets from NCCL's variables; `None` if they are not set, or have no value that
+/// it can take.
 fn counterpart(name: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let given = |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
     let on = |name: &str| given(name).is_some_and(|value| value != "0");
@@ -138,7 +138,7 @@ fn counterpart(name: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Option<St
     }
 }
 
-/// Of Tree and Ring, those that every function may take.
+/// Returns the names among Tree and Ring that every function may take.
 fn algorithms(text: &str) -> Vec<&'static str> {
     let allowed = lists::parse(text, &lists::ALGORITHMS).map(|lists| lists.everywhere(&lists::ALGORITHMS));
     let mut allowed = allowed.unwrap_or_default();
@@ -150,12 +150,12 @@ fn protocols(text: &str) -> Vec<&'static str> {
     lists::parse(text, &lists::PROTOCOLS).map(|lists| lists.everywhere(&lists::PROTOCOLS)).unwrap_or_default()
 }
 
-/// The blocks of a kernel for so many CTAs at most; `None` for a number that means nothing.
+/// The blocks of a kernel for at most `most` CTAs; `None` unless that is positive.
 pub(crate) fn blocks(most: i32) -> Option<usize> {
     usize::try_from(most).ok().filter(|&most| most > 0).map(|most| most.clamp(2, 128))
 }
 
-/// Whether communicators are blocking, whatever their configurations say.
+/// Returns the value of `NCCL_COMM_BLOCKING`, which overrides configurations: true for blocking; `None` unless 0 or 1.
 pub(crate) fn blocking() -> Option<bool> {
     match variable("NCCL_COMM_BLOCKING")?.trim() {
         "0" => Some(false),
@@ -164,9 +164,9 @@ pub(crate) fn blocking() -> Option<bool> {
     }
 }
 
-/// Time that a program takes to abort a non-blocking communicator of its own accord when a rank is lost, and wants no
-/// failure reported before: PyTorch ends a process whose communicator reports one, also where a library above it
-/// (torchft) would abort and make another communicator. That library sets this variable.
+/// Time that a program takes to abort a non-blocking communicator without being notified when a rank is lost, and wants
+/// no failure reported before: PyTorch ends a process whose communicator reports one, also where a library above it
+/// (torchft) would abort and create another communicator. That library sets this variable. `None` if it is not set.
 pub(crate) fn abort_delay() -> Option<Duration> {
     let seconds = variable("TORCH_NCCL_NONBLOCKING_TIMEOUT")?.trim().parse().ok().filter(|&s: &f64| s > 0.0)?;
     Duration::try_from_secs_f64(seconds + ABORT_MARGIN).ok()
@@ -187,7 +187,7 @@ pub(crate) fn unused(variables: &[(String, String)]) -> Vec<String> {
     unused
 }
 
-/// What is asked for by variables that have a meaning, and cannot be done here.
+/// Returns a line for each variable that has a meaning, and a value that cannot be honoured here.
 pub(crate) fn not_done(variables: &[(String, String)]) -> Vec<String> {
     let lookup = |name: &str| variables.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
     let given = |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());

@@ -15,8 +15,8 @@ use crate::member::{Member, Ranks};
 use crate::{gpu, leave, meet, settings};
 
 /// Begins a communicator: gives the caller its handle, and does `ranks` now, at the end of the group, or in the
-/// background. Faults of what is done now are the caller's; after them there is no handle.
-/// `refuse`: tells the ranks of the parent that this one does not come.
+/// background. Errors of what is done now are the caller's; after them there is no handle.
+/// `refuse` notifies the ranks of the parent that this one does not come.
 pub(crate) fn begin(
     new: &mut Handle,
     member: Member,
@@ -27,7 +27,7 @@ pub(crate) fn begin(
     let member = Arc::new(member);
     let comm = handle::new(member.clone());
     *new = comm;
-    // As NCCL: the caller waits as the communicator says that it works in.
+    // As NCCL: the parent decides whether the caller waits, or without one the new communicator.
     let (own, blocking) = (member.clone(), parent.unwrap_or(&member).is_blocking());
     let stops: Vec<Arc<Member>> = parent.into_iter().chain([&member]).cloned().collect();
     let made = Unmade(own.clone());
@@ -59,7 +59,7 @@ pub(crate) fn begin(
     outcome
 }
 
-/// A communicator that is being made. If that ends without a result it has failed.
+/// A communicator that is being created. It fails if the thread that creates it panics.
 struct Unmade(Arc<Member>);
 
 impl Drop for Unmade {
@@ -92,7 +92,7 @@ pub(crate) fn by_id(
     begin(new, member, None, ranks, |_| ())
 }
 
-/// A rank among so many.
+/// Checks `rank` of `size` ranks, as C passes them.
 pub(crate) fn place(rank: c_int, size: c_int) -> Result<(usize, usize)> {
     match (usize::try_from(rank), usize::try_from(size)) {
         (Ok(rank), Ok(size)) if rank < size => Ok((rank, size)),
@@ -109,12 +109,12 @@ fn all(new: *mut Handle, count: c_int, devices: *const c_int) -> Result<Status> 
     if new.is_null() {
         return Err(Fault::argument("comm is NULL"));
     }
-    // SAFETY: the caller's array of so many.
+    // SAFETY: the caller's array of that many elements.
     let handles = unsafe { std::slice::from_raw_parts_mut(new, size) };
     handles.fill(std::ptr::null_mut());
     let devices: Vec<usize> = match devices.is_null() {
         true => (0..size).collect(),
-        // SAFETY: the caller's array of so many.
+        // SAFETY: the caller's array of that many elements.
         false => unsafe { std::slice::from_raw_parts(devices, size) }
             .iter()
             .map(|&device| {
@@ -156,35 +156,35 @@ fn all(new: *mut Handle, count: c_int, devices: *const c_int) -> Result<Status> 
 
 export! {
     /// Makes a communicator of `nranks` ranks, as rank `rank`, of the current GPU. All ranks call it with the same id;
-    /// it returns when they have met. Several ranks of one thread: in a group.
+    /// it returns when their rendezvous is complete. Several ranks of one thread: in a group.
     fn ncclCommInitRank / pncclCommInitRank [] (comm: *mut Handle, nranks: c_int, id: abi::UniqueId, rank: c_int) {
         group::noted(by_id(comm, nranks, &id, rank, Options::standard()))
     }
 
-    /// The same with a configuration, or NULL. With `blocking = 0` it returns `ncclInProgress`, and
+    /// `ncclCommInitRank` with a configuration, or NULL. With `blocking = 0` it returns `ncclInProgress`, and
     /// `ncclCommGetAsyncError` says when the communicator is ready.
     fn ncclCommInitRankConfig / pncclCommInitRankConfig [] (
         comm: *mut Handle, nranks: c_int, id: abi::UniqueId, rank: c_int, config: *const abi::Config,
     ) {
-        // SAFETY: as NCCL asks: NULL, or initialised.
+        // SAFETY: as NCCL requires: NULL, or initialised.
         let options = unsafe { Options::of(config, &Options::standard()) };
         group::noted(options.and_then(|options| by_id(comm, nranks, &id, rank, options)))
     }
 
-    /// The same with several ids, of which the first one is where the ranks meet: one store serves thousands.
+    /// `ncclCommInitRankConfig` with several ids, of which the ranks use the first one: one store serves thousands.
     fn ncclCommInitRankScalable / pncclCommInitRankScalable [] (
         comm: *mut Handle, nranks: c_int, rank: c_int, count: c_int, ids: *const abi::UniqueId,
         config: *const abi::Config,
     ) {
         group::noted((|| {
-            // SAFETY: as NCCL asks: NULL, or initialised.
+            // SAFETY: as NCCL requires: NULL, or initialised.
             let options = unsafe { Options::of(config, &Options::standard()) }?;
             let count = usize::try_from(count).ok().filter(|&n| n > 0 && n <= usize::try_from(nranks).unwrap_or(0));
             let count = count.ok_or_else(|| Fault::argument("nId is not between 1 and nranks"))?;
             if ids.is_null() {
                 return Err(Fault::argument("commIds is NULL"));
             }
-            // SAFETY: the caller's array of so many.
+            // SAFETY: the caller's array of that many elements.
             let ids = unsafe { std::slice::from_raw_parts(ids, count) };
             ids.iter().try_for_each(|id| Id::decode(id).map(drop))?;
             by_id(comm, nranks, &ids[0], rank, options)

@@ -9,7 +9,7 @@ use crate::settings;
 const VERSION: i32 = 22_809;
 const VARIABLE: &str = "TINYNCCL_NCCL_VERSION";
 
-/// The version that `ncclGetVersion` answers, in NCCL's coding: 10000 times the major number, 100 times the minor one;
+/// The version that `ncclGetVersion` returns, in NCCL's coding: 10000 times the major number, 100 times the minor one;
 /// the usual one where the variable does not parse.
 pub(crate) fn version() -> i32 {
     asked().unwrap_or(VERSION)
@@ -34,7 +34,7 @@ fn asked() -> Option<i32> {
     })
 }
 
-/// From 2.0.0 on; up to 2.8 the major number was multiplied by 1000.
+/// Parses a version from 2.0.0 on; up to 2.8 the major number was multiplied by 1000.
 fn parsed(text: &str) -> Option<i32> {
     text.trim().parse().ok().filter(|version| (2_000..100_000).contains(version))
 }

@@ -1,4 +1,4 @@
-//! Asking a door for the store of a name.
+//! Requests to an acceptor for the store of a name.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,27 +15,27 @@ use crate::place;
 /// Longest time for a connection, and from there to the end of the answer.
 const CONNECT: Duration = Duration::from_millis(500);
 const ANSWER: Duration = Duration::from_secs(5);
-/// Pauses before asking again: the first one, and the longest.
+/// The first pause before another request; it doubles up to `LONGEST`.
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(160);
-/// A process whose host says for so long that nobody listens there has ended.
+/// A process whose host refuses connections for this long has ended.
 const GONE: Duration = Duration::from_secs(2);
 
-/// A door, and what is asked there.
+/// An acceptor, and the request to it.
 pub(crate) struct Door<'a> {
     pub(crate) addresses: &'a [SocketAddr],
     pub(crate) name: Name,
-    /// Of an id.
+    /// Number of an id, or [`directory::NO_NUMBER`].
     pub(crate) number: u64,
-    /// It was open before anybody was told of it: once it is closed it does not come back.
+    /// True if it was open before its address was announced: once it is closed it does not come back.
     pub(crate) stays: bool,
 }
 
-/// Asks a door until it knows the store.
+/// Repeats a request until the acceptor knows the store; returns the store's addresses.
 ///
 /// # Errors
-/// `ncclSystemError` when it is not told within `config.connect_timeout`, or the door's process has ended;
-/// `ncclInvalidUsage` when the id was used, or `stop` says so.
+/// `ncclSystemError` without an address within `config.connect_timeout`, or when the acceptor's process has ended;
+/// `ncclInvalidUsage` when the id was used, or `stop` returns true.
 pub(crate) fn ask(door: &Door<'_>, config: &Config, stop: &dyn Fn() -> bool) -> Result<Vec<SocketAddr>> {
     let local = interface::with_loopback(config)?;
     let candidates = interface::order_candidates(&local, door.addresses, true);
@@ -132,7 +132,7 @@ mod tests {
     use crate::abi::Status;
     use std::net::TcpListener;
 
-    /// Without a look at who listens it would ask until the deadline, an hour from here.
+    /// Requests to a process that has ended would go on until the deadline, an hour from here.
     #[test]
     fn a_process_that_has_ended_is_not_waited_for() {
         let mut config = Config::default();
@@ -142,14 +142,14 @@ mod tests {
         let door = |stays| Door { addresses: &addresses, name: [6; 32], number: 1, stays };
         let fault = ask(&door(true), &config, &|| false).unwrap_err();
         assert!(fault.status == Status::SystemError && fault.text.contains("made the id has ended"), "{fault:?}");
-        // A door that is opened later is waited for.
+        // An acceptor that is opened later is waited for.
         let asked = std::cell::Cell::new(0);
         let stop = || asked.replace(asked.get() + 1) == 20;
         let fault = ask(&door(false), &config, &stop).unwrap_err();
         assert!(fault.text.contains("stopped"), "{fault:?}");
     }
 
-    /// Bytes that come one by one do not prolong a visit: all of them would be an answer after half a minute.
+    /// Bytes that come one by one do not prolong a request: all of them would be a reply after half a minute.
     #[test]
     fn a_visit_has_one_deadline() {
         let slow = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -36,7 +36,7 @@ impl Window {
         &self.registration
     }
 
-    /// Where our device reaches the place `offset` bytes into `peer`'s buffer; `None` if it does not.
+    /// Returns the address at which our device reaches byte `offset` of `peer`'s buffer; `None` if it does not.
     ///
     /// # Errors
     /// `ncclInvalidArgument` beyond the window's end.
@@ -63,7 +63,7 @@ fn all() -> MutexGuard<'static, BTreeMap<usize, Arc<Window>>> {
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     numbers: Mutex<Vec<usize>>,
-    /// Made with the first window, because that is when all ranks meet.
+    /// Created with the first window, because that is a collective call of all ranks.
     signals: OnceLock<Signals>,
 }
 
@@ -117,12 +117,12 @@ fn identity(member: &Arc<Member>) -> usize {
     Arc::as_ptr(member) as usize
 }
 
-/// Whether windows are registered: where kernels or copies reach the other ranks' memory.
+/// Returns true if windows are registered: where kernels or copies reach the other ranks' memory.
 pub(crate) fn reaches(device: &DeviceComm) -> bool {
     device.path() != Path::Hosted
 }
 
-/// Registers a buffer; meets the other ranks. The address that stands for the window, or null.
+/// Registers a buffer, collectively. Returns the address that stands for the window, or null without a window.
 fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opaque> {
     // Not `device`: a communicator is not ready for calls while this is under way.
     let ranks = member.any_ranks().ok_or_else(|| Fault::internal("a window of a communicator that has not started"))?;
@@ -142,7 +142,7 @@ fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opa
         let _ = member.windows().signals.set(signals);
     }
     // SAFETY: `owner` frees memory of ncclMemAlloc. Other memory must stay until the communicator is destroyed, or all
-    // ranks have deregistered it and registered another: docs/nccl.md tells callers.
+    // ranks have deregistered it and registered another: docs/nccl.md documents this for callers.
     let registration = unsafe { device.register_owned(address, bytes, buffers::owner(address)) }?;
     log::info!(
         "communicator {}: {bytes} bytes at {address:#x} are a window, {}",
@@ -161,8 +161,8 @@ fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opa
 }
 
 export! {
-    /// Registers a buffer together with all ranks of the communicator, which each name one of their own. It waits for
-    /// them; in a group, `ncclGroupEnd` does, and writes `*win`.
+    /// Registers a buffer together with all ranks of the communicator, each with its own buffer. It waits for them; in
+    /// a group, `ncclGroupEnd` does, and writes `*win`.
     fn ncclCommWindowRegister / pncclCommWindowRegister [comm] (
         comm: Handle, buff: *mut c_void, size: usize, win: *mut *mut Opaque, flags: c_int
     ) {

@@ -1,4 +1,4 @@
-//! The same calls without Python, for bench/latency.py.
+//! Calls without Python, for bench/latency.py.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use tinynccl::{ReduceOp, Result};
 use crate::comm::Comm;
 use crate::errors::{Names, waiting};
 
-/// Seconds per call of `calls` in-place all_reduces of `elements` f32, made by Rust.
+/// Seconds per call of `calls` in-place all_reduces of `elements` f32, called from Rust.
 #[pyfunction]
 pub(crate) fn _seconds_of_all_reduce(py: Python<'_>, comm: &Comm, elements: usize, calls: usize) -> PyResult<f64> {
     let live = comm.live(py, "all_reduce")?;

@@ -9,7 +9,7 @@ use crate::errors::invalid;
 use crate::exporters::{memory, type_name};
 use crate::memory::{Device, Kind, Memory};
 
-/// A call that can be made.
+/// A call whose arguments were checked.
 pub(crate) struct Prepared {
     pub(crate) raw: RawCall,
     pub(crate) device: Device,
@@ -59,7 +59,7 @@ impl Asker<'_> {
         Ok(found)
     }
 
-    /// Of the same type on the same device.
+    /// Checks that input and output have the same type and device.
     fn alike(&self, input: &Memory, output: &Memory) -> PyResult<()> {
         if (input.kind, input.device) == (output.kind, output.device) {
             return Ok(());
@@ -125,7 +125,7 @@ impl Asker<'_> {
         };
         let input_memory = find("input", input, reads, false)?;
         let output_memory = match (&input_memory, input, output) {
-            // One object for both is asked once.
+            // One object for both is looked up once.
             (Some(same), Some(input), Some(output)) if writes && input.is(output) => {
                 if !same.writable {
                     return Err(self.refuse(format!("the input is a read-only {}: pass a copy", type_name(input))));

@@ -57,7 +57,8 @@ impl Comm {
         Comm { live, group: Mutex::new(None), rank, size, local_rank, name, names }
     }
 
-    /// What is open, for a call that may wait.
+    /// Returns the open communicator, for a call that may wait; an error once it is closed, or while this thread waits
+    /// in another call.
     pub(crate) fn live(&self, py: Python<'_>, op: &'static str) -> PyResult<Arc<Live>> {
         not_inside(py, op, self.name)?;
         self.open(py, op)
@@ -430,7 +431,7 @@ impl Comm {
     fn barrier(&self, py: Python<'_>, async_op: bool) -> PyResult<Option<Made>> {
         let live = self.live(py, "barrier")?;
         waiting(py, "barrier", &self.names, || {
-            // Whoever makes it holds this lock, and may need the interpreter's.
+            // The thread that creates it holds this lock, and may need the interpreter's.
             let gpu = live.gpu().clone();
             gpu.map_or(Ok(()), |gpu| gpu.synchronize())
         })?;
@@ -450,7 +451,7 @@ impl Comm {
         key: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Comm>> {
         let live = self.live(py, "split")?;
-        // Taken as they are, so that a rank with a wrong one can tell the others, which wait for it.
+        // Taken as they are, so that a rank with a wrong one can notify the others, which wait for it.
         let key = key.map_or(Ok(0), |key| key.extract::<i32>());
         let (color, key) = match color.extract::<Option<u32>>().and_then(|color| Ok((color, key?))) {
             Ok(arguments) => arguments,

@@ -88,7 +88,8 @@ impl Gpu {
         self.context.bind_to_thread().map_err(|e| failed("cuda", format!("taking GPU {}", self.ordinal), e))
     }
 
-    /// Puts the calls into a stream, as it says; returns their end, if it is to be marked.
+    /// Enqueues the calls on `stream`, behind the stream that it names; returns an event at their end, if one is
+    /// needed.
     ///
     /// # Safety
     /// The calls' memory must be of this GPU, as long as the call says, and stay until the stream has run them. The
@@ -129,13 +130,13 @@ pub(crate) fn cuda_device_count() -> usize {
     tinynccl::cuda::device_count().unwrap_or(0)
 }
 
-/// The context of this thread, put back when dropped: torch asks the driver which GPU is current.
+/// The context of this thread, put back when dropped: torch queries the driver for the current GPU.
 pub(crate) struct Current(sys::CUcontext);
 
 impl Current {
     pub(crate) fn keep() -> Current {
         let mut context = std::ptr::null_mut();
-        // SAFETY: writes the context; without one it is NULL. The driver was found before a `Gpu` was made.
+        // SAFETY: writes the context; without one it is NULL. The driver was found before a `Gpu` was created.
         let _ = unsafe { sys::cuCtxGetCurrent(&mut context) };
         Current(context)
     }

@@ -43,7 +43,7 @@ pub(crate) fn config(
 }
 
 thread_local! {
-    /// Set when nobody waits any more for what this thread joins.
+    /// Flag that is set when no thread waits any more for what this thread joins.
     static ABANDONED: OnceCell<Arc<AtomicBool>> = const { OnceCell::new() };
 }
 
@@ -51,7 +51,7 @@ fn is_abandoned() -> bool {
     ABANDONED.with(|flag| flag.get().is_some_and(|flag| flag.load(Ordering::Acquire)))
 }
 
-/// Joins in a thread of its own, so that a signal, or an exception of `watch`, ends the wait at once. `watch` is asked
+/// Joins in a separate thread, so that a signal, or an exception of `watch`, ends the wait at once. `watch` is called
 /// repeatedly.
 pub(crate) fn joining(
     py: Python<'_>,

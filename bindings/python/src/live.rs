@@ -16,7 +16,7 @@ const LAST_CALLS: Duration = Duration::from_secs(30);
 pub(crate) struct Live {
     gpu: Mutex<Option<Arc<Gpu>>>,
     pub(crate) comm: ManuallyDrop<tinynccl::Comm>,
-    /// The process that made it; a forked child has no part in it.
+    /// The process that created it; a forked child has no part in it.
     process: u32,
 }
 
@@ -35,7 +35,7 @@ impl Live {
         self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The communicator on a GPU, made by the first call that needs it.
+    /// Returns the communicator on a GPU, created by the first call that needs it.
     pub(crate) fn on(&self, ordinal: usize) -> Result<Arc<Gpu>> {
         let mut gpu = self.gpu();
         match &*gpu {
@@ -65,7 +65,7 @@ impl Live {
 }
 
 impl Live {
-    /// Waits until no call is in flight, for a while; false when some are left, or a signal's handler raised.
+    /// Waits until no call is in flight, for a while; false when some remain, or a signal's handler raised.
     fn settles(&self) -> bool {
         let deadline = Instant::now() + LAST_CALLS.min(self.comm.config().timeout);
         let mut asked = Instant::now();
@@ -109,7 +109,7 @@ impl Drop for Live {
 /// A communicator until it is closed.
 pub(crate) type Slot = Mutex<Option<Arc<Live>>>;
 
-/// Those of this process that may still be open.
+/// Slots of this process's communicators that may still be open.
 static OPEN: Mutex<Vec<Weak<Slot>>> = Mutex::new(Vec::new());
 
 pub(crate) fn take(slot: &Slot) -> Option<Arc<Live>> {

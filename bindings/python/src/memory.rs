@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use tinynccl::DType;
 
-/// Which memory.
+/// The device that memory belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Device {
     Host,
@@ -76,7 +76,7 @@ pub(crate) enum Keep {
 /// An export of the buffer protocol, until dropped.
 pub(crate) struct View(pub(crate) Box<ffi::Py_buffer>);
 
-// SAFETY: the structure is the interpreter's word that the memory stays; it is only touched again to release it,
+// SAFETY: the structure keeps the memory alive, by the buffer protocol; it is only touched again to release it,
 // attached.
 unsafe impl Send for View {}
 // SAFETY: as above.
@@ -84,7 +84,7 @@ unsafe impl Sync for View {}
 
 impl Drop for View {
     fn drop(&mut self) {
-        // At the very end of the interpreter there is nobody to give it back to.
+        // At the very end of the interpreter there is no one to give it back to.
         // SAFETY: filled by PyObject_GetBuffer, released once, attached.
         let _ = Python::try_attach(|_| unsafe { ffi::PyBuffer_Release(&raw mut *self.0) });
     }

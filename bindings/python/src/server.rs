@@ -1,4 +1,4 @@
-//! `Server`: where ranks meet.
+//! `Server`: the rendezvous of the ranks.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};

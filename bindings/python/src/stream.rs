@@ -47,7 +47,7 @@ impl Events {
         Arc::new(Events { context: context.clone(), spare: Mutex::default() })
     }
 
-    /// One that nobody else uses until it is put back.
+    /// Takes an event that no one else uses until it is put back.
     pub(crate) fn take(&self) -> Result<CudaEvent> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let new = || self.context.new_event(None).map_err(|e| failed("cuda", "making an event".to_owned(), e));
@@ -62,7 +62,7 @@ impl Events {
 /// The end of the calls that were put into a stream.
 #[pyclass(frozen, module = "tinynccl._core")]
 pub(crate) struct End {
-    /// Until dropped.
+    /// The event, with the pool to which it goes back; `None` only while this is dropped.
     event: Option<(CudaEvent, Arc<Events>)>,
     gpu: Weak<Gpu>,
     rank: usize,
@@ -97,7 +97,7 @@ impl End {
         gpu.check().and_then(|()| unsafe { gpu.wait_for(stream, event) }).map_err(|e| raise(py, &self.names, &e))
     }
 
-    /// Whether the stream has passed it; raises an error of the GPU, also one that ended earlier work early.
+    /// Returns true once the stream has passed it; raises an error of the GPU, also one that ended earlier work early.
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         let _current = Current::keep();
         let Some((event, _)) = &self.event else { return Ok(true) };

@@ -20,7 +20,7 @@ const SLICE: Duration = Duration::from_millis(50);
 #[pyclass(frozen, module = "tinynccl._core")]
 pub(crate) struct Work {
     shared: Arc<Shared>,
-    /// Its place among the communicator's calls; none for one that was complete at once.
+    /// Its position in the communicator's queue of calls; `None` for a call that was complete at once.
     queued: Option<Queued>,
     /// Ended when a signal ends the wait.
     comm: Weak<Live>,
@@ -122,19 +122,19 @@ impl Shared {
 }
 
 thread_local! {
-    /// This thread tells callbacks of the end of a call.
+    /// True while this thread runs callbacks of a call that has ended.
     static TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread runs a callback of ours. A callback may wait for a call in ways that we do not see, and no other
-/// thread might be left to run that call. So a call made in a callback runs at once, in this thread.
+/// Returns true while this thread runs a callback of ours. A callback may wait for a call in ways that we do not see,
+/// and there might be no other thread to run that call. So a call made in a callback runs at once, in this thread.
 pub(crate) fn telling() -> bool {
     TELLING.get()
 }
 
 fn tell(callbacks: Vec<Callback>, names: &Names, outcome: Option<Error>) {
     let before = TELLING.replace(true);
-    // None at the very end of the interpreter, when nobody waits any more.
+    // None at the very end of the interpreter, when no thread waits any more.
     let called = Python::try_attach(|py| {
         for callback in callbacks {
             if let Err(error) = callback.tell(py, names, outcome.as_ref()) {

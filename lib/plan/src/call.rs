@@ -59,7 +59,7 @@ impl Call {
         Call { dtype, root: sender, peer: receiver, count, whole: count, ..Call::of(Collective::SendRecv) }
     }
 
-    /// The same call with `count` elements per segment, as a whole.
+    /// Returns this call with `count` elements of `dtype` per segment, as a whole and not a chunk.
     #[inline]
     pub const fn with_count(self, dtype: DType, count: usize) -> Call {
         Call { dtype, count, whole: count, ..self }

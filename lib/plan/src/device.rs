@@ -1,4 +1,4 @@
-//! How a call of GPUs runs, in names: the path of its data, its protocol, its blocks.
+//! Path, protocol and blocks of a call on GPUs, with their names.
 
 use std::fmt;
 
@@ -11,24 +11,24 @@ const SCHEDULE_PER_BLOCK: usize = 32 << 10;
 const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
 const SCHEDULE_LL128_PER_BLOCK: usize = 12 << 10;
 
-/// How the calls of a `DeviceComm` reach the other ranks.
+/// Path by which the calls of a `DeviceComm` reach the other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     /// Kernels write into the other ranks' memory.
     Peer,
-    /// The same by kernels that never wait, for ranks of several processes on one GPU.
+    /// Kernels that never wait write into the other ranks' memory: for ranks of several processes on one GPU.
     Phased,
     /// Data goes through page-locked memory of the hosts and the links of the host communicator.
     Hosted,
 }
 
 impl Path {
-    /// Whether it has several protocols to choose from.
+    /// Returns true if the path has several protocols to choose from.
     pub fn chooses(self) -> bool {
         self == Path::Peer
     }
 
-    /// Whether calls can be captured in a CUDA graph.
+    /// Returns true if calls can be captured in a CUDA graph.
     pub fn captures(self) -> bool {
         self == Path::Peer
     }
@@ -44,18 +44,18 @@ impl fmt::Display for Path {
     }
 }
 
-/// How the messages of a schedule cross the link.
+/// Framing by which the messages of a schedule cross the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Framing {
     /// Slots, with a counter behind the data: full bandwidth, any size.
     Simple,
     /// Lines, with flags beside the data: lowest latency, twice the bytes, short messages only.
     Ll,
-    /// The same with flags that are a sixteenth of the bytes, any size: over NVLink only.
+    /// Lines whose flags are a sixteenth of the bytes, any size: over NVLink only.
     Ll128,
 }
 
-/// How data crosses the link.
+/// Protocol by which data crosses the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// LL: flags beside the data, sent to all ranks in one step. Lowest latency.
@@ -75,7 +75,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Blocks that suit a schedule of so many bytes (as in [`Choice`]), on a GPU that is not shared; 1 for other
+    /// Blocks that suit a schedule of `bytes` bytes (as in [`Choice`]), on a GPU that is not shared; 1 for other
     /// protocols.
     pub fn blocks(self, bytes: usize) -> u32 {
         let per_block = match self {
@@ -104,10 +104,10 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// How a call runs.
+/// Protocol and blocks of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Choice {
-    /// How data crosses the link.
+    /// Protocol by which data crosses the link.
     pub protocol: Protocol,
     /// Blocks of the kernel.
     pub blocks: u32,

@@ -120,7 +120,7 @@ impl std::str::FromStr for DType {
     }
 }
 
-/// How the ranks' values are combined.
+/// Operator that combines the ranks' values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReduceOp {
@@ -178,7 +178,7 @@ impl ReduceOp {
         matches!(self, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor)
     }
 
-    /// Whether it can combine values of this type: operators on bits take integers only.
+    /// Returns true if the operator can combine values of `dtype`: operators on bits take integers only.
     #[inline]
     pub const fn applies_to(self, dtype: DType) -> bool {
         !(self.is_bitwise() && dtype.is_float())

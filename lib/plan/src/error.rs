@@ -43,7 +43,7 @@ pub enum Error {
         rank: usize,
         /// The lost rank.
         peer: usize,
-        /// Where that rank was reached.
+        /// Address at which that rank was reached.
         address: String,
         /// The report of the operating system or the rendezvous.
         detail: String,
@@ -56,7 +56,7 @@ pub enum Error {
         op: String,
         /// Our rank.
         rank: usize,
-        /// How long nothing moved.
+        /// Time without progress.
         waited: Duration,
         /// The ranks that are known not to have arrived.
         missing: Vec<usize>,
@@ -114,7 +114,7 @@ pub enum Error {
         rank: usize,
         /// The sender.
         peer: usize,
-        /// Where that rank was reached.
+        /// Address at which that rank was reached.
         address: String,
         /// Expected and got.
         detail: String,

@@ -42,7 +42,7 @@ macro_rules! float8 {
                 self.0
             }
 
-            /// Whether it is NaN.
+            /// Returns true for a NaN.
             #[inline(always)]
             pub const fn is_nan(self) -> bool {
                 self.0 & 0x7f > Self::LARGEST

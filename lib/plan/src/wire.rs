@@ -98,7 +98,7 @@ impl fmt::Display for Collective {
     }
 }
 
-/// How a collective runs; the header carries the value because all ranks must choose the same one.
+/// Schedule of a collective; the header carries the value because all ranks must choose the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Algorithm {
@@ -218,12 +218,12 @@ impl Header {
     pub const NO_ROOT: u32 = u32::MAX;
     /// `op` of a collective that does not reduce.
     pub const NO_OP: u8 = u8::MAX;
-    /// `op` of a collective where each pair of ranks has a length of its own, such as all_to_all_v.
+    /// `op` of a collective where each pair of ranks has a separate length, such as all_to_all_v.
     pub const UNEVEN: u8 = u8::MAX - 1;
-    /// `collective` of a relay's notice to an end of a link: its payload says why no more messages will come.
+    /// `collective` of a relay's notice to an end of a link: its payload is the reason why no more messages will come.
     pub const NOTICE: u8 = u8::MAX;
-    /// Bits of `count` with the elements of packed calls. The other 44 are those of the hash of their list that have no
-    /// room in the lower 20 bits of `root`.
+    /// Bits of `count` with the elements of packed calls. The other 44 are those of the hash of their list that do not
+    /// fit in the lower 20 bits of `root`.
     const PACK_COUNT: u32 = 20;
     /// Bits of `root` with the lower part of that hash.
     const PACK_HASH: u32 = 20;
@@ -234,7 +234,7 @@ impl Header {
     /// See [`Header::PACK_LIMIT`].
     pub const PROGRAM_LIMIT: u64 = 1 << Header::PROGRAM_COUNT;
     /// Bits of `count` with the elements of a call by a program of the caller's. The other 24 are those of its
-    /// fingerprint that have no room in `root`.
+    /// fingerprint that do not fit in `root`.
     const PROGRAM_COUNT: u32 = 40;
     /// Bits of a program's fingerprint.
     pub const FINGERPRINT: u32 = 32 + 64 - Header::PROGRAM_COUNT;
@@ -245,7 +245,7 @@ impl Header {
     /// Bytes on the wire.
     pub const BYTES: usize = 32;
 
-    /// The header of an all_reduce that carries so many `calls`; `hash` stands for their list.
+    /// The header of an all_reduce that carries `calls` calls; `hash` stands for their list.
     pub fn packed(self, calls: usize, hash: u64) -> Header {
         let number = calls.min(Header::MAX_PACKED) as u32;
         let (low, high) = (hash as u32 & ((1 << Header::PACK_HASH) - 1), hash >> Header::PACK_HASH);
@@ -253,7 +253,7 @@ impl Header {
         Header { count, root: number << Header::PACK_HASH | low, ..self }
     }
 
-    /// How many calls an all_reduce carries and the hash of their list, if it carries several.
+    /// The number of calls that an all_reduce carries and the hash of their list; `None` for a header of one call.
     pub fn pack(&self) -> Option<(u32, u64)> {
         let collective = Collective::AllReduce as u8;
         let is_pack =

@@ -17,7 +17,7 @@ pub(crate) struct Ah {
     pub(crate) path: Arc<Path>,
 }
 
-/// The way that an attribute describes.
+/// The path that an attribute describes.
 pub(crate) fn path(context: &softroce::Context, attr: &ibv_ah_attr) -> softroce::Result<Path> {
     if attr.is_global == 0 {
         return Err(softroce::Error::new(libc::EINVAL, "RoCE addresses by GID: is_global must be set"));
@@ -33,7 +33,7 @@ pub(crate) fn path(context: &softroce::Context, attr: &ibv_ah_attr) -> softroce:
     Ok(path)
 }
 
-/// The attribute of a way.
+/// The attribute of a path.
 pub(crate) fn attribute(path: &Path) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut [u8; 40],
     to: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: an open context, the GRH of a receive, the program's place.
+    // SAFETY: an open context, the GRH of a receive, the program's output buffer.
     unsafe {
         let device = Context::of(context).inner.device();
         let Some((from, us)) = softroce::wire::grh::addresses(&*grh) else { return -1 };
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     let mut attr = std::mem::MaybeUninit::uninit();
-    // SAFETY: as the caller promises; the attribute is written where the call says so.
+    // SAFETY: as the caller promises; the attribute is written where the call succeeds.
     unsafe {
         if ibv_init_ah_from_wc((*pd).context, port, wc, grh, attr.as_mut_ptr()) != 0 {
             return std::ptr::null_mut();

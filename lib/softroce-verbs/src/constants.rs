@@ -1,4 +1,4 @@
-//! Numbers of verbs.h: enumerations as modules of constants, bit fields as types, in ibverbs-sys' way.
+//! Numbers of verbs.h: enumerations as modules of constants, bit fields as types, as in ibverbs-sys.
 
 use std::ffi::c_uint;
 

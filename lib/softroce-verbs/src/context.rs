@@ -34,17 +34,18 @@ impl Context {
         unsafe { &*context.byte_sub(offset).cast() }
     }
 
-    /// This process was forked from the one that opened the device: what it inherited is its parent's.
+    /// Returns true in a process that was forked from the one that opened the device: what it inherited is its
+    /// parent's.
     pub(crate) fn is_inherited(&self) -> bool {
         !self.inner.is_here()
     }
 
-    /// An object of the context goes, or the program's pointer: the last frees the context.
+    /// Releases an object of the context, or the program's pointer: the last frees the context.
     ///
     /// # Safety
     /// A context of ours, of which the caller has that object.
     pub(crate) unsafe fn release(context: *mut ibv_context) {
-        // SAFETY: by the caller; `open_device` made it, and nobody has it any more after the last.
+        // SAFETY: by the caller; `open_device` made it, and no one has it any more after the last.
         unsafe {
             if Context::of(context).uses.release() {
                 drop(take::<Context, _>(context.byte_sub(std::mem::offset_of!(verbs_context, context))));
@@ -138,7 +139,7 @@ fn device_attributes(device: &softroce::Device) -> ibv_device_attr {
         fw_ver,
         node_guid: guid,
         sys_image_guid: guid,
-        // Nobody's, which rxe has, too.
+        // No vendor's, which rxe has, too.
         vendor_id: 0xff_ffff,
         max_mr_size: 1 << 47,
         page_size_cap: 0xffff_f000,
@@ -172,7 +173,7 @@ fn device_attributes(device: &softroce::Device) -> ibv_device_attr {
 }
 
 pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    // SAFETY: an open context, and the program's place.
+    // SAFETY: an open context, and the program's output buffer.
     unsafe { attr.write(device_attributes(Context::of(context).inner.device())) };
     0
 }
@@ -195,16 +196,16 @@ unsafe extern "C" fn query_device_extended(
     if size < size_of_val(&all.orig_attr) {
         return libc::EINVAL;
     }
-    // SAFETY: the program's place of the size it says.
+    // SAFETY: the program's output buffer, of the size in the call.
     unsafe { write_sized(&all, attr, size) };
     0
 }
 
-/// Of the clock that `query_rt_values` reads, which counts nanoseconds.
+/// Frequency of the clock that `query_rt_values` reads, which counts nanoseconds.
 const CLOCK_KHZ: u64 = 1_000_000;
 
 unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
-    // SAFETY: the program's place.
+    // SAFETY: the program's output buffer.
     unsafe {
         if (*values).comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
             return libc::EOPNOTSUPP;
@@ -218,7 +219,7 @@ unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, values: *mut ib
 
 /// Writes as much of a structure as the program knows of, and zeros where it knows of more.
 unsafe fn write_sized<T>(all: &T, to: *mut T, size: usize) {
-    // SAFETY: the program's place of the size it says.
+    // SAFETY: the program's output buffer, of the size in the call.
     unsafe {
         to.cast::<u8>().write_bytes(0, size);
         std::ptr::copy_nonoverlapping((&raw const *all).cast::<u8>(), to.cast(), size.min(size_of::<T>()));
@@ -230,8 +231,9 @@ pub(crate) fn mtu_code(bytes: u32) -> ibv_mtu {
     bytes.max(256).ilog2() - 7
 }
 
-/// The loopback interface's port beside those of other cards: it leads to no other host. Programs that spread over all
-/// ports (UCX) do not tell which lead where, but they do leave out those that are much slower.
+/// Returns true for the loopback interface's port beside those of other RDMA devices: it leads to no other host.
+/// Programs that spread over all ports (UCX) do not distinguish where they lead, but they do leave out those that are
+/// much slower.
 fn is_slow(context: &Context) -> bool {
     context.inner.device().is_loopback() && device::count() > 1
 }
@@ -246,7 +248,7 @@ fn port_attributes(context: &Context) -> ibv_port_attr {
         gid_tbl_len: port.gids as c_int,
         port_cap_flags: (ibv_port_cap_flags::IBV_PORT_CM_SUP | ibv_port_cap_flags::IBV_PORT_IP_BASED_GIDS).0,
         max_msg_sz: LIMITS.message,
-        // Of all cards of the process.
+        // Counted for all RDMA devices of the process.
         bad_pkey_cntr: counters.bad_pkey_cntr as u32,
         qkey_viol_cntr: counters.qkey_viol_cntr as u32,
         pkey_tbl_len: 1,
@@ -263,7 +265,7 @@ unsafe fn write_port(context: *mut ibv_context, number: u8, attr: *mut ibv_port_
     if number != 1 {
         return libc::EINVAL;
     }
-    // SAFETY: an open context, and the program's place of the size it says.
+    // SAFETY: an open context, and the program's output buffer, of the size in the call.
     unsafe { write_sized(&port_attributes(Context::of(context)), attr, size) };
     0
 }
@@ -290,7 +292,7 @@ fn gid(context: &Context, port: u32, index: c_int) -> Option<softroce::Gid> {
     context.inner.device().gids().get(index).copied()
 }
 
-/// Entries of the table that have an address.
+/// Returns true for an entry of the table that has an address.
 fn used(gid: &softroce::Gid) -> bool {
     *gid != softroce::Gid::default()
 }
@@ -301,7 +303,7 @@ pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, inde
         crate::set_errno(libc::EINVAL);
         return -1;
     };
-    // SAFETY: the program's place.
+    // SAFETY: the program's output buffer.
     unsafe { to.write(ibv_gid { raw: gid.0 }) };
     0
 }
@@ -327,7 +329,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
     let Some(gid) = gid(context, port, index as c_int).filter(used) else { return libc::ENODATA };
-    // SAFETY: the program's place.
+    // SAFETY: the program's output buffer.
     unsafe { to.write(entry(context, gid, index)) };
     0
 }
@@ -347,19 +349,19 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     if entries.len() > max {
         return -(libc::EINVAL as isize);
     }
-    // SAFETY: the program's table has `max` places.
+    // SAFETY: the program's table has `max` entries.
     unsafe { std::ptr::copy_nonoverlapping(entries.as_ptr(), to, entries.len()) };
     entries.len() as isize
 }
 
-/// In sysfs' words: 1 for RoCE version 2.
+/// Writes the type of a GID as in sysfs: 1 for RoCE version 2.
 pub unsafe extern "C" fn ibv_query_gid_type(
     _context: *mut ibv_context,
     _port: u8,
     _index: u32,
     to: *mut c_int,
 ) -> c_int {
-    // SAFETY: the program's place.
+    // SAFETY: the program's output buffer.
     unsafe { *to = 1 };
     0
 }
@@ -369,7 +371,7 @@ pub unsafe extern "C" fn ibv_query_pkey(_context: *mut ibv_context, port: u8, in
         crate::set_errno(libc::EINVAL);
         return -1;
     }
-    // SAFETY: the program's place.
+    // SAFETY: the program's output buffer.
     unsafe { *to = 0xffff };
     0
 }
@@ -378,12 +380,12 @@ pub unsafe extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port: u8
     if port == 1 && pkey == 0xffff { 0 } else { -1 }
 }
 
-/// In units of 100 Mbit/s: what the port's width and speed say.
+/// Writes the speed of the port in units of 100 Mbit/s, by its width and speed codes.
 pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u32, to: *mut u64) -> c_int {
     if port != 1 {
         return libc::EINVAL;
     }
-    // SAFETY: an open context, and the program's place.
+    // SAFETY: an open context, and the program's output buffer.
     unsafe { *to = if is_slow(Context::of(context)) { 25 } else { 1000 } };
     0
 }
@@ -401,12 +403,12 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, to: *mut
         };
         let element = match (event.affected, context.named.deliver(event.affected)) {
             (Affected::Port(number), _) => ibv_async_event__bindgen_ty_1 { port_num: c_int::from(number) },
-            // Pointers to objects have one place in the union.
+            // Pointers to objects have one field in the union.
             (_, Some(address)) => ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(address) },
-            // One of an object that is gone is nobody's.
+            // An event of an object that is gone is dropped.
             (_, None) => continue,
         };
-        // SAFETY: the program's place.
+        // SAFETY: the program's output buffer.
         unsafe { to.write(ibv_async_event { element, event_type: event.kind as ibv_event_type }) };
         return 0;
     }

@@ -30,7 +30,7 @@ struct CompChannel {
 pub(crate) struct Cq {
     base: ibv_cq_ex,
     pub(crate) inner: Arc<softroce::Cq>,
-    /// What `ibv_start_poll` and `ibv_next_poll` found last.
+    /// The completion that `ibv_start_poll` or `ibv_next_poll` found last.
     pub(crate) current: UnsafeCell<ibv_wc>,
     /// Queue pairs that complete into it: one counts twice where both of its queues do.
     pub(crate) uses: Uses,
@@ -78,10 +78,10 @@ pub unsafe extern "C" fn ibv_create_cq(
     unsafe { create(context, cqe, cq_context, channel, vector, false) }
 }
 
-/// Entries of a queue for which a program asks for fewer.
+/// Least entries of a queue: a program that requests fewer gets these.
 const FEWEST: c_int = 64;
 
-/// A queue for both ways of reading it.
+/// Creates a queue for both forms of reading it.
 pub(crate) unsafe fn create(
     context: *mut ibv_context,
     cqe: c_int,
@@ -166,8 +166,8 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: a channel of ours and the program's places; the cookie is the address of a queue that stays until the
-    // program acknowledges this event.
+    // SAFETY: a channel of ours and the program's output buffers; the cookie is the address of a queue that stays until
+    // the program acknowledges this event.
     unsafe {
         let ours = &*channel.cast::<CompChannel>();
         let named = &Context::of((*channel).context).named;
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
                     return -1;
                 }
             };
-            // One of a queue that was destroyed meanwhile is nobody's.
+            // An event of a queue that was destroyed meanwhile is dropped.
             let Some(address) = named.deliver(Affected::Cq(cookie)) else { continue };
             let which = std::ptr::with_exposed_provenance_mut::<ibv_cq>(address);
             *cq = which;
@@ -213,7 +213,7 @@ pub(crate) fn completion(wc: &Wc) -> ibv_wc {
     let mut flags = ibv_wc_flags(0);
     let (mut word, mut sl) = (0, 0);
     if wc.grh {
-        // verbs.h has no field for the kind of header. ConnectX says it in the service level, where UCX looks for it:
+        // verbs.h has no field for the kind of header. ConnectX puts it into the service level, where UCX looks for it:
         // 8 for RoCEv2, 1 for IPv6, 2 for IPv4.
         sl = if wc.ipv4 { 8 | 2 } else { 8 | 1 };
         flags |= ibv_wc_flags::IBV_WC_GRH;
@@ -254,7 +254,7 @@ pub(crate) unsafe extern "C" fn poll(cq: *mut ibv_cq, count: c_int, to: *mut ibv
         let Some(part) = found.get_mut(..room) else { break };
         let n = ours.inner.poll(part);
         for wc in part.iter().take(n) {
-            // SAFETY: the program's table has `count` places.
+            // SAFETY: the program's table has `count` entries.
             unsafe { to.add(done).write(completion(wc)) };
             done += 1;
         }

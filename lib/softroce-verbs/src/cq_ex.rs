@@ -34,7 +34,7 @@ pub(crate) unsafe extern "C" fn create_extended(
     context: *mut ibv_context,
     init: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: the program's attributes; its mask says whether they go as far as the flags.
+    // SAFETY: the program's attributes; its mask has a bit if they go as far as the flags.
     let (init, flags) = unsafe {
         let has_flags = (*init).comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
         (&*init, if has_flags { (*init).flags } else { 0 })

@@ -1,4 +1,4 @@
-//! Devices: `ibv_get_device_list` and what one says without being opened.
+//! Devices: `ibv_get_device_list`, and attributes of a device that is not open.
 
 use std::ffi::{c_char, c_int};
 use std::sync::OnceLock;
@@ -30,12 +30,12 @@ fn text<const N: usize>(value: &str) -> [c_char; N] {
 
 static ALL: OnceLock<Vec<Device>> = OnceLock::new();
 
-/// One of this library's devices, and not one of another library's. Nothing is read of it.
+/// Returns true for one of this library's devices, false for another library's. Nothing is read of it.
 pub fn is_device(device: *const ibv_device) -> bool {
     ALL.get().is_some_and(|all| all.as_ptr_range().contains(&device.cast()))
 }
 
-/// How many this library has.
+/// The number of this library's devices; 0 before they are listed.
 pub(crate) fn count() -> usize {
     ALL.get().map_or(0, |all| all.len())
 }
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
     let mut list: Vec<*mut ibv_device> = devices.iter().map(|d| (&raw const *d).cast_mut().cast()).collect();
     list.push(std::ptr::null_mut());
     if !count.is_null() {
-        // SAFETY: the program's place for the count.
+        // SAFETY: the program's output buffer for the count.
         unsafe { *count = devices.len() as c_int };
     }
     // Its length is found again by the null at its end.

@@ -1,13 +1,13 @@
 //! The extended structures of verbs.h: they grew over time, so programs of different ages know different lengths of
-//! them. A mask or a size in the call says how far a program's goes.
+//! them. A mask or a size in the call gives the length of a program's.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::constants::*;
 use crate::types::*;
 
-/// A memory region to be registered (`ibv_reg_mr_ex`). Two more pointers follow, which `comp_mask` has bits for and this
-/// card has not.
+/// A memory region to be registered (`ibv_reg_mr_ex`). Two more pointers follow, which `comp_mask` has bits for and
+/// this RDMA device does not support.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_mr_init_attr {
@@ -165,7 +165,7 @@ pub struct ibv_cq_init_attr_ex {
     pub cq_context: *mut c_void,
     pub channel: *mut ibv_comp_channel,
     pub comp_vector: u32,
-    /// Of `ibv_create_cq_wc_flags`.
+    /// Bits of `ibv_create_cq_wc_flags`.
     pub wc_flags: u64,
     pub comp_mask: u32,
     pub flags: u32,
@@ -224,7 +224,7 @@ pub struct ibv_cq_ex {
     pub read_completion_wallclock_ns: Read<u64>,
 }
 
-/// What two queue pairs agree on beyond verbs (`ibv_query_ece`).
+/// Options that two queue pairs agree on beyond verbs (`ibv_query_ece`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_ece {

@@ -17,7 +17,7 @@
 //! | `wr` | requests that are built call by call |
 //! | `named` | objects that events name stay until those are acknowledged |
 //! | `uses` | objects that others are made of stay until those are destroyed |
-//! | `names` | numbers in words, and calls that this card has not |
+//! | `names` | names of numbers, and calls that this RDMA device does not support |
 //!
 //! # Safety
 //! Every function has the contract of its namesake in rdma-core's manual pages: pointers are valid objects of this
@@ -80,7 +80,7 @@ fn give<T>(object: T) -> *mut T {
 /// Takes an object back.
 ///
 /// # Safety
-/// `give` made the pointer, and nobody uses it after this.
+/// `give` made the pointer, and no one uses it after this.
 unsafe fn take<T, C>(pointer: *mut C) -> Box<T> {
     // SAFETY: by the caller; the C structure is the first field of ours.
     unsafe { Box::from_raw(pointer.cast()) }
@@ -101,6 +101,6 @@ fn code(error: &softroce::Error) -> c_int {
 }
 
 fn set_errno(errno: c_int) {
-    // SAFETY: the place of this thread's errno.
+    // SAFETY: a pointer to this thread's errno.
     unsafe { *libc::__errno_location() = errno };
 }

@@ -37,7 +37,7 @@ struct Mr {
     base: ibv_mr,
     iova: u64,
     access: c_uint,
-    /// Not to be registered again (`ibv_rereg_mr`), as with libibverbs.
+    /// True for a dma-buf, which cannot be registered again (`ibv_rereg_mr`), as with libibverbs.
     dmabuf: bool,
     inner: softroce::Mr,
 }
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     0
 }
 
-/// What `ibv_rereg_mr` returns for arguments that do not fit, and for a change that failed (`ibv_rereg_mr_err_code`).
+/// Results of `ibv_rereg_mr` for arguments that do not fit, and for a change that failed (`ibv_rereg_mr_err_code`).
 const ERR_INPUT: c_int = -1;
 const ERR_CMD: c_int = -4;
 
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    // Programs ask by it whether dma-bufs are taken at all: NCCL does.
+    // Programs test by it whether dma-bufs are supported: NCCL does.
     if fd < 0 {
         return null(&softroce::Error::new(libc::EBADF, "registering a dma-buf: the descriptor is negative"));
     }

@@ -1,5 +1,6 @@
-//! The objects that events name, asynchronous ones and those of completion channels. A program's thread may look at one until it has acknowledged the event,
-//! so destroying the object waits for that, as in rdma-core (`ibv_get_async_event(3)`).
+//! The objects that events name, asynchronous ones and those of completion channels. A program's thread may look at an
+//! object until it has acknowledged the event, so destroying the object waits for that, as in rdma-core
+//! (`ibv_get_async_event(3)`).
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,10 +8,10 @@ use std::time::Duration;
 
 use softroce::Affected;
 
-/// How long a program has to acknowledge an event whose object it destroys.
+/// Longest wait for a program to acknowledge the events of an object that it destroys.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Those of one device.
+/// The objects of one device that events may name.
 #[derive(Default)]
 pub(crate) struct Named {
     objects: Mutex<Objects>,
@@ -19,7 +20,7 @@ pub(crate) struct Named {
 
 #[derive(Default)]
 struct Objects {
-    /// By address.
+    /// Objects by address.
     live: HashMap<usize, Object>,
     /// Addresses of queue pairs, by number.
     qps: HashMap<u32, usize>,
@@ -29,7 +30,7 @@ struct Objects {
 struct Object {
     /// Events that the program has, and has not acknowledged.
     events: u32,
-    /// A queue pair's number.
+    /// A queue pair's number; `None` for other objects.
     number: Option<u32>,
 }
 
@@ -38,7 +39,7 @@ impl Named {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A completion queue or a shared receive queue, whose events have its address as their cookie.
+    /// Adds a completion queue or a shared receive queue, whose events have its address as their cookie.
     pub(crate) fn add(&self, address: usize) {
         self.lock().live.insert(address, Object::default());
     }
@@ -54,7 +55,7 @@ impl Named {
         self.lock().qps.values().copied().collect()
     }
 
-    /// The address of the object that an event befell, for the program; `None` where it is destroyed.
+    /// The address of the object that an event concerns, for the program; `None` where it is destroyed.
     pub(crate) fn deliver(&self, affected: Affected) -> Option<usize> {
         let mut objects = self.lock();
         let address = match affected {
@@ -66,7 +67,7 @@ impl Named {
         Some(address)
     }
 
-    /// The program is done with so many events of an object.
+    /// Records that the program has acknowledged `count` events of an object.
     pub(crate) fn acknowledge(&self, address: usize, count: u32) {
         if let Some(object) = self.lock().live.get_mut(&address) {
             object.events = object.events.saturating_sub(count);
@@ -74,7 +75,7 @@ impl Named {
         }
     }
 
-    /// Lets no more events name the object, once all that do are acknowledged. `false` after `patience`.
+    /// Removes an object once all events that name it are acknowledged. `false` where they are not after `patience`.
     pub(crate) fn remove(&self, address: usize, patience: Duration) -> bool {
         let busy = |objects: &mut Objects| objects.live.get(&address).is_some_and(|object| object.events > 0);
         let waited = self.acknowledged.wait_timeout_while(self.lock(), patience, busy);

@@ -114,7 +114,7 @@ pub unsafe extern "C" fn ibv_rate_to_mbps(code: c_int) -> c_int {
     rate(code).map_or(-1, |r| r.2)
 }
 
-/// Nothing is at such a path: the device is no kernel's.
+/// Fails, as nothing is at such a path: the device is no kernel's.
 pub unsafe extern "C" fn ibv_read_sysfs_file(
     _dir: *const c_char,
     _file: *const c_char,
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     -1
 }
 
-/// What this library does not do: an error of the system.
+/// Fails with `EOPNOTSUPP`: a call that this library does not support.
 pub unsafe extern "C" fn unsupported() -> c_int {
     crate::set_errno(libc::EOPNOTSUPP);
     libc::EOPNOTSUPP
@@ -140,14 +140,14 @@ pub unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: u32, 
     0
 }
 
-/// Done already.
+/// Succeeds without doing anything.
 pub unsafe extern "C" fn nothing() -> c_int {
     0
 }
 
 /// Queue pairs agree on no extras.
 pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: the program's place.
+    // SAFETY: the program's output buffer.
     unsafe { ece.write(ibv_ece::default()) };
     0
 }

@@ -1,4 +1,4 @@
-//! Queue pairs: made, changed, asked, posted to.
+//! Queue pairs: create, change, query, post, destroy.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,8 @@ pub(crate) struct Qp {
     pub(crate) batch: Mutex<Batch>,
 }
 
-/// Capacities where a program asks for none: of inline bytes, what `ibv_send_wr` programs take for granted.
+/// Capacities of a queue pair, with defaults for those that are 0: for inline bytes, the 64 that `ibv_send_wr` programs
+/// take for granted.
 fn capacity(cap: &ibv_qp_cap) -> Capacity {
     Capacity {
         sends: cap.max_send_wr.max(1),
@@ -175,12 +176,12 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     0
 }
 
-/// The device is closed: a queue pair of it sends, receives and completes nothing more.
+/// Stops a queue pair whose device is closed: it sends, receives and completes nothing more.
 ///
 /// # Safety
 /// A queue pair of ours.
 pub(crate) unsafe fn stop(qp: *mut ibv_qp) {
-    // SAFETY: by the caller. Every state has a way to RESET.
+    // SAFETY: by the caller. Every state has a transition to RESET.
     let _ = unsafe { &*qp.cast::<Qp>() }.inner.modify(&QpAttr::default(), AttrMask::STATE);
 }
 
@@ -242,7 +243,7 @@ pub unsafe extern "C" fn ibv_query_qp(
         max_recv_sge: recv_sges,
         max_inline_data: inline,
     };
-    // SAFETY: all zeros are attributes; the program's places.
+    // SAFETY: all zeros are attributes; the program's output buffers.
     unsafe {
         let mut all: ibv_qp_attr = std::mem::zeroed();
         all.qp_state = attr.state as ibv_qp_state::Type;
@@ -275,7 +276,7 @@ pub unsafe extern "C" fn ibv_query_qp(
 /// The elements of a request.
 ///
 /// # Safety
-/// The program's list is as long as it says for as long as the result is used.
+/// The program's list has `count` elements for as long as the result is used.
 pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> softroce::Result<&'a [Sge]> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
@@ -305,7 +306,7 @@ pub(crate) fn flags(bits: c_uint) -> SendFlags {
 
 /// A request of C as one of ours.
 unsafe fn request<'a>(wr: &ibv_send_wr, service: Service) -> softroce::Result<SendRequest<'a>> {
-    // SAFETY: the opcode says which part of the union the program set.
+    // SAFETY: the opcode names the part of the union that the program set.
     let (rdma, atomic, word) = unsafe { (wr.wr.rdma, wr.wr.atomic, wr.__bindgen_anon_1.imm_data) };
     let imm = word.to_ne_bytes();
     let remote = Remote { addr: rdma.remote_addr, rkey: rdma.rkey };
@@ -331,7 +332,7 @@ unsafe fn request<'a>(wr: &ibv_send_wr, service: Service) -> softroce::Result<Se
         }
         other => return Err(invalid(format!("requests with opcode {other}"))),
     };
-    // Other operations, which datagrams have not, have something else at its place.
+    // Other operations, which datagrams do not have, have something else in its bytes.
     let to = if service == Service::Ud && matches!(op, SendOp::Send | SendOp::SendImm(_)) {
         // SAFETY: a datagram names an address handle of ours.
         let (ud, handle) = unsafe { (wr.wr.ud, wr.wr.ud.ah.cast::<Ah>().as_ref()) };

@@ -77,7 +77,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
 }
 
 pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
-    // SAFETY: a queue of ours, and the program's place.
+    // SAFETY: a queue of ours, and the program's output buffer.
     unsafe {
         let (max_wr, max_sge, limit) = (*srq.cast::<Srq>()).inner.query();
         attr.write(ibv_srq_attr { max_wr: max_wr as u32, max_sge: max_sge as u32, srq_limit: limit as u32 });

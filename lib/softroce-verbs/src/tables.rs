@@ -6,7 +6,7 @@ use crate::constants::ibv_mw_type;
 use crate::extended::*;
 use crate::types::*;
 
-/// A call that this library has not, at its place.
+/// The entry of a call that this library does not have.
 pub type Absent = Option<unsafe extern "C" fn()>;
 
 /// The table of a context that the inline functions of the header call.

@@ -31,9 +31,9 @@ pub struct ibv_context {
 #[derive(Clone, Copy)]
 pub struct ibv_device_attr {
     pub fw_ver: [c_char; 64],
-    /// In network byte order.
+    /// GUID of the node, in network byte order.
     pub node_guid: u64,
-    /// In network byte order.
+    /// GUID of the system image, in network byte order.
     pub sys_image_guid: u64,
     pub max_mr_size: u64,
     pub page_size_cap: u64,
@@ -356,7 +356,7 @@ pub union ibv_send_wr__bindgen_ty_1 {
     pub invalidate_rkey: u32,
 }
 
-/// What the opcode asks for: an address of a WRITE or READ, of an atomic operation, of a datagram.
+/// Target by the opcode: the remote address of a WRITE or READ, of an atomic operation, or a datagram's receiver.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_wr__bindgen_ty_2 {
@@ -373,7 +373,7 @@ pub struct ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
     pub bind_info: ibv_mw_bind_info,
 }
 
-/// Binding a window; segmentation has its place here as well, and is not there.
+/// Binding of a window; segmentation would be here as well, and is not there.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_wr__bindgen_ty_4 {
@@ -391,7 +391,7 @@ pub struct ibv_send_wr {
     pub send_flags: c_uint,
     pub __bindgen_anon_1: ibv_send_wr__bindgen_ty_1,
     pub wr: ibv_send_wr__bindgen_ty_2,
-    /// Of XRC, which is not there.
+    /// Fields of XRC, which is not supported.
     pub qp_type: u32,
     pub __bindgen_anon_2: ibv_send_wr__bindgen_ty_4,
 }
@@ -419,7 +419,7 @@ pub struct ibv_srq_init_attr {
     pub attr: ibv_srq_attr,
 }
 
-/// What an event concerns, by its type.
+/// Object that an event concerns, by its type.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_async_event__bindgen_ty_1 {

@@ -1,4 +1,4 @@
-//! How many objects an object is part of: it is not destroyed before them, as the kernel has it (`EBUSY`).
+//! Count of the objects that use an object: it is not destroyed before them, as the kernel has it (`EBUSY`).
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};

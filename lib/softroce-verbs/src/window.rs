@@ -63,7 +63,7 @@ pub(crate) unsafe fn request(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info
 
 /// Binds a window of type 1, for which the program has its next key when this returns.
 pub(crate) unsafe extern "C" fn bind(qp: *mut ibv_qp, mw: *mut ibv_mw, how: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: a queue pair, a window and a region of ours, and the program's place.
+    // SAFETY: a queue pair, a window and a region of ours, and the program's output buffer.
     unsafe {
         let rkey = (*mw).rkey & !0xff | (*mw).rkey.wrapping_add(1) & 0xff;
         let op = request(mw, rkey, &(*how).bind_info);

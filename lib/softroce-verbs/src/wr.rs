@@ -21,7 +21,7 @@ struct Pending {
     /// Inline bytes; the element of it is made when the request is posted.
     inline: Option<Vec<u8>>,
     to: Option<Datagram>,
-    /// What of it is not taken, if anything: none of the batch is posted then.
+    /// Reason why the request is not taken; none of the batch is posted then. `None` for a valid request.
     refused: Option<softroce::Error>,
 }
 
@@ -131,7 +131,7 @@ unsafe extern "C" fn fetch_add(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, add: u6
 }
 
 unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
-    // SAFETY: see `cmp_swp`; a window of ours, and the program's place with a region of ours.
+    // SAFETY: see `cmp_swp`; a window of ours, and the program's output buffer with a region of ours.
     unsafe { begin(qp, window::request(mw, rkey, &*info)) };
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use softroce_verbs::*;
 
-/// What two requests of one kind bring.
+/// Bytes of each of the four parts of the test's memory.
 const BYTES: usize = 4096;
 
 struct Loop {
@@ -323,7 +323,7 @@ fn a_queue_pair_stays_until_its_event_is_acknowledged() {
     }
 }
 
-/// What a request of one element is made of: by `ibv_post_send`.
+/// A WRITE of one element, for `ibv_post_send`.
 fn write_request(all: &Loop, sge: &mut ibv_sge) -> ibv_send_wr {
     // SAFETY: a live region.
     *sge = ibv_sge { addr: all.at(0), length: 8, lkey: unsafe { (*all.mr).lkey } };
@@ -334,7 +334,7 @@ fn write_request(all: &Loop, sge: &mut ibv_sge) -> ibv_send_wr {
     wr
 }
 
-/// What an object is made of stays while the object is there, in whatever order a program destroys them.
+/// Objects stay while another object uses them, in any order in which a program destroys them.
 #[test]
 fn what_is_in_use_is_not_destroyed() {
     // SAFETY: as in `Loop::new`.
@@ -517,7 +517,7 @@ fn is_readable(fd: c_int) -> bool {
     unsafe { libc::poll(&raw mut wait, 1, 0) == 1 }
 }
 
-/// Events that nobody took go with the objects that they name; those that a program took keep them until it is done.
+/// Events that no thread took go with the objects that they name; those that a program took keep them until it is done.
 #[test]
 fn events_go_with_their_objects() {
     let mut all = Loop::new();

@@ -42,7 +42,7 @@ macro_rules! structures {
     )*};
 }
 
-/// As above, where some fields have no name that both know.
+/// A test for each structure of which some fields have no name that both know: the named fields alone.
 macro_rules! parts {
     ($($name:ident { $($field:ident)* })*) => {$(
         #[test]

@@ -85,7 +85,7 @@ impl End {
         Ok(end)
     }
 
-    /// Both are here.
+    /// Waits until both processes are here.
     fn meet(&self, stream: &mut TcpStream) -> Result<()> {
         stream.write_all(&[1])?;
         stream.read_exact(&mut [0])?;
@@ -109,11 +109,11 @@ impl End {
         }
     }
 
-    /// Writes a count to the peer and waits for the next one from there, in turns. `first` begins.
+    /// Writes a count to the peer and waits for its count, alternately. `first` begins.
     fn ping_pong(&self, first: bool) -> Result<Duration> {
         let start = Instant::now();
         for round in 1..=ROUNDS {
-            // SAFETY: both words lie in the leaked memory; the card writes to the second one meanwhile.
+            // SAFETY: both words lie in the leaked memory; the RDMA device writes to the second one meanwhile.
             let (ours, theirs) = unsafe { (self.memory, self.memory.add(8)) };
             let wait = || -> Result<()> {
                 // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! An open card, and what is made of it.
+//! An open RDMA device, and the objects that are created from it.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -17,7 +17,7 @@ use crate::queue::event::Events;
 use crate::queue::{AsyncEvent, CompChannel, Cq, Srq};
 use crate::sync::{read, write};
 
-/// What a card takes at most.
+/// Limits of an RDMA device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs.
@@ -30,7 +30,7 @@ pub struct Limits {
     pub completions: u32,
     /// Inline bytes of a request.
     pub inline: u32,
-    /// READs and atomics under way in a queue pair, either way.
+    /// READs and atomics under way in a queue pair, in either direction.
     pub rd_atomic: u8,
     /// Bytes of a message.
     pub message: u32,
@@ -40,7 +40,7 @@ pub struct Limits {
     pub windows: u32,
 }
 
-/// The limits of every card.
+/// The limits of every RDMA device.
 pub const LIMITS: Limits = Limits {
     qps: 1 << crate::engine::slot::INDEX_BITS,
     work_requests: 1 << 16,
@@ -53,7 +53,7 @@ pub const LIMITS: Limits = Limits {
     windows: MAX_WINDOWS as u32,
 };
 
-/// An open card. All contexts of a card in a process share its engine; each has its own events.
+/// An open RDMA device. All contexts of a device in a process share its engine; each has its own events.
 pub struct Context {
     device: Device,
     pub(crate) engine: Arc<Engine>,
@@ -75,7 +75,7 @@ impl Context {
         Ok(Arc::new(Context { device: device.clone(), engine, events }))
     }
 
-    /// This process opened it, and is no child of one that did.
+    /// Returns true in the process that opened it, and false in a child of that process.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.check_here().is_ok()
@@ -89,7 +89,7 @@ impl Context {
         self.engine.origin.check()
     }
 
-    /// The card.
+    /// The RDMA device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
@@ -123,7 +123,7 @@ impl Context {
     /// A completion queue for at least `capacity` completions. `cookie` comes back from the channel.
     ///
     /// # Errors
-    /// `EINVAL` for a capacity of 0 or more than [`LIMITS`] says.
+    /// `EINVAL` for a capacity of 0 or more than in [`LIMITS`].
     pub fn create_cq(&self, capacity: usize, cookie: u64, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
         self.check_here()?;
         if capacity == 0 || capacity > LIMITS.completions as usize {
@@ -133,7 +133,7 @@ impl Context {
         Ok(Cq::new(capacity, cookie, channel, Some(self.events.clone()), Some(driver)))
     }
 
-    /// The way from our address `sgid_index` to a peer's. This is what an address handle stands for, too.
+    /// The path from our address `sgid_index` to a peer's. An address handle describes the same.
     ///
     /// # Errors
     /// `EINVAL` where there is no such index, or the two are not addresses of the same kind.
@@ -168,13 +168,14 @@ pub struct Pd {
 }
 
 impl Pd {
-    /// The open card.
+    /// The open RDMA device.
     #[must_use]
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Registers memory: the card may use it as `access` says, under the address `iova` for its first byte.
+    /// Registers memory: the RDMA device may use it with the rights `access`, under the address `iova` for its first
+    /// byte.
     ///
     /// # Errors
     /// `EINVAL` for remote writing or atomics without local writing, a null or overflowing range; `EFAULT` for memory
@@ -250,7 +251,7 @@ impl Pd {
     /// A memory window that is bound to nothing.
     ///
     /// # Errors
-    /// `ENOMEM` where the card has no more of them.
+    /// `ENOMEM` where the RDMA device has no more of them.
     pub fn alloc_mw(self: &Arc<Pd>, kind: WindowKind) -> Result<Mw> {
         self.context.check_here()?;
         let key = write(&self.context.engine.shared.memory).add_window(self.id, kind)?;
@@ -260,7 +261,7 @@ impl Pd {
     /// A shared receive queue.
     ///
     /// # Errors
-    /// `EINVAL` for more than [`LIMITS`] says.
+    /// `EINVAL` for more than in [`LIMITS`].
     pub fn create_srq(&self, capacity: usize, sges: usize, cookie: u64) -> Result<Arc<Srq>> {
         self.context.check_here()?;
         if capacity == 0 || capacity > LIMITS.work_requests as usize || sges > LIMITS.sges as usize {
@@ -272,7 +273,7 @@ impl Pd {
     /// A queue pair in RESET.
     ///
     /// # Errors
-    /// `EINVAL` for more than [`LIMITS`] says, `ENOMEM` where the card has no more queue pairs.
+    /// `EINVAL` for more than in [`LIMITS`], `ENOMEM` where the RDMA device has no more queue pairs.
     pub fn create_qp(self: &Arc<Pd>, init: &QpInit) -> Result<Arc<Qp>> {
         self.context.check_here()?;
         let Capacity { sends, recvs, send_sges, recv_sges, inline } = init.capacity;
@@ -288,7 +289,7 @@ impl Pd {
     }
 }
 
-/// Where the bytes at an address of the program's are.
+/// The kind of memory that an address of the program's is in.
 fn backing(at: *mut u8, len: usize, access: Access) -> Result<Backing> {
     if is_accessible(at as usize, len, access.contains(Access::LOCAL_WRITE)) {
         return Ok(Backing::Host);
@@ -299,7 +300,7 @@ fn backing(at: *mut u8, len: usize, access: Access) -> Result<Backing> {
     })
 }
 
-/// Registered memory. Dropping it deregisters: after that the card does not touch the memory any more.
+/// Registered memory. Dropping it deregisters: after that the RDMA device does not touch the memory any more.
 #[derive(Debug)]
 pub struct Mr {
     key: u32,
@@ -309,11 +310,11 @@ pub struct Mr {
 }
 
 impl Mr {
-    /// Registers other memory, with other rights or for another domain of the card, under the same keys. Where it fails
-    /// all stays as it is.
+    /// Registers other memory, with other rights or for another domain of the RDMA device, under the same keys. Where
+    /// it fails all stays as it is.
     ///
     /// # Errors
-    /// As [`Pd::reg_mr`], and `EINVAL` for a domain of another card.
+    /// As [`Pd::reg_mr`], and `EINVAL` for a domain of another RDMA device.
     ///
     /// # Safety
     /// As [`Pd::reg_mr`]; the old memory is not touched any more after this.
@@ -339,7 +340,8 @@ impl Mr {
         self.key
     }
 
-    /// A window is bound to it. Where the region is dropped all the same, no peer gets at its bytes any more.
+    /// Returns true while a window is bound to it. Where the region is dropped all the same, no peer gets at its bytes
+    /// any more.
     #[must_use]
     pub fn has_windows(&self) -> bool {
         read(&self.pd.context.engine.shared.memory).has_windows(self.key)
@@ -357,7 +359,7 @@ impl Mr {
         self.len
     }
 
-    /// There are none.
+    /// Returns true for a region of 0 bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -373,8 +375,8 @@ impl Drop for Mr {
     }
 }
 
-/// A memory window: a part of a region that peers reach under a key of its own, with rights of its own. Requests bind
-/// it and take it back ([`crate::SendOp::Bind`], [`crate::SendOp::LocalInv`]). Dropping it unbinds it.
+/// A memory window: a part of a region that peers reach under a separate key, with separate rights. Requests bind it
+/// and take it back ([`crate::SendOp::Bind`], [`crate::SendOp::LocalInv`]). Dropping it unbinds it.
 #[derive(Debug)]
 pub struct Mw {
     key: u32,

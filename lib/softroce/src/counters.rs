@@ -1,4 +1,4 @@
-//! What this process's cards have counted, under the names that Linux gives them: rdma_rxe in `hw_counters`, and the
+//! Counters of this process's RDMA devices, under the names that Linux gives them: rdma_rxe in `hw_counters`, and the
 //! attributes of a port.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ macro_rules! counters {
 
         pub(crate) static COUNTING: Counting = Counting { $($name: Counter(AtomicU64::new(0)),)* };
 
-        /// Counted so far, by all cards of this process since it began.
+        /// Counted so far, by all RDMA devices of this process since it began.
         #[must_use]
         pub fn counters() -> Counters {
             Counters { $($name: COUNTING.$name.0.load(Ordering::Relaxed),)* }
@@ -34,7 +34,7 @@ counters! {
     rcvd_seq_err,
     /// Repetitions because no acknowledgement came in time.
     completer_retry_err,
-    /// Requests that came again: most of them a second time, some from a stranger.
+    /// Requests that came again: most of them a second time, some from an unauthenticated sender.
     duplicate_request,
     /// Requests that came before one that is missing.
     out_of_seq_request,
@@ -42,7 +42,7 @@ counters! {
     bad_pkey_cntr,
     /// Datagrams without the queue pair's key, which are dropped.
     qkey_viol_cntr,
-    /// Answers that fit no request, and requests for what was never asked, which are dropped.
+    /// Answers that fit no request, and repeated requests that were never made before, which are dropped.
     dropped_strange,
 }
 

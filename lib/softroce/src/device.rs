@@ -1,4 +1,4 @@
-//! Devices: one card for each interface that is up and has an address.
+//! RDMA devices: one for each interface that is up and has an address.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub enum PortState {
     Active = 4,
 }
 
-/// A card: an interface of this host. While it is open, it and its clones follow the interface's addresses.
+/// An RDMA device: an interface of this host. While it is open, it and its clones follow the interface's addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     name: String,
@@ -36,10 +36,10 @@ pub struct Device {
     mac: [u8; 6],
 }
 
-/// What a port says about itself.
+/// Attributes of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortInfo {
-    /// The interface is up, or not.
+    /// State of the port: active while the interface is up.
     pub state: PortState,
     /// The largest payload of a packet that the interface's packets hold, in bytes.
     pub active_mtu: u32,
@@ -47,17 +47,18 @@ pub struct PortInfo {
     pub gids: usize,
 }
 
-/// An address that means something on one interface alone.
+/// Returns true for an address that is valid on one interface alone.
 pub(crate) fn is_link_local(ip: &IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 impl Device {
-    /// The cards of this host: interfaces that are up and have an address. Those with a link-local address alone come
-    /// behind the others, and the loopback interface comes last. `TINYROCE_DEVICES` picks and orders them.
+    /// The RDMA devices of this host: interfaces that are up and have an address. Those with a link-local address alone
+    /// come behind the others, and the loopback interface comes last. `TINYROCE_DEVICES` picks and orders them.
     ///
     /// # Errors
-    /// Where the system does not list its interfaces, or `TINYROCE_DEVICES` names one that is not there.
+    /// `ENODEV` where `TINYROCE_DEVICES` names an interface that is not there, or the system's error where it does not
+    /// list its interfaces.
     pub fn list() -> Result<Vec<Device>> {
         let all = if_addrs::get_if_addrs().map_err(|e| Error::system("listing interfaces", &e))?;
         let mut interfaces: Vec<(String, u32, Vec<IpAddr>)> = Vec::new();
@@ -126,8 +127,8 @@ impl Device {
     }
 
     /// Addresses of its port, in the order of their indexes; all are RoCE version 2. Zeros stand for an address that
-    /// went: the others keep their indexes. What changes while the card is open is told by
-    /// [`crate::EventKind::GidChange`], and is here before that.
+    /// went: the others keep their indexes. [`crate::EventKind::GidChange`] announces a change while the RDMA device is
+    /// open, which is here before that.
     #[must_use]
     pub fn gids(&self) -> Vec<Gid> {
         self.addresses().into_iter().map(|ip| ip.map_or(Gid::default(), Gid::from)).collect()
@@ -143,13 +144,13 @@ impl Device {
         self.addresses().iter().position(|ip| ip.is_some_and(|ip| ip.is_ipv4())).unwrap_or(0) as u8
     }
 
-    /// The interface is the loopback interface: peers are on this host.
+    /// Returns true for the loopback interface: peers are on this host.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         self.addresses().iter().flatten().any(IpAddr::is_loopback)
     }
 
-    /// The port's state, asked for anew.
+    /// Queries the port's state from the system.
     #[must_use]
     pub fn port(&self) -> PortInfo {
         let mtu = interface::mtu(&self.interface).unwrap_or(1500);
@@ -162,11 +163,11 @@ impl Device {
         if interface::up(&self.interface) { PortState::Active } else { PortState::Down }
     }
 
-    /// Opens the card.
+    /// Opens the RDMA device.
     ///
     /// # Errors
-    /// `EADDRINUSE` where something else has UDP port 4791, `ENOSPC` where all cards of the host are taken, and what
-    /// else the system refuses.
+    /// `EADDRINUSE` where something else has UDP port 4791, `ENOSPC` where all RDMA devices of the host are taken, and
+    /// what else the system refuses.
     pub fn open(&self) -> Result<Arc<Context>> {
         Context::open(self)
     }

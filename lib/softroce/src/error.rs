@@ -7,7 +7,7 @@ use std::io;
 /// Result of every fallible call in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure: what failed in words, and the number that verbs returns for it.
+/// A failure: what failed as text, and the number that verbs returns for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     errno: i32,
@@ -26,12 +26,12 @@ impl Error {
         Error::new(libc::EINVAL, text)
     }
 
-    /// No room for more.
+    /// An error for a table or queue that is full (`ENOMEM`).
     pub(crate) fn full(text: impl Into<Cow<'static, str>>) -> Error {
         Error::new(libc::ENOMEM, text)
     }
 
-    /// What the system refused.
+    /// An error of the system; `what` names what it refused.
     pub(crate) fn system(what: impl fmt::Display, error: &io::Error) -> Error {
         Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{what}: {error}"))
     }

@@ -1,11 +1,11 @@
-//! What a forked child inherits and must not use: its parent's sockets and queue pairs.
+//! Sockets and queue pairs that a forked child inherits from its parent and must not use.
 //!
-//! A child has copies of the parent's descriptors and memory, and none of its threads. A socket that it holds on to takes
-//! packets that nobody reads, and a queue pair that it posts to would use its parent's sequence numbers. So
+//! A child has copies of the parent's descriptors and memory, and none of its threads. A socket that it holds on to
+//! takes packets that no one reads, and a queue pair that it posts to would use its parent's sequence numbers. So
 //!
 //! - each [`Own`] descriptor is replaced in the child by one that is never readable, before `fork` returns there;
-//! - what a program calls notes its [`Origin`] and fails elsewhere, before it takes a lock that nobody may give back. To
-//!   ask costs a load.
+//! - what a program calls notes its [`Origin`] and fails elsewhere, before it takes a lock that no thread may release.
+//!   The check costs a load.
 //!
 //! Both hang on `pthread_atfork(3)`. A child of a bare `clone(2)` or of `_Fork` is known by a page that the kernel wipes
 //! in every child (`MADV_WIPEONFORK`); it keeps the sockets. `posix_spawn` and `vfork` go on to `exec`, which closes them.
@@ -46,7 +46,7 @@ impl Origin {
         }
     }
 
-    /// Whether this is still the process, not a child of it.
+    /// Returns true in the process itself, false in a child of it.
     #[inline]
     pub(crate) fn is_here(self) -> bool {
         self.0 == name().load(Ordering::Relaxed)
@@ -68,10 +68,10 @@ impl Origin {
     }
 }
 
-/// A descriptor of the card's: a forked child has something harmless at its number.
+/// A descriptor of the RDMA device's: a forked child has something harmless at its number.
 #[derive(Debug)]
 pub(crate) struct Own<T> {
-    // Dropped first: a number that is free again may be anybody's.
+    // Dropped first: a number that is free again may be of any descriptor.
     _place: Place,
     inner: T,
 }
@@ -98,7 +98,7 @@ impl<T: AsFd> AsFd for Own<T> {
 
 const FREE: i32 = -1;
 
-/// Descriptors to replace, in memory that stays where it is: the child reads it while locks may be held for ever.
+/// Descriptors to replace, in memory that stays where it is: the child reads it while locks may be held forever.
 struct Table {
     places: [AtomicI32; 64],
     next: OnceLock<Box<Table>>,
@@ -199,7 +199,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// Makes a child by `fork`; the child ends with what `f` says.
+    /// Makes a child by `fork`; the child ends with the result of `f`.
     fn child(fork: impl FnOnce() -> libc::pid_t, f: impl FnOnce() -> bool) -> bool {
         match fork() {
             // SAFETY: ends the process.

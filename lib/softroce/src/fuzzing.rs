@@ -16,8 +16,8 @@ pub type Target = (&'static str, fn(&[u8]));
 /// All of them.
 pub const TARGETS: [Target; 2] = [("roce_packet", roce_packet), ("roce_responder", roce_responder)];
 
-/// What a socket gives: a packet with its ICRC. The first byte chooses its route. What is parsed goes back to the same
-/// packet; with an ICRC of ours it is accepted, and with a damaged one it is not.
+/// Parses bytes as a socket gives them, a packet with its ICRC. The first byte chooses its route. A parsed packet
+/// builds to the same bytes; with an ICRC of ours it is accepted, and with a damaged one it is not.
 pub fn roce_packet(data: &[u8]) {
     let Some((how, bytes)) = data.split_first() else { return };
     let end = |v6: bool, host: u8, port: u16| match v6 {
@@ -62,7 +62,8 @@ mod tests {
     /// A step of [`roce_responder`] as bytes: mostly packets with fields that a queue pair expects.
     fn step() -> impl Strategy<Value = Vec<u8>> {
         let near = prop_oneof![5 => Just(0u8), 1 => prop::sample::select(vec![1u8, 2, 0xff, 0xfe, 0xfd])];
-        // Solicited, asked to acknowledge, which region, a key or an address or a length of the stranger's own.
+        // Solicited, asked to acknowledge, which region, a key or an address or a length of the unauthenticated
+        // sender's.
         let flags = prop_oneof![(0u8..16), (0u8..128)];
         let rest = prop::collection::vec(prop_oneof![Just(0xffu8), 0u8..16, any::<u8>()], 1..7);
         let packet = (0u8..24, flags, near, rest);

@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLock};
 
 use crate::sync::{read, write};
 
-/// As many entries as an index of 8 bits tells apart.
+/// Entries at most: as many as an index of 8 bits tells apart.
 const MOST: usize = 256;
 
 /// Addresses by their index. An address keeps its index for as long as it is there; one that went leaves an empty

@@ -1,4 +1,4 @@
-//! What the system says about an interface of this network namespace. sysfs would tell of the namespace that it was
+//! Queries of the system about an interface of this network namespace. sysfs would answer for the namespace that it was
 //! mounted in.
 
 use std::io;
@@ -25,19 +25,19 @@ fn ask(name: &str, request: libc::Ioctl) -> io::Result<libc::ifreq> {
     }
 }
 
-/// The flags of an interface that is up say this: it was set up, and has a carrier.
+/// Returns true if the flags are those of an interface that was set up and has a carrier.
 pub(crate) fn is_up(flags: u32) -> bool {
     let up = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
     flags & up == up
 }
 
-/// The interface is up. One that is not there is down.
+/// Returns true if the interface is up. One that is not there is down.
 pub(crate) fn up(name: &str) -> bool {
     // SAFETY: the request fills the flags.
     ask(name, libc::SIOCGIFFLAGS).is_ok_and(|answer| is_up(unsafe { answer.ifr_ifru.ifru_flags } as u16 as u32))
 }
 
-/// Bytes of a packet, IP header included.
+/// Bytes of a packet at most, IP header included; `None` if the system gives no value.
 pub(crate) fn mtu(name: &str) -> Option<u32> {
     // SAFETY: the request fills the MTU.
     ask(name, libc::SIOCGIFMTU).ok().and_then(|answer| u32::try_from(unsafe { answer.ifr_ifru.ifru_mtu }).ok())

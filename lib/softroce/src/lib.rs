@@ -1,4 +1,4 @@
-//! A RoCEv2 network card in user space: RDMA over UDP, without a kernel module, root or hardware.
+//! A RoCEv2 RDMA device in user space: RDMA over UDP, without a kernel module, root or hardware.
 //!
 //! Each module uses those above it:
 //!
@@ -6,17 +6,17 @@
 //! | --- | --- |
 //! | [`error`](mod@error) | the one error type |
 //! | [`counters`](counters()) | how many packets, repetitions and refusals |
-//! | `fork` | what a forked child inherits |
+//! | `fork` | descriptors that a forked child inherits |
 //! | [`psn`] | packet sequence numbers |
 //! | [`wire`] | the headers of a packet, one file each |
 //! | [`memory`] | registered memory |
 //! | [`path`], `gids` | addresses of ports |
-//! | `interface`, `netlink` | what the system says about an interface, and when it changes |
+//! | `interface`, `netlink` | the state of an interface, and its changes |
 //! | [`queue`] | work requests, completions, events |
 //! | [`qp`] | queue pairs: requester, completer, responder, free of I/O |
 //! | `engine` | sockets, timers, a thread |
-//! | [`context`], [`qpair`] | an open card and what is made of it, in the shape of verbs |
-//! | [`device`] | the cards of this host |
+//! | [`context`], [`qpair`] | an open RDMA device and its objects, in the shape of verbs |
+//! | [`device`] | the RDMA devices of this host |
 //!
 //! Variables: [`DEVICES_VARIABLE`], [`LOSS_VARIABLE`], [`DELAY_VARIABLE`], [`TRACE_VARIABLE`].
 

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use crate::interface::is_up;
 
-/// What changed.
+/// A change of an interface or of its addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     /// An interface is up, or not.
@@ -42,7 +42,7 @@ fn piece<'a>(bytes: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     Some(head)
 }
 
-/// What the messages of a datagram say, in order. What is not known or not whole is left out.
+/// Parses the messages of a datagram into changes, in order. Those that are not known or not whole are left out.
 pub(crate) fn changes(mut datagram: &[u8]) -> Vec<Change> {
     let mut all = Vec::new();
     while let Some((kind, body)) = message(&mut datagram) {
@@ -68,7 +68,7 @@ fn message<'a>(datagram: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
 fn link(kind: u16, mut body: &[u8]) -> Option<Change> {
     let [family, _, _, _] = *take(&mut body)?;
     let (index, flags) = (u32_of(&mut body)?, u32_of(&mut body)?);
-    // Those of a family are about a bridge's ports.
+    // Messages of a family are about a bridge's ports.
     if i32::from(family) != libc::AF_UNSPEC {
         return None;
     }
@@ -89,11 +89,11 @@ fn address(kind: u16, mut body: &[u8]) -> Option<Change> {
         }
     }
     let there = kind == libc::RTM_NEWADDR;
-    // An IPv6 address can be used, and is told of again, when no neighbour was found to have it.
+    // An IPv6 address can be used, and is announced again, when no neighbour was found to have it.
     if there && flags & (libc::IFA_F_TENTATIVE | libc::IFA_F_DADFAILED) != 0 {
         return None;
     }
-    // Of a link between two points IFA_ADDRESS is the other end.
+    // For a link between two points IFA_ADDRESS is the other end.
     Some(Change::Address { index, ip: local.or(address)?, there })
 }
 

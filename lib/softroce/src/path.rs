@@ -1,4 +1,4 @@
-//! Addresses of ports, and the way of a packet between two of them.
+//! Addresses of ports, and the path of a packet between two of them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -30,7 +30,7 @@ impl fmt::Display for Gid {
     }
 }
 
-/// The way to a peer: what an address handle stands for.
+/// The path to a peer, as an address handle describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
     /// Our address.
@@ -41,11 +41,11 @@ pub struct Path {
     pub sgid_index: u8,
     /// IPv4 type of service or IPv6 traffic class.
     pub traffic_class: u8,
-    /// IPv4 TTL or IPv6 hop limit. 0 and 1 are the system's: programs say 1 without a thought of routers (rdma-core's
+    /// IPv4 TTL or IPv6 hop limit. 0 and 1 are the system's: programs set 1 without a thought of routers (rdma-core's
     /// pingpongs do), and with verbs of the kernel the route decides, too.
     pub hop_limit: u8,
-    /// IPv6 flow label: kept for queries, not sent. The system takes labels only from who leases them.
+    /// IPv6 flow label: kept for queries, not sent. The system takes labels only from processes that lease them.
     pub flow_label: u32,
-    /// The peer is on this host.
+    /// True if the peer is on this host.
     pub local: bool,
 }

@@ -12,20 +12,20 @@ use crate::queue::{Affected, Cq, RecvRequest, SendRequest, Srq};
 use crate::sync::read;
 use crate::wire::Service;
 
-/// What a queue pair is made of.
+/// Parameters of a new queue pair.
 #[derive(Debug, Clone)]
 pub struct QpInit {
     /// Transport service.
     pub service: Service,
-    /// How much it holds.
+    /// Sizes of its queues and requests.
     pub capacity: Capacity,
-    /// Every send gives a completion, signaled or not.
+    /// True if every send gives a completion, signaled or not.
     pub signal_all: bool,
     /// Completions of sends.
     pub send_cq: Arc<Cq>,
     /// Completions of receives.
     pub recv_cq: Arc<Cq>,
-    /// Where its receives come from, if they are not its own.
+    /// Shared receive queue that its receives come from; `None` for its own.
     pub srq: Option<Arc<Srq>>,
 }
 
@@ -70,7 +70,7 @@ impl Qp {
         self.qpn
     }
 
-    /// What it was made of.
+    /// The parameters with which it was created.
     #[must_use]
     pub fn init(&self) -> &QpInit {
         &self.init
@@ -108,8 +108,8 @@ impl Qp {
     /// Posts requests to the send queue, in order, and sends what can be sent. From any thread.
     ///
     /// # Errors
-    /// Which request was refused, and why; those before it are posted. `EINVAL` for a request that the queue pair does
-    /// not take in this state, `ENOMEM` where the queue is full.
+    /// The index of the request that was refused, and why; those before it are posted. `EINVAL` for a request that the
+    /// queue pair does not take in this state, `ENOMEM` where the queue is full.
     ///
     /// # Safety
     /// Memory of the requests is registered under the keys that they name and stays so, unchanged where it is sent and
@@ -122,7 +122,7 @@ impl Qp {
         })
     }
 
-    /// The same, but where one is refused nothing is posted.
+    /// Posts requests to the send queue, in order, or none of them where one is refused. From any thread.
     ///
     /// # Errors
     /// As [`Qp::post_send`].
@@ -137,7 +137,7 @@ impl Qp {
     /// Posts receives. From any thread.
     ///
     /// # Errors
-    /// Which one was refused, and why; those before it are posted.
+    /// The index of the receive that was refused, and why; those before it are posted.
     ///
     /// # Safety
     /// Memory of the receives is registered under the keys that they name and stays so, and is not looked at, until
@@ -159,7 +159,7 @@ impl Drop for Qp {
         let engine = &self.pd.context.engine;
         self.cell.hurry(&engine.shared);
         engine.shared.remove(self.qpn);
-        // Who still works with it, works with a queue pair in RESET, which is allowed from every state.
+        // A thread that still works with it, works with a queue pair in RESET, which is allowed from every state.
         let _ = self.cell.with(|machine| machine.modify(&QpAttr::default(), AttrMask::STATE));
         read(&engine.shared.memory).forget_qp(self.qpn);
         self.pd.context.events.forget(Affected::Qp(self.qpn));

@@ -1,4 +1,4 @@
-//! How the store and a rank show each other that they know the job's secret, before either says more.
+//! Mutual authentication of the store and a rank: each proves that it knows the job's secret, before either sends more.
 //!
 //! ```text
 //!   rank                                            store
@@ -8,11 +8,11 @@
 //!                                              ◀─   welcome: the generation
 //! ```
 //! Every store draws a generation. The secret of the links between the ranks comes from the job's secret and the
-//! generation, so that a rank of an older start is a stranger to the ranks of a newer one, with the same secret, too.
+//! generation, so that the ranks of a newer start reject a rank of an older one, with the same secret, too.
 //! A member that comes again over another stream (`resume.rs`) proves that it knows the secret of the links: a rank of
 //! an older start cannot take its place.
-//! Where the job has no secret but a public value in its place, the generation alone makes it: whoever can register
-//! learns it, and nobody else.
+//! In a job with a public value instead of a secret, the generation alone protects the links: any client that can
+//! register learns it, and no other.
 
 use super::frame::Hello;
 use super::message::{Bytes, ToRank};
@@ -20,10 +20,10 @@ use crate::config::{self, Config};
 use crate::error::{Error, Result};
 use crate::secret::{self, Nonce, Secret};
 
-/// What tells one start of a job from another.
+/// Random bytes of a store, which distinguish one start of a job from another.
 pub(super) type Generation = [u8; 32];
 
-/// Why a client or a store is not one of ours.
+/// Text for a client or a store that is not one of ours.
 pub(super) const WRONG_SECRET: &str = "wrong secret: the rank and the store belong to different jobs (one of them may be left \
      over from an older start), or TINYNCCL_SECRET is not the same for all ranks";
 
@@ -31,8 +31,8 @@ const STORE: &str = "store";
 const RANK: &str = "rank";
 const MEMBER: &str = "member";
 
-/// What ranks and store prove to each other: the secret of the job's id, and with it the one that `config` names, if it
-/// does.
+/// Returns the secret that ranks and store prove to each other: the one of the job's id, mixed with the one that
+/// `config` names, if it does.
 pub(crate) fn join_secret(id: &Secret, config: &Config) -> Result<Secret> {
     let given = match &config.secret_file {
         None => config.secret,
@@ -61,7 +61,7 @@ pub(super) fn link_secret(secret: &Secret, generation: &Generation) -> Secret {
     secret.derive("links", generation)
 }
 
-/// What the store has asked a client.
+/// The store's challenge to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Challenge {
     pub(super) hello: Hello,
@@ -69,7 +69,7 @@ pub(super) struct Challenge {
 }
 
 impl Challenge {
-    /// The store's answer to a hello.
+    /// Makes the store's reply to a hello.
     pub(super) fn to(hello: Hello, secret: &Secret) -> Result<(Challenge, ToRank)> {
         let nonce: Nonce = secret::random()?;
         let proof = secret.prove(STORE, &[&hello.encode(), &nonce]);
@@ -77,23 +77,23 @@ impl Challenge {
         Ok((Challenge { hello, nonce }, message))
     }
 
-    /// Whether the client's proof is right.
+    /// Returns true if `proof` shows that the client knows the job's secret.
     pub(super) fn is_met(&self, secret: &Secret, proof: &Bytes) -> bool {
         secret.accepts(&proof.0, RANK, &[&self.hello.encode(), &self.nonce])
     }
 
-    /// Whether it is the one of a member that comes again.
+    /// Returns true if `proof` is that of a member that comes again: it shows knowledge of the links' secret.
     pub(super) fn is_met_again(&self, links: &Secret, proof: &Bytes) -> bool {
         links.accepts(&proof.0, MEMBER, &[&self.hello.encode(), &self.nonce])
     }
 }
 
-/// What a rank that is a member answers instead, to go on over another stream: it knows the secret of the links.
+/// Returns the proof of a rank that is a member, to go on over another stream: it knows the secret of the links.
 pub(super) fn answer_again(links: &Secret, hello: &Hello, nonce: &Bytes) -> Bytes {
     Bytes(links.prove(MEMBER, &[&hello.encode(), &nonce.0]).to_vec())
 }
 
-/// The rank's answer to a challenge; `None` when it does not come from a store that knows the secret.
+/// Returns the rank's proof for a challenge; `None` when it does not come from a store that knows the secret.
 pub(super) fn answer(secret: &Secret, hello: &Hello, nonce: &Bytes, proof: &Bytes) -> Option<Bytes> {
     let parts: [&[u8]; 2] = [&hello.encode(), &nonce.0];
     secret.accepts(&proof.0, STORE, &parts).then(|| Bytes(secret.prove(RANK, &parts).to_vec()))

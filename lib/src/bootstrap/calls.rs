@@ -3,7 +3,7 @@
 //!
 //! Every call changes the digest, so that two ranks whose calls differed once differ from then on: it is enough that
 //! they compare now and then. Messages carry it ([`Header::crc`]), so do lines and credits in the shared region, and
-//! heartbeats carry the calls to the store, which compares them where nobody reads a message of the other.
+//! heartbeats carry the calls to the store, which compares them where no rank reads a message of the other.
 //!
 //! A digest is shorter than what it stands for. Two lists of calls with one digest cannot be chosen beforehand, because
 //! it depends on random numbers of the job ([`Keys`]).
@@ -64,7 +64,7 @@ pub struct Disagreement {
     pub calls: [Made; 2],
 }
 
-/// What goes into messages of a call.
+/// Digests that the messages of a call carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Digests {
     /// Digest of the calls before this one; never 0, which stands for an unknown one.
@@ -90,7 +90,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// What is there, unless it is being written.
+    /// Returns the call; `None` for an empty entry, or while it is being written.
     fn read(&self) -> Option<Made> {
         let stamp = self.stamp.load(Ordering::Acquire);
         let (count, kind) = (self.count.load(Ordering::Relaxed), self.kind.load(Ordering::Relaxed));
@@ -115,15 +115,15 @@ fn digest(running: u64) -> u32 {
 pub(crate) struct Keys([u64; 3]);
 
 impl Keys {
-    /// Those of communicator `comm` of the job with this secret.
+    /// Derives the keys of communicator `comm` of the job with this secret.
     pub(crate) fn of(secret: &Secret, comm: u32) -> Keys {
         let derived = secret.derive("digests of calls", &comm.to_le_bytes());
         let [first, second, third, _]: [[u8; 8]; 4] = bytemuck::cast(*derived.bytes());
         Keys([first, second, third].map(u64::from_le_bytes))
     }
 
-    /// The digest of a list with one more member, of two words. The product of two words that nobody knows is as good
-    /// as random (the folded multiplication of wyhash). Its sum with the state is mixed by steps that can be undone, so
+    /// Returns the digest of a list with one more element, of two words. The product of two secret words is as good as
+    /// random (the folded multiplication of wyhash). Its sum with the state is mixed by steps that can be undone, so
     /// that two lists that once differ do so from then on.
     #[inline(always)]
     fn add(&self, state: u64, [one, other]: [u64; 2]) -> u64 {
@@ -178,7 +178,7 @@ impl Calls {
         calls
     }
 
-    /// Those behind number `after`.
+    /// Returns the remembered calls after number `after`, in order.
     pub(crate) fn since(&self, after: u32) -> Vec<Made> {
         let mut calls = self.all();
         calls.retain(|call| is_later(call.seq(), after));
@@ -186,7 +186,7 @@ impl Calls {
     }
 }
 
-/// The calls of a communicator as the ranks tell them, by number: each that comes is compared with the one that is
+/// The calls of a communicator as the ranks report them, by number: each that comes is compared with the one that is
 /// there.
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
@@ -195,7 +195,7 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    /// Takes in what `rank` tells; the first difference, once.
+    /// Takes in the calls that `rank` reports; returns the first difference, once.
     pub(crate) fn take(&mut self, rank: usize, calls: &[Made]) -> Option<([usize; 2], [Made; 2])> {
         self.slots.resize(REMEMBERED, None);
         for call in calls {

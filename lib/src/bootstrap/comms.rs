@@ -1,15 +1,15 @@
-//! The store's knowledge of communicators: how far each rank has come, and the calls that the ranks told.
+//! The store's knowledge of communicators: the progress of each rank, and the calls that the ranks reported.
 //!
-//! A rank that closes a communicator asks whether the others have made its calls. They may have closed it long before,
-//! and thousands of others since: a communicator is remembered until all of its ranks are done with it.
+//! A rank that closes a communicator queries whether the others have made its calls. They may have closed it long
+//! before, and thousands of others since: a communicator is remembered until all of its ranks are done with it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::calls::{Comparison, Disagreement, Made};
 use super::progress::Snapshot;
 
-/// Communicators that no rank uses any more, of which some rank has never told: it was lost before. So many of them are
-/// kept, for it may also be about to tell.
+/// Limit of the kept communicators that no rank uses any more, and some rank has never reported: it was lost before, or
+/// it may be about to report.
 const UNTOLD: usize = 1024;
 
 /// All communicators by number.
@@ -23,11 +23,11 @@ pub(super) struct Comms {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Number of its ranks, once one has said it.
+    /// Number of its ranks; 0 until one has reported it.
     ranks: usize,
-    /// By rank; `None` for a rank that is done with it, and never said that it makes no more calls.
+    /// Progress by rank; `None` for a rank that is done with it, and never reported that it makes no more calls.
     progress: BTreeMap<usize, Option<Snapshot>>,
-    /// How many of them are in use.
+    /// Number of ranks that use it.
     used: usize,
     calls: Comparison,
 }
@@ -47,7 +47,7 @@ impl Comms {
         self.used.insert(rank, now);
     }
 
-    /// `rank` tells nothing more.
+    /// Ends the reports of `rank`, which has left or is lost.
     pub(super) fn gone(&mut self, rank: usize) {
         for comm in self.used.remove(&rank).unwrap_or_default() {
             self.done(comm, rank, false);
@@ -77,7 +77,7 @@ impl Comms {
         }
     }
 
-    /// Compares what `rank` tells of its calls with what others told.
+    /// Compares the calls that `rank` reports with those that others reported.
     pub(super) fn compare(&mut self, rank: usize, calls: &[(u32, Vec<Made>)]) -> Vec<Disagreement> {
         let compared = calls.iter().filter_map(|(comm, calls)| {
             let (ranks, calls) = self.known.get_mut(comm)?.calls.take(rank, calls)?;
@@ -86,7 +86,7 @@ impl Comms {
         compared.collect()
     }
 
-    /// How far `rank` has come in `comm`; `None` if it does not have it.
+    /// Returns the progress of `rank` in `comm`; `None` if it does not have it.
     pub(super) fn progress(&self, comm: u32, rank: usize) -> Option<Snapshot> {
         self.known.get(&comm)?.progress.get(&rank).copied().flatten()
     }
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(comms.progress(7, 0), Some(closed(3)));
         comms.advance(1, vec![]);
         assert_eq!((comms.len(), comms.progress(7, 0)), (0, None));
-        // A rank that is lost before it tells.
+        // A rank that is lost before it reports.
         for comm in 0..5000 {
             comms.advance(0, vec![(comm, closed(1))]);
         }

@@ -1,7 +1,7 @@
 //! A connection that carries frames over a non-blocking TCP stream; the store and the ranks use the same.
 //!
-//! It can go on over another stream: each side keeps what it queued until the other says that it took it, and counts
-//! what it took itself.
+//! It can go on over another stream: each side keeps the bytes that it queued until the other acknowledges them, and
+//! counts those that it took itself.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -17,11 +17,11 @@ use crate::fork::Kept;
 
 /// Most bytes that may wait for a peer that does not take them.
 const MAX_KEPT: usize = 64 << 20;
-/// After so many bytes the peer is told that we took them.
+/// Number of bytes after which we acknowledge to the peer that we took them.
 const MUCH: u64 = 64 << 10;
-/// A peer whose kernel is not heard for so long is lost, with its host or all ways to it.
+/// A peer whose kernel is silent for this long is lost, with its host or all paths to it.
 pub(crate) const LOST: Duration = Duration::from_secs(30);
-/// The kernel asks an idle peer's so often.
+/// Interval of the kernel's keepalive probes to an idle peer.
 const PROBE: Duration = Duration::from_secs(5);
 /// The kernel's own limit must not end a connection that may go on over another stream: one that it gives up looks to
 /// the peer like a process that ended. (Zero would leave it to the number of repetitions, which the host's settings
@@ -33,19 +33,19 @@ const NEVER: Duration = Duration::from_secs(10 * 24 * 3600);
 pub(crate) struct Connection {
     stream: Kept<TcpStream>,
     pub(crate) decoder: Decoder,
-    /// What was queued, from byte `took` of the connection on.
+    /// Queued bytes, from byte `took` of the connection on.
     kept: Vec<u8>,
-    /// How much of that the kernel has.
+    /// Number of bytes at the begin of `kept` that the kernel has taken.
     sent: usize,
-    /// Bytes of ours that the peer has said it took.
+    /// Bytes of ours that the peer has acknowledged.
     took: u64,
-    /// Bytes of the peer's that we have said we took.
+    /// Bytes of the peer's that we have acknowledged.
     told: u64,
     /// Bytes that this stream has sent.
     written: u64,
     /// Bytes of them that the peer's kernel has, and when that number last changed, or nothing was missing.
     arrived: (u64, Instant),
-    /// Why it could not be written to any more. The kernel says it once, and after that only that the stream is over.
+    /// Error of the first write that failed. The kernel reports it once, and after that only that the stream is over.
     broke: Option<io::ErrorKind>,
 }
 
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// The next message that is here whole; `Err` says how it breaks the protocol.
+    /// Returns the next message that is here whole; `Err` describes a violation of the protocol.
     pub(crate) fn next<T: DeserializeOwned>(&mut self, limit: usize) -> Result<Option<T>, String> {
         let Some(body) = self.decoder.frame(limit)? else { return Ok(None) };
         serde_json::from_slice(&body).map(Some).map_err(|e| format!("a message that this version does not know: {e}"))
@@ -160,19 +160,19 @@ impl Connection {
         self.sent < self.kept.len()
     }
 
-    /// The number of bytes that we have taken, to be told to the peer.
+    /// Returns the number of bytes that we have taken, which the caller must send to the peer.
     pub(crate) fn account(&mut self) -> u64 {
         self.told = self.decoder.taken();
         self.told
     }
 
-    /// The same, if the peer keeps much that we have taken.
+    /// Returns [`Connection::account`], if the peer keeps more than 64 KiB that we have taken.
     pub(crate) fn due_account(&mut self) -> Option<u64> {
         (self.decoder.taken() - self.told > MUCH).then(|| self.account())
     }
 
-    /// The peer says that it has taken so many bytes: they are kept no longer. An older number may come behind a newer
-    /// one: after [`Connection::go_on`] what was sent before comes once more.
+    /// Drops the bytes that the peer has acknowledged: the first `taken` of the connection. An older number may come
+    /// behind a newer one: after [`Connection::go_on`] the bytes sent before come once more.
     pub(crate) fn settle(&mut self, taken: u64) -> Result<(), String> {
         self.settle_to(taken.max(self.took))
     }
@@ -183,7 +183,7 @@ impl Connection {
             let (from, to) = (self.took, self.took + self.kept.len() as u64);
             return Err(format!("it says that it took {taken} bytes, where {from} to {to} are possible"));
         };
-        // It expects those that came over the stream of before, and are under way again, from this one, too.
+        // It expects those that came over the former stream, and are in flight again, from this one, too.
         let settled = settled.min(self.sent);
         self.kept.drain(..settled);
         self.sent -= settled;
@@ -191,7 +191,7 @@ impl Connection {
         Ok(())
     }
 
-    /// For how long the peer's kernel has acknowledged nothing of what waits for that.
+    /// Returns the time for which the peer's kernel has acknowledged no byte in flight; about 0 while there is none.
     pub(crate) fn stuck_for(&mut self) -> Duration {
         let arrived = self.written.saturating_sub(unacknowledged(&*self.stream));
         if arrived != self.arrived.0 || arrived == self.written {
@@ -200,7 +200,7 @@ impl Connection {
         self.arrived.1.elapsed()
     }
 
-    /// For how long nothing has come from the peer's kernel, not even an acknowledgement.
+    /// Returns the time since the last segment from the peer's kernel, data or acknowledgement.
     pub(crate) fn silent_for(&self) -> Duration {
         // SAFETY: integers alone, for which zeros are values.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
@@ -214,7 +214,7 @@ impl Connection {
     }
 
     /// Goes on over the stream of `other`, where the peer sends from byte `from` of this connection on, and has taken
-    /// `taken` of our bytes. `other` has the stream of before.
+    /// `taken` of our bytes. `other` gets the former stream.
     pub(crate) fn go_on(&mut self, other: &mut Connection, taken: u64, from: u64) -> Result<(), String> {
         // Nothing that the peer has taken goes over the new stream.
         let sent = std::mem::replace(&mut self.sent, self.kept.len());
@@ -231,7 +231,7 @@ impl Connection {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// What to poll for.
+    /// Returns the events to poll for.
     pub(crate) fn interest(&self) -> PollFlags {
         if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
@@ -245,7 +245,7 @@ pub(crate) fn unacknowledged(socket: impl AsFd) -> u64 {
     if status == 0 { bytes.max(0) as u64 } else { 0 }
 }
 
-/// What is known of a peer after [`LOST`].
+/// Text for a peer that is lost after [`LOST`].
 pub(crate) const GONE_HOST: &str = "its host does not answer any more";
 
 /// A message as a frame.
@@ -256,13 +256,13 @@ pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, String> {
     Ok(frame)
 }
 
-/// Whether an error of a connection is one of the way to the peer, and says nothing about its process.
+/// Returns true if an error of a connection is one of the path to the peer, and says nothing about its process.
 pub(crate) fn is_of_the_way(error: &io::Error) -> bool {
     use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
     matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable | NetworkDown)
 }
 
-/// What an error of a connection means for the peer, in words.
+/// Returns a text for the error of a connection: its meaning for the peer.
 pub(crate) fn broken(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
@@ -289,12 +289,12 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Step {
-        /// Of a message of about so many bytes.
+        /// Queues a message of about this many bytes.
         Queue(usize),
         Flush,
         Fill,
         Take,
-        /// The other side hears what this one has taken.
+        /// Acknowledges to the other side the bytes that this one has taken.
         Settle,
     }
 
@@ -333,13 +333,13 @@ mod tests {
             }
         }
 
-        /// As `resume.rs` does it; side 1, the store, may do `meanwhile` over the stream of before.
+        /// Resumes as `resume.rs` does; side 1, the store, may do `meanwhile` over the former stream.
         fn go_on(&mut self, meanwhile: &[Step]) {
             let [mut rank, mut store] = pair();
             let told = self.sides[1].account();
             let took = self.sides[0].account();
             self.sides[0].go_on(&mut rank, told, took).unwrap();
-            // Its stream ends when the rank hears of the store: not yet.
+            // Its stream ends when the rank receives more from the store: not yet.
             meanwhile.iter().for_each(|step| self.step(1, step));
             self.sides[1].go_on(&mut store, took, told).unwrap();
         }

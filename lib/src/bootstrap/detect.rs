@@ -1,8 +1,8 @@
-//! What the environment says: which launcher started this process, which rank it is, and where the ranks meet.
+//! Detection from the environment: the launcher that started this process, its rank, and the rendezvous of the ranks.
 //!
 //! Pure: variables come through a lookup, so that every launcher can be tested without it.
 //!
-//! | launcher | rank, size, local rank | meeting place |
+//! | launcher | rank, size, local rank | rendezvous |
 //! |---|---|---|
 //! | ours | `RANK` `WORLD_SIZE` `LOCAL_RANK` | `TINYNCCL_UNIQUE_ID` |
 //! | torchrun | `RANK` `WORLD_SIZE` `LOCAL_RANK` | `MASTER_ADDR:MASTER_PORT`, or the next port when the agent holds that one |
@@ -10,16 +10,16 @@
 //! | MPICH, Intel MPI (Hydra) | `PMI_RANK` `PMI_SIZE` `MPI_LOCALRANKID` | the same |
 //! | Slurm (srun) | `SLURM_PROCID` `SLURM_STEP_NUM_TASKS` `SLURM_LOCALID` | the same if set; else the step's first host, port 61440 + (job + step) mod 4096 |
 //!
-//! Jobs are told apart by torchrun's run id, or by Slurm's job and step, where there are such.
+//! Jobs are distinguished by torchrun's run id, or by Slurm's job and step, where there are such.
 //!
 //! Launchers nest, and the inner one's ranks have the outer one's variables, too. The order above is that from the inside
 //! to the outside: torchrun and `mpirun` are started in a step of Slurm's, once per host or in a shell (`srun --pty`), and
-//! our launcher anywhere. What does not fit it is told by the numbers:
+//! our launcher anywhere. The numbers show which cases do not fit that order:
 //! - Where `PMI_RANK` and `PMI_SIZE` are Slurm's numbers, `srun --mpi=pmi2` has set them, and not a Hydra inside the step.
-//!   (Hydra says the local rank, too.)
+//!   (Hydra sets the local rank, too.)
 //! - Of two MPIs one that started a single process started the other.
-//! - `RANK=0` and `WORLD_SIZE=1` without a place to meet are nobody's, where another launcher started several ranks.
-//! - A step of one task is a place to start ranks in, not a rank of others: a world of one is made of it only on request.
+//! - `RANK=0` and `WORLD_SIZE=1` without a rendezvous do not count, where another launcher started several ranks.
+//! - A step of one task is a shell to start ranks in, not a rank of others: it is a world of one only on request.
 
 mod meeting;
 
@@ -40,7 +40,7 @@ pub(crate) const OF_TORCHRUN: [&str; 3] = [RUN_ID, "TORCHELASTIC_RESTART_COUNT",
 /// Source of variables.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Who started the ranks.
+/// The launcher that started the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Launcher {
     Tinynccl,
@@ -72,7 +72,7 @@ impl Launcher {
     }
 }
 
-/// All that the environment says.
+/// Result of the detection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) launcher: Launcher,
@@ -150,8 +150,8 @@ fn ranks(lookup: Lookup<'_>) -> Result<Ranks> {
     let set = |launcher: Launcher, size_variable: &'static str, local: &str, local_size: &str| -> Result<Ranks> {
         let rank = required(lookup, launcher.rank_variable(), size_variable)?;
         let world_size = required(lookup, size_variable, launcher.rank_variable())?;
-        // An MPI that does not say how many ranks are here is taken for one of this host: others say nothing that helps
-        // where it is not, and rank 0 names whom it misses.
+        // An MPI that does not set the number of ranks here is taken for one of this host: other variables do not help
+        // where it is not, and rank 0 names the missing ranks.
         let untold = matches!(launcher, Launcher::OpenMpi | Launcher::Hydra) && !several("SLURM_JOB_NUM_NODES");
         let one_host = world_size == 1 || number(lookup, local_size)?.map_or(untold, |here| here == world_size);
         Ok(Ranks { launcher, rank, world_size, size_variable, local_rank: number(lookup, local)?, one_host })
@@ -181,7 +181,7 @@ fn ranks(lookup: Lookup<'_>) -> Result<Ranks> {
         ranks.one_host |= number(lookup, "SLURM_STEP_NUM_NODES")? == Some(1);
         return Ok(ranks);
     }
-    // None, or half a set: the error says what is missing and what is there.
+    // None, or half a set: the error names the variables that are missing and those that are there.
     let found = ["WORLD_SIZE", "TINYNCCL_UNIQUE_ID"].into_iter().find(|n| here(n));
     let because = match found {
         Some(name) => format!("missing, but {name} is set"),
@@ -193,14 +193,15 @@ fn ranks(lookup: Lookup<'_>) -> Result<Ranks> {
     Err(Error::config("RANK", "", detail))
 }
 
-/// Whether `srun --mpi=pmi2` has set the PMI variables. Then only Slurm's own tell where the ranks are.
+/// Returns true if `srun --mpi=pmi2` has set the PMI variables. Then only Slurm's own show which ranks are on this
+/// host.
 fn is_sruns_pmi(lookup: Lookup<'_>) -> bool {
     let same = |one, other| size(lookup, one).is_some_and(|n| size(lookup, other) == Some(n));
     lookup("MPI_LOCALRANKID").is_none() && same("PMI_RANK", "SLURM_PROCID") && same("PMI_SIZE", slurm_size(lookup))
 }
 
-/// Whether `RANK` is our launcher's. It takes torchrun's variables from its ranks: both are there where one of its ranks
-/// started torchrun.
+/// Returns true if `RANK` is our launcher's. It takes torchrun's variables from its ranks: both are there where one of
+/// its ranks started torchrun.
 fn is_ours(lookup: Lookup<'_>) -> bool {
     lookup("TINYNCCL_UNIQUE_ID").is_some() && lookup(RUN_ID).is_none()
 }

@@ -1,4 +1,4 @@
-//! News that the store pushes to a rank.
+//! Events that the store pushes to a rank.
 
 use super::calls::Disagreement;
 
@@ -10,7 +10,7 @@ pub enum Event {
     RankLost {
         /// The lost rank.
         rank: usize,
-        /// What the store saw.
+        /// Text of the failure, as the store saw it.
         detail: String,
     },
     /// A rank closed its session in good order.
@@ -24,14 +24,14 @@ pub enum Event {
         from: usize,
         /// The communicator.
         comm: u32,
-        /// Its words.
+        /// The reason that it gave.
         reason: String,
     },
     /// Two ranks made different calls on a communicator.
     Disagree(Disagreement),
     /// The connection to the store broke while the job was running: its process (rank 0 or the launcher) is gone.
     StoreLost {
-        /// What the operating system said.
+        /// Error of the operating system.
         detail: String,
     },
 }

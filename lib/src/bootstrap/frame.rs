@@ -1,8 +1,8 @@
 //! Bytes on the wire: the fixed hello, and length-prefixed frames.
 //!
 //! A client first sends a hello of [`HELLO_BYTES`] bytes, little endian: `magic[8] version[u16] reserved[u16] nonce[16]
-//! rank[u32] world_size[u32]`. Its layout up to the version never changes, so that two versions can tell each other
-//! apart. After it both sides send frames: `length[u32] body[length]`, where the body is the JSON of a
+//! rank[u32] world_size[u32]`. Its layout up to the version never changes, so that two versions can recognise each
+//! other. After it both sides send frames: `length[u32] body[length]`, where the body is the JSON of a
 //! [`message`](super::message): first the store's challenge, then the client's proof.
 
 use super::unique_id::PROTOCOL_VERSION;
@@ -17,10 +17,10 @@ pub(crate) const HELLO_BYTES: usize = 36;
 pub(crate) const MAX_FRAME: usize = 16 << 20;
 /// Longest body of a proof's frame.
 pub(crate) const MAX_PROOF: usize = 1 << 10;
-/// Longest body of the frame after it (what a rank says of itself).
+/// Longest body of the frame after it (a rank's registration).
 pub(crate) const MAX_REGISTER: usize = 256 << 10;
 
-/// The first thing that a client says.
+/// The fields of a client's first message, behind magic and version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Hello {
@@ -41,7 +41,7 @@ struct Wire {
 }
 
 impl Hello {
-    /// Of a rank, for one connection.
+    /// Makes the hello of a rank, for one connection, with a random nonce.
     pub(crate) fn new(rank: usize, world_size: usize) -> crate::Result<Hello> {
         Ok(Hello { nonce: secret::random()?, rank: rank as u32, world_size: world_size as u32 })
     }
@@ -50,7 +50,7 @@ impl Hello {
         bytemuck::cast(Wire { magic: MAGIC, version: PROTOCOL_VERSION, reserved: 0, hello: *self })
     }
 
-    /// The hello in `bytes`, if it is of our kind and version; else why not, in words for the client.
+    /// Returns the hello in `bytes`, if it has our magic and version; else the reason, as a text for the client.
     pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Hello, String> {
         let Wire { magic, version, hello, .. } = bytemuck::cast(*bytes);
         if magic != MAGIC {

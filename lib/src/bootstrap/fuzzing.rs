@@ -48,8 +48,8 @@ fn frames<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Frames {
     (hello, bodies)
 }
 
-/// What four ranks tell the store, a line each: the rank's digit, then JSON, or `+` (it joins) or `!` (its connection
-/// broke).
+/// Messages of four ranks to the store, a line each: the rank's digit, then JSON, or `+` (it joins) or `!` (its
+/// connection broke).
 pub fn store_request(data: &[u8]) {
     const WORLD: usize = 4;
     let start = Instant::now();

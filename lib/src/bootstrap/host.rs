@@ -1,9 +1,9 @@
-//! Which machine a rank runs on, and in which network namespace: whether two ranks can share memory or meet over
-//! loopback.
+//! The machine that a rank runs on, and its network namespace: they decide whether two ranks can share memory or
+//! connect over loopback.
 
 use serde::{Deserialize, Serialize};
 
-/// Identity of the place where a process runs. Travels with a rank's endpoints.
+/// Identity of the host on which a process runs. Sent with a rank's endpoints.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Host {
     /// The kernel's boot id: equal for all processes under one running kernel, containers included. Empty if unknown.
@@ -17,7 +17,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// The place where this process runs.
+    /// Returns the host of this process.
     pub fn current() -> Host {
         use std::os::unix::fs::MetadataExt;
         Host {
@@ -38,7 +38,8 @@ impl Host {
         self.same_machine(other) && self.net_namespace == other.net_namespace
     }
 
-    /// Why a memory descriptor cannot go from one to the other over an abstract Unix socket, if it cannot.
+    /// Returns the reason for which a memory descriptor cannot go from one to the other over an abstract Unix socket;
+    /// `None` if it can.
     pub fn separation(&self, other: &Host) -> Option<&'static str> {
         if self.boot_id.is_empty() {
             Some("this machine's boot id is unknown")

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// Bridges that exist with the same addresses on every host that has them, so that a peer would reach itself.
 const BRIDGES: [&str; 2] = ["docker", "virbr"];
 
-/// Whether an interface is a bridge of a container or virtual-machine manager, by its name.
+/// Returns true if an interface is a bridge of a container or virtual-machine manager, by its name.
 pub(crate) fn is_bridge(interface: &str) -> bool {
     BRIDGES.iter().any(|bridge| interface.starts_with(bridge))
 }
@@ -100,7 +100,7 @@ pub(super) fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result
     Err(Error::config("TINYNCCL_IFNAME", names.text, detail))
 }
 
-/// Whether another host can be told of it.
+/// Returns true if the address can be announced to another host.
 fn is_usable(ip: IpAddr) -> bool {
     !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) && !ip.is_unspecified()
 }
@@ -124,7 +124,7 @@ impl<'a> NameFilter<'a> {
         Some(NameFilter { text, names, excluded, exact })
     }
 
-    /// Its names, for people.
+    /// Returns its names as a text for people.
     fn quoted(&self) -> String {
         let names: Vec<String> = self.names.iter().map(|name| format!("{name:?}")).collect();
         if names.is_empty() { "anything: the list is empty".to_owned() } else { names.join(" or ") }
@@ -139,7 +139,7 @@ impl<'a> NameFilter<'a> {
     }
 }
 
-/// A peer's addresses in the order in which they should be tried, each with the reason for its place (also logged).
+/// A peer's addresses in the order in which they should be tried, each with the reason for its rank (also logged).
 ///
 /// First the addresses in a subnet of ours, then those to which the kernel has a route. Loopback only when the peer is
 /// (or may be) on the same host; an address that we have ourselves only there, too, because elsewhere it is a bridge's.
@@ -158,12 +158,13 @@ pub fn order_candidates(local: &[LocalAddress], peer: &[SocketAddr], same_host: 
     ranked.into_iter().map(|(_, address, reason)| (address, reason)).collect()
 }
 
-/// Whether one of a peer's addresses is in a subnet of ours, or the kernel has a route there from an address of ours.
+/// Returns true if one of a peer's addresses is in a subnet of ours, or the kernel has a route there from an address of
+/// ours.
 pub(crate) fn leads_to(local: &[LocalAddress], peer: &[SocketAddr], same_host: bool) -> bool {
     peer.iter().filter_map(|&address| judge(local, address, same_host)).any(|(place, _)| place < NOT_CHOSEN)
 }
 
-/// Place of an address to which the kernel has a route, but not from an interface that was chosen.
+/// Rank of an address to which the kernel has a route, but not from an interface that was chosen.
 const NOT_CHOSEN: u8 = 3;
 
 fn judge(local: &[LocalAddress], address: SocketAddr, same_host: bool) -> Option<(u8, String)> {
@@ -190,7 +191,7 @@ fn same_subnet(local: &LocalAddress, ip: IpAddr) -> bool {
     in_subnet(local.ip, local.prefix, ip)
 }
 
-/// Whether `ip` is in the subnet of `own`, of `prefix` bits.
+/// Returns true if `ip` is in the subnet of `own`, of `prefix` bits.
 pub fn in_subnet(own: IpAddr, prefix: u8, ip: IpAddr) -> bool {
     match (own, ip) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
@@ -206,7 +207,7 @@ pub fn in_subnet(own: IpAddr, prefix: u8, ip: IpAddr) -> bool {
 }
 
 /// Pairs of one of `ours` and one of `theirs` ports that reach each other, each port in one pair at most. Both ends
-/// compute the same pairs if they agree on whose are ours: those of the same place in both lists first, so that several
+/// compute the same pairs if they agree on whose are ours: those of the same index in both lists first, so that several
 /// connections spread over several ports.
 pub(crate) fn pair_up(ours: usize, theirs: usize, reach: impl Fn(usize, usize) -> bool) -> Vec<(usize, usize)> {
     let mut pairs: Vec<(usize, usize)> =

@@ -22,9 +22,9 @@ use crate::threads::{deadline_after, left, poll};
 
 /// Longest time for one attempt to connect, or for the first answer, while there are other addresses to try.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
-/// A store that belongs to a job which is over may still be in the way for this long.
+/// Time for which a store of a job that is over may still occupy the address.
 const STALE_LIMIT: Duration = Duration::from_secs(2);
-/// Interval between questions whether the caller is to stop.
+/// Interval between checks whether the caller is to stop.
 const SLICE: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -39,9 +39,9 @@ pub(crate) struct Joined {
     pub(crate) ways: Ways,
 }
 
-/// Why one attempt did not succeed.
+/// Error of one attempt.
 enum Failed {
-    /// Nobody (of ours) there yet.
+    /// No store (of ours) there yet.
     Again(String),
     /// Refused; `stale` when it may be for a job that is ending.
     Refused { reason: String, stale: bool },
@@ -121,7 +121,7 @@ fn check(id: &UniqueId, rank: usize, world_size: usize, info: &Value) -> Result<
         return Err(Error::invalid(OP, "the unique id holds no address"));
     }
     let length = info.to_string().len();
-    // Room for the name of the message around it.
+    // 64 bytes for the name of the message around it.
     if length + 64 > MAX_REGISTER {
         let detail = format!("the endpoints take {length} bytes, at most {MAX_REGISTER} are allowed");
         return Err(Error::invalid(OP, detail));
@@ -155,7 +155,7 @@ impl Attempt {
                     let Some(proof) = admission::answer(&self.secret, &hello, &nonce, &proof) else {
                         goodbye(&mut connection, admission::WRONG_SECRET);
                         let reason = admission::WRONG_SECRET.to_owned();
-                        // The store of an older job, perhaps, which is in the way for a moment.
+                        // The store of an older job, perhaps, which occupies the address for a moment.
                         return Err(Failed::Refused { reason, stale: true });
                     };
                     connection.queue(&ToStore::Proof { proof }).map_err(Failed::Again)?;
@@ -193,7 +193,7 @@ impl Attempt {
         )
     }
 
-    /// From here on the store counts on us, and there is no other to try.
+    /// Registers, and waits for all ranks. From here on the store counts on us, and there is no other to try.
     fn register(&self, mut connection: Connection, ways: Ways) -> Result<Joined, Failed> {
         let address = ways.address;
         let fatal = |detail: String| Failed::Final(Error::bootstrap(address, detail));
@@ -254,11 +254,11 @@ impl Attempt {
     }
 }
 
-/// Connects and says hello.
+/// Connects and queues the hello.
 pub(super) fn dial(address: SocketAddr, hello: &Hello, limit: Duration) -> std::io::Result<Connection> {
     let limit = limit.max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&address, limit)?;
-    // A connect to a free port of this host can meet itself when the kernel picks that very port for our side.
+    // A connect to a free port of this host can reach itself when the kernel picks that very port for our side.
     if stream.local_addr().is_ok_and(|own| own == address) {
         return Err(std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "nobody listens there"));
     }
@@ -284,10 +284,10 @@ fn list(ranks: &[usize]) -> String {
     }
 }
 
-/// Tells the store that we give up, so that the others need not wait for us.
+/// Notifies the store that we give up, so that the others need not wait for us.
 fn goodbye(connection: &mut Connection, reason: &str) {
     if connection.queue(&ToStore::Bye { reason: reason.to_owned() }).is_ok() {
-        // The kernel delivers it after we close; if the store is gone there is nobody to tell.
+        // The kernel delivers it after we close; if the store is gone no one needs it.
         let _ = connection.flush();
         connection.end_of_stream();
     }

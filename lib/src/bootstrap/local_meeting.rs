@@ -1,9 +1,9 @@
-//! How ranks of one host meet when the launcher gives no address: rank 0 hands its unique id out over an abstract Unix
-//! socket.
+//! Rendezvous of the ranks of one host when the launcher gives no address: rank 0 hands its unique id out over an
+//! abstract Unix socket.
 //!
-//! The name is made of the user, the launcher's process id and its start time, so that two jobs never meet. An abstract
-//! socket leaves no file behind and disappears with its owner. Both sides check that the other belongs to the same
-//! user.
+//! The name consists of the user, the launcher's process id and its start time, so that two jobs never share one. An
+//! abstract socket leaves no file behind and disappears with its owner. Both sides check that the other belongs to the
+//! same user.
 
 use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
 use std::io::{Read, Write};
@@ -26,12 +26,13 @@ use crate::unix;
 
 const OP: &str = "meeting on this host";
 const LONGEST_ID: u64 = 8 << 10;
-/// How long rank 0 may take to answer.
+/// Limit for rank 0's reply.
 const READ_LIMIT: Duration = Duration::from_secs(1);
 /// Pause after `accept` failed, for instance for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The name under which the ranks with this launcher meet. `use_number`: how often this process has met before.
+/// The name of the socket of the ranks with this launcher. `use_number`: number of such rendezvous of this process
+/// before.
 pub(crate) fn name(rank_variable: &str, use_number: u32) -> String {
     let (pid, started) = launcher(rank_variable);
     format!("tinynccl-{}-{pid}-{started}-{use_number}", rustix::process::getuid().as_raw())
@@ -75,7 +76,7 @@ fn listen(address: &SocketAddrUnix) -> Result<UnixListener, Errno> {
     Ok(UnixListener::from(socket))
 }
 
-/// Rank 0's side: a thread that gives the id to everybody of the same user who connects. Ends when dropped.
+/// Rank 0's side: a thread that gives the id to any process of the same user that connects. Ends when dropped.
 #[derive(Debug)]
 pub(crate) struct HandOut {
     stop: Arc<(AtomicBool, Arc<Doorbell>)>,

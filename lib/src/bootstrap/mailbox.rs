@@ -1,4 +1,4 @@
-//! What the callers of a session and its thread share.
+//! State shared by the callers of a session and its thread.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -12,12 +12,12 @@ use crate::doorbell::Doorbell;
 use crate::interrupt::asked_to_stop;
 use crate::threads::{left, lock};
 
-/// Longest wait before the caller is asked whether it goes on.
+/// Longest wait before a check whether the caller is to stop.
 const SLICE: Duration = Duration::from_millis(50);
 
 pub(crate) type Handler = Arc<dyn Fn(&Event) + Send + Sync>;
 
-/// What the callers' threads and the monitor share.
+/// State shared by the callers' threads and the monitor.
 pub(crate) struct Mailbox {
     pub(crate) bell: Arc<Doorbell>,
     pub(crate) outbox: Mutex<Outbox>,
@@ -27,7 +27,7 @@ pub(crate) struct Mailbox {
     pub(crate) tracked: Mutex<Vec<(u32, Arc<Progress>)>>,
 }
 
-/// Frames to send, and whether to say goodbye after them.
+/// Frames to send, and a flag for the goodbye after them.
 #[derive(Default)]
 pub(crate) struct Outbox {
     pub(crate) frames: Vec<u8>,
@@ -42,7 +42,7 @@ pub(crate) struct Answers {
     pub(crate) exchanges: HashMap<String, Option<Exchanged>>,
     pub(crate) healths: HashMap<u64, Option<Vec<Health>>>,
     pub(crate) next_ticket: u64,
-    /// Why no more answers will come.
+    /// Reason for which no more answers will come; `None` while they do.
     pub(crate) over: Option<String>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) type Exchanged = Result<Vec<Vec<u8>>, Failure>;
 #[derive(Default)]
 pub(crate) struct Events {
     pub(crate) list: Vec<Event>,
-    /// With the communicator whose handler it is; `None` for one that stays as long as the session.
+    /// Handlers, with the communicator that each belongs to; `None` for one that stays as long as the session.
     pub(crate) handlers: Vec<(Option<u32>, Handler)>,
 }
 
@@ -91,7 +91,7 @@ impl Mailbox {
             if left <= SLICE {
                 return false;
             }
-            // Asking may run code of the program, which may make calls of its own.
+            // The check may run code of the program, which may make calls itself.
             drop(answers);
             if asked_to_stop() {
                 return false;
@@ -106,7 +106,7 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Remembers an event and tells the handlers.
+    /// Remembers an event and calls the handlers.
     pub(crate) fn dispatch(&self, event: Event) {
         let handlers = {
             let mut events = lock(&self.events);

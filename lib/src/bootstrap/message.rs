@@ -1,4 +1,4 @@
-//! What the store and the ranks say to each other, after the hello: JSON, one value per frame.
+//! Messages between the store and the ranks, after the hello: JSON, one value per frame.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use super::progress::{Health, Snapshot};
 pub(crate) enum ToStore {
     /// Answer to [`ToRank::Challenge`]: that we know the job's secret, too.
     Proof { proof: Bytes },
-    /// The same of a rank that is a member and comes again, over another stream: it knows the secret of the links. Its
-    /// tries are numbered, since one of before may be heard of later.
+    /// Answer to [`ToRank::Challenge`] of a rank that is a member and comes again, over another stream: it knows the
+    /// secret of the links. Its tries are numbered, since an earlier one may arrive later.
     Resume {
         proof: Bytes,
         #[serde(default)]
         number: u64,
     },
-    /// So many bytes of the store's were taken since the connection began.
+    /// Acknowledges `bytes` bytes of the store's, counted since the connection began.
     Took { bytes: u64 },
-    /// First message of a rank that is welcome: what it says of itself, opaque to the store.
+    /// First message of a rank that is welcome: its endpoints, opaque to the store.
     Register { info: Value },
     /// Heartbeat: the progress of every communicator that the rank tracks, and its calls since the last one, by the
     /// communicator's number.
@@ -32,12 +32,12 @@ pub(crate) enum ToStore {
     Put { key: String, members: Vec<usize>, value: Bytes },
     /// The rank no longer waits for this exchange.
     GiveUp { key: String, waited: Duration },
-    /// Asks for what is known of every rank.
+    /// Requests the health of every rank.
     Health { ticket: u64, comm: u32 },
-    /// To be passed to every other rank.
+    /// Aborts a communicator; the store forwards it to every other rank.
     Abort { comm: u32, reason: String },
-    /// The rank makes no more calls and is to be taken for gone, but wants to hear what becomes of the others: it
-    /// relays between them.
+    /// The rank makes no more calls and is to be taken for gone, but still receives events of the others: it relays
+    /// between them.
     Leave,
     /// Goodbye: the connection will close and nothing is wrong. `reason` says why, if the job had not formed yet.
     Bye { reason: String },
@@ -46,18 +46,19 @@ pub(crate) enum ToStore {
 /// From the store to a rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
-    /// The client is not taken; `again` when what is in the way may be a job that is just ending.
+    /// The client is rejected; `again` when the cause may be a job that is just ending.
     Rejected { reason: String, again: bool },
     /// Answer to the hello: the store's nonce, and its proof that it knows the job's secret.
     Challenge { nonce: Bytes, proof: Bytes },
-    /// The client's proof was right: register now. (A client that has not heard this may go elsewhere without a trace.)
+    /// The client's proof was right: register now. (A client that has not received this may go elsewhere without a
+    /// trace.)
     /// `generation` is drawn by every store anew: the secret of the data links comes from it and the job's. The store
     /// can be reached at `addresses`, as far as it knows.
     Welcome { generation: Bytes, addresses: Vec<SocketAddr> },
-    /// Answer to [`ToStore::Resume`]: the store has taken so many bytes and goes on here from the next one on, once it
-    /// hears [`ToStore::Took`].
+    /// Answer to [`ToStore::Resume`]: the store has taken `bytes` bytes and goes on here from the next one on, once it
+    /// receives [`ToStore::Took`].
     Resumed { bytes: u64 },
-    /// So many bytes of the rank's were taken since the connection began.
+    /// Acknowledges `bytes` bytes of the rank's, counted since the connection began.
     Took { bytes: u64 },
     /// Registered; these ranks have not come yet. `notes`: clients that were refused and look like ours.
     Waiting {
@@ -92,7 +93,7 @@ pub(crate) enum ToRank {
     Closing,
 }
 
-/// Why an exchange fails, and the members without which it does.
+/// Cause of an exchange's failure, and the members without which it fails.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failure {
     pub(crate) missing: Vec<usize>,

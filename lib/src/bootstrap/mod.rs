@@ -1,9 +1,9 @@
-//! How the ranks find each other and learn of each other's fate: the control plane.
+//! The control plane: ranks find each other through it, and learn of each other's fate.
 //!
 //! One process (rank 0, or the launcher) runs the rendezvous [`Server`]; every rank holds one [`Session`] with it, a
-//! TCP connection that lives as long as the job. Everything that must be said to all goes through this star:
-//! registration, the table of what the ranks say of themselves, small exchanges of values, heartbeats with each rank's
-//! progress, and the news that a rank is lost, has left, or aborts. Collectives never use it.
+//! TCP connection that lives as long as the job. Everything that must reach all goes through this star: registration,
+//! the table of the ranks' endpoints, small exchanges of values, heartbeats with each rank's progress, and the events
+//! that a rank is lost, has left, or aborts. Collectives never use it.
 //!
 //! ```text
 //!   rank 1 ──┐  hello (fixed binary) · proof · register {host}         one thread, one poll loop,
@@ -12,10 +12,10 @@
 //! ```
 //!
 //! A connection that closes without a goodbye is how `kill -9` of a rank shows: the kernel closes it for the dead
-//! process, and the store tells everybody at once. A connection whose cable is cut goes on over another (`resume.rs`).
+//! process, and the store notifies all ranks at once. A connection whose path fails goes on over another (`resume.rs`).
 //!
-//! Only who knows the job's secret gets in (`admission.rs`). What is said afterwards travels in clear and unsigned: an
-//! attacker on the path can read and change it. Run on a network that you trust, as with NCCL and Gloo.
+//! Only clients that know the job's secret are admitted (`admission.rs`). Messages after that travel in clear and
+//! unsigned: an attacker on the path can read and change them. Run on a network that you trust, as with NCCL and Gloo.
 
 mod admission;
 mod calls;

@@ -1,4 +1,4 @@
-//! The thread of a session: reads what the store says, sends heartbeats and what the callers queued.
+//! The thread of a session: reads the store's messages, sends heartbeats and the frames that the callers queued.
 
 use std::io;
 use std::sync::Arc;
@@ -15,34 +15,34 @@ use super::message::{ToRank, ToStore};
 use super::resume::{NoWay, Ways};
 use crate::threads::{deadline_after, left, lock, poll};
 
-/// How long the goodbye may take.
+/// Limit for the goodbye.
 const BYE_LIMIT: Duration = Duration::from_secs(1);
-/// A stream that gets nothing through for so long is given up for another, if there is one.
+/// A stream that gets nothing through for this long is given up for another, if there is one.
 const STUCK: Duration = Duration::from_secs(2);
-/// The same for the goodbye, for which nobody should wait long.
+/// [`STUCK`] for the goodbye, for which no caller should wait long.
 const STUCK_BYE: Duration = Duration::from_millis(250);
-/// The same for a stream over which nothing is sent: the kernel has asked the store's twice meanwhile.
+/// [`STUCK`] for a stream over which nothing is sent: the kernel has sent two keepalive probes meanwhile.
 const SILENT: Duration = Duration::from_secs(12);
-/// A stream that ended may go on over another for so long. That is the end of the process, if nobody listens any more; if
-/// somebody does, its kernel gave the stream up while nothing got through.
+/// Time within which a stream that ended may go on over another. Its end is that of the process, if nothing listens any
+/// more; otherwise the store's kernel gave the stream up while nothing got through.
 const RESET: Duration = Duration::from_secs(1);
-/// Time between two searches for another way.
+/// Time between two searches for another path.
 const PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Monitor {
     connection: Connection,
     ways: Ways,
-    /// Streams given up, until the store is heard over the one that came after.
+    /// Streams given up, until a message of the store comes over the one that came after.
     former: Vec<Connection>,
-    /// When another way may be looked for.
+    /// Earliest time of the next search for another path.
     next_search: Instant,
     mailbox: Arc<Mailbox>,
     heartbeat: Duration,
-    /// Since when we are closing, as a deadline.
+    /// Deadline of the goodbye; `None` while we are not closing.
     bye: Option<Instant>,
 }
 
-/// Why the monitor ends.
+/// Reason for which the monitor ends.
 enum End {
     /// We said goodbye, or the store did.
     Good(&'static str),
@@ -73,13 +73,13 @@ impl Monitor {
         }
     }
 
-    /// Until the end of the connection.
+    /// Serves the connection until its end.
     fn listen(&mut self) -> End {
         let mut next_beat = Instant::now();
         let mut state: io::Result<Fill> = Ok(Fill::Open);
         loop {
-            // What came before the end counts: the store may have said why. Some came with the answer to our
-            // registration.
+            // Messages that came before the end count: the store may have sent the reason. Some came with the answer to
+            // our registration.
             if let Err(end) = self.handle_all() {
                 return end;
             }
@@ -117,7 +117,7 @@ impl Monitor {
     fn stay(&mut self, state: io::Result<Fill>) -> Result<(), End> {
         match state {
             Ok(Fill::Open) => self.find_way(),
-            // The store's last words were read, or it did not take ours.
+            // The store's last messages were read, or it did not take ours.
             _ if self.bye.is_some() => Err(End::Good("this session is closed")),
             Ok(Fill::End) => self.replace("it closed without a word", RESET),
             // The kernel gave the stream up.
@@ -128,7 +128,7 @@ impl Monitor {
         }
     }
 
-    /// Puts another stream in the place of one that is over, for this reason, within `limit`.
+    /// Replaces a stream that is over, for the reason `why`, by another one, within `limit`.
     fn replace(&mut self, why: &str, limit: Duration) -> Result<(), End> {
         let until = deadline_after(limit);
         let ended = || lock(&self.mailbox.outbox).bye;
@@ -136,7 +136,7 @@ impl Monitor {
             let found = if limit > RESET {
                 self.ways.resume(&mut self.connection, ended)
             } else {
-                // The end of a stream came over the address in use: there is a way.
+                // The end of a stream came over the address in use: there is a path.
                 self.ways.resume_here(&mut self.connection)
             };
             match found {
@@ -161,7 +161,7 @@ impl Monitor {
         if self.bye.is_some() { STUCK_BYE } else { STUCK }
     }
 
-    /// Looks for another way to the store if this one gets nothing through.
+    /// Looks for another path to the store if this one gets nothing through.
     fn find_way(&mut self) -> Result<(), End> {
         let silent = self.connection.silent_for();
         if (self.connection.stuck_for() < self.patience() && silent < SILENT) || Instant::now() < self.next_search {
@@ -201,7 +201,8 @@ impl Monitor {
         if self.bye.is_some() {
             return Ok(());
         }
-        // First what a caller asked for: its messages rely on it. At the end our last calls, for those who make others.
+        // First a heartbeat that a caller requested: its messages rely on it. At the end our last calls, for ranks that
+        // make others.
         if beat || bye {
             self.beat()?;
         }
@@ -215,11 +216,11 @@ impl Monitor {
 
     fn beat(&mut self) -> Result<(), End> {
         let mut tracked = lock(&self.mailbox.tracked);
-        // Asked before what they say: who drops one now has something to say first.
+        // Read before their values: a thread that drops one now writes its last values first.
         let mut used =
             tracked.iter().map(|(_, progress)| Arc::strong_count(progress) > 1).collect::<Vec<_>>().into_iter();
         fence(Ordering::Acquire);
-        // First the number of the last call, then the calls: the store knows those that it hears of.
+        // First the number of the last call, then the calls: the store knows every call whose number it receives.
         let progress = tracked.iter().map(|(comm, p)| (*comm, p.snapshot())).collect();
         let calls = tracked.iter().map(|(comm, p)| (*comm, p.untold()));
         let calls = calls.filter(|(_, calls)| !calls.is_empty()).collect();
@@ -234,7 +235,7 @@ impl Monitor {
             ToRank::Values { key, values } => self.answer_exchange(key, Ok(values.into_iter().map(|b| b.0).collect())),
             ToRank::ExchangeFailed { key, failure } => self.answer_exchange(key, Err(failure)),
             ToRank::Health { ticket, ranks } => self.mailbox.answer(|a| {
-                // Nobody waits any more when it is not there.
+                // No caller waits any more when it is not there.
                 if let Some(slot) = a.healths.get_mut(&ticket) {
                     *slot = Some(ranks);
                 }

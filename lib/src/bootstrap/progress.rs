@@ -1,4 +1,4 @@
-//! How far a rank has come: written by the executor without locks, read by the monitor, known to the store.
+//! Progress of a rank: written by the executor without locks, read by the monitor, sent to the store.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -13,7 +13,7 @@ use crate::secret::Secret;
 use crate::wire::Header;
 
 /// Progress of one communicator on one rank. The executor writes, the heartbeat reads; values may be torn between
-/// fields, which is good enough to name who waits for whom, but a call is read whole. On cache lines of its own.
+/// fields, which is good enough to name who waits for whom, but a call is read whole. On separate cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Progress {
@@ -25,15 +25,15 @@ pub struct Progress {
     pub waiting_on: AtomicU32,
     /// No more calls will come.
     pub closed: AtomicBool,
-    /// Number of the communicator's ranks; 0 if the caller does not say it.
+    /// Number of the communicator's ranks; 0 if the caller does not set it.
     pub ranks: AtomicU32,
     calls: Calls,
-    /// Number of the last call that the store was told.
+    /// Number of the last call that was sent to the store.
     told: AtomicU32,
 }
 
 impl Progress {
-    /// `waiting_on` when nothing is awaited.
+    /// Value of `waiting_on` when no rank is awaited.
     pub const NOBODY: u32 = u32::MAX;
 
     /// The state of a new communicator with this number, of the job with this secret.
@@ -67,7 +67,7 @@ impl Progress {
         self.calls.all()
     }
 
-    /// The calls that the store was not told yet, which now counts as done.
+    /// Returns the calls that were not sent to the store yet, and marks them as sent.
     pub(super) fn untold(&self) -> Vec<Made> {
         let calls = self.calls.since(self.told.load(Relaxed));
         if let Some(last) = calls.last() {
@@ -76,7 +76,7 @@ impl Progress {
         calls
     }
 
-    /// The running call waits for `rank`, or for nobody.
+    /// Records that the running call waits for `rank`, or for no rank.
     pub fn wait_on(&self, rank: Option<usize>) {
         self.waiting_on.store(rank.map_or(Self::NOBODY, |r| r as u32), Relaxed);
     }
@@ -120,28 +120,28 @@ pub struct Snapshot {
     pub call: Option<Made>,
 }
 
-/// Whether a rank is there, as the store sees it.
+/// State of a rank, as the store sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RankState {
     /// Its connection is open. It may still be stopped or stuck: see [`Health::age`].
     Alive,
-    /// It said goodbye.
+    /// The rank said goodbye.
     Left,
-    /// Its connection closed without a goodbye; why, in words.
+    /// Its connection closed without a goodbye, with the reason as a text.
     Lost(String),
 }
 
-/// What the store knows of one rank.
+/// State and progress of one rank, as the store knows them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// The rank.
     pub rank: usize,
-    /// Is it there?
+    /// State of its connection.
     pub state: RankState,
-    /// Time since the store last heard from it.
+    /// Time since its last message to the store.
     pub age: Duration,
-    /// Progress of the communicator that was asked about, as of its last heartbeat; `None` if it does not have it.
+    /// Progress of the requested communicator, as of its last heartbeat; `None` if it does not have it.
     pub progress: Option<Snapshot>,
 }
 

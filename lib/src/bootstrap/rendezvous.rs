@@ -1,4 +1,4 @@
-//! From the environment to a place in a job: starts the store if we are the rank that hosts it.
+//! From the environment to a rank in a job: starts the store if we are the rank that hosts it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,10 +11,10 @@ use crate::config::{Config, Environment};
 use crate::error::{Error, Result};
 use crate::secret::Secret;
 
-/// Meetings on this host so far in this process: all ranks meet equally often, and each meeting has a name of its own.
+/// Rendezvous on this host so far in this process: all ranks have equally many, and each has its own name.
 static MEETINGS: AtomicU32 = AtomicU32::new(0);
 
-/// A rank's place in the job, as the launcher gave it, ready for [`Session::join`](super::Session::join).
+/// A rank's position in the job, as the launcher gave it, ready for [`Session::join`](super::Session::join).
 #[derive(Debug)]
 pub struct Rendezvous {
     /// Our rank.
@@ -23,7 +23,7 @@ pub struct Rendezvous {
     pub world_size: usize,
     /// Our number among the ranks of this host.
     pub local_rank: usize,
-    /// Where the store is.
+    /// Id of the job: addresses of the store, and the secret.
     pub id: UniqueId,
     /// The store, if this rank hosts it. It must outlive this rank's session; dropping it waits for the other ranks'
     /// goodbye.
@@ -35,7 +35,7 @@ pub struct Rendezvous {
 /// Reads the environment of our launcher, torchrun, Open MPI, MPICH or Slurm (in this order) and, on the rank that
 /// hosts it, starts the store.
 ///
-/// | launcher | rank, size, local rank | meeting place |
+/// | launcher | rank, size, local rank | rendezvous |
 /// |---|---|---|
 /// | ours | `RANK` `WORLD_SIZE` `LOCAL_RANK` | `TINYNCCL_UNIQUE_ID` |
 /// | torchrun | `RANK` `WORLD_SIZE` `LOCAL_RANK` | `MASTER_ADDR:MASTER_PORT` |
@@ -48,9 +48,9 @@ pub struct Rendezvous {
 /// - "This host" is an abstract Unix socket named by user and launcher; it leaves no file behind. Ranks on several
 ///   hosts without `MASTER_ADDR` are an error.
 /// - With `MASTER_ADDR` the ranks prove to each other that they know `config.secret` (or what `config.secret_file`
-///   holds), and that torchrun's run id or Slurm's job and step are the same. Without a secret whoever
-///   reaches the port can take a rank's place; rank 0 says so in one line, unless the port is on loopback. The other
-///   meetings have a random secret of their own.
+///   holds), and that torchrun's run id or Slurm's job and step are the same. Without a secret any client that
+///   reaches the port can take a rank's place; rank 0 logs that in one line, unless the port is on loopback. The
+///   other kinds of rendezvous have their own random secret.
 ///
 /// # Errors
 /// [`Error::Config`] names the variable, its value and what was expected: missing, not a number, rank out of range,
@@ -115,11 +115,11 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
     })
 }
 
-/// What stands in the place of a random secret where the ranks have been told none: `config.secret` makes it one.
+/// Public value in place of a random secret, where the launcher gives the ranks none: `config.secret` makes it one.
 const PUBLIC: Secret = Secret::new([0; 32]);
 
-/// Where rank 0 listens. A name may mean another address here than elsewhere (`127.0.1.1` on Debian's own host name),
-/// so only what is loopback for everybody is taken literally.
+/// Returns the address to which rank 0 binds. A name may mean another address here than elsewhere (`127.0.1.1` on
+/// Debian's own host name), so only a name that is loopback on every host is taken literally.
 fn bind_address(hosts: &[(&'static str, String)]) -> Result<IpAddr> {
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     match hosts.first() {

@@ -1,17 +1,17 @@
-//! How a rank and the store go on over another stream, where the one that they have gets nothing through any more.
+//! Continuation of a rank's connection over another stream, where the one in use gets nothing through any more.
 //!
 //! ```text
 //!   rank                                            store
 //!   hello, as at the start                     ─▶
 //!                                              ◀─   challenge
 //!   resume: proof with the secret of the links ─▶
-//!                                              ◀─   resumed: so many bytes I have taken
-//!   took: so many bytes I have taken           ─▶
+//!                                              ◀─   resumed: number of bytes taken
+//!   took: number of bytes taken                ─▶
 //!   all bytes after those                      ◀▶   all bytes after those
 //! ```
-//! The rank does so again and again, for half a minute. Up to the last message of the rank both still have the stream of before, and may go on with that. The store closes
-//! it when it hears that message, and the rank when it hears more: a stream that ends is a process that ended, and one
-//! that is given up must not look like that.
+//! The rank repeats that for half a minute. Up to the last message of the rank both still have the former stream, and
+//! may go on with that. The store closes it when it receives that message, and the rank when it receives more: a stream
+//! that ends is a process that ended, and one that is given up must not look like that.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -24,19 +24,19 @@ use super::message::{ToRank, ToStore};
 use crate::secret::Secret;
 use crate::threads::deadline_after;
 
-/// Longest time for one address: the store is there, or its cable is not.
+/// Longest time for one address: the store replies within it, or the path is down.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// What a rank knows of the ways to its store.
+/// A rank's paths to its store.
 #[derive(Debug)]
 pub(crate) struct Ways {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
-    /// What the store and the rank prove to each other.
+    /// Secret that the store and the rank prove to each other.
     pub(crate) secret: Secret,
-    /// What only ranks of this start of the job know.
+    /// Secret of the links, which only ranks of this start of the job know.
     pub(crate) links: Secret,
-    /// Where the store may be reached, most likely first.
+    /// Addresses at which the store may be reached, most likely first.
     pub(crate) addresses: Vec<SocketAddr>,
     /// The one of them that is in use.
     pub(crate) address: SocketAddr,
@@ -44,20 +44,20 @@ pub(crate) struct Ways {
     pub(crate) tries: u64,
 }
 
-/// Why there is no other stream.
+/// Reason for which there is no other stream.
 #[derive(Debug)]
 pub(crate) enum NoWay {
     /// None was found.
     Yet,
-    /// Nobody listens at the address in use any more.
+    /// Nothing listens at the address in use any more.
     Nobody,
-    /// The store has answered, and says this.
+    /// The store has rejected the rank, for this reason.
     Ever(String),
 }
 
 impl Ways {
-    /// Tries the addresses, the one in use last, until one answers or `stop`. Then `connection` goes on there, and the
-    /// stream that it had comes back.
+    /// Tries the addresses, the one in use last, until one answers or `stop`. Then `connection` goes on there, and its
+    /// former stream is returned.
     pub(crate) fn resume(&mut self, connection: &mut Connection, stop: impl Fn() -> bool) -> Result<Connection, NoWay> {
         let others = self.addresses.iter().copied().filter(|address| *address != self.address);
         let all: Vec<SocketAddr> = others.chain([self.address]).collect();
@@ -132,9 +132,9 @@ impl Ways {
 }
 
 enum Failed {
-    /// By the store of this job.
+    /// Rejected by the store of this job.
     Refused(String),
-    /// By the host.
+    /// Connection refused by the host.
     Nobody,
     Silent(String),
 }

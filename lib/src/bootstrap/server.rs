@@ -35,16 +35,16 @@ const STRANGERS: usize = 128;
 const UNKNOWN_SIZE: usize = 4096;
 /// Dropping the server waits this long for the ranks to say goodbye.
 pub(super) const LINGER: Duration = Duration::from_secs(3);
-/// After that the last words may take this long.
+/// After that the last messages may take this long.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// Clients accepted in one turn: between two, the oldest strangers go.
+/// Clients accepted in one step: between two, the oldest unauthenticated connections are closed.
 const ACCEPTS: usize = 256;
 /// Pause after `accept` failed, for instance for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The running store. Dropping it waits a bounded time (3.5 s) until every registered rank said goodbye or is gone,
 /// then stops it, or, after [`Server::open`], leaves it to the ranks that are still there. After a failure of the
-/// communicator of all ranks it waits only until all have been told (half a second at most).
+/// communicator of all ranks it waits only until all have been notified (half a second at most).
 #[derive(Debug)]
 pub struct Server {
     id: UniqueId,
@@ -52,7 +52,7 @@ pub struct Server {
     went: Went,
     thread: Thread,
     origin: Origin,
-    /// Hands the id to the other ranks of this host, where nothing else tells them.
+    /// Hands the id to the other ranks of this host, where they get it from nowhere else.
     pub(crate) hand_out: Option<HandOut>,
 }
 
@@ -61,7 +61,7 @@ pub struct Server {
 pub struct Observer(Arc<Orders>);
 
 impl Observer {
-    /// How far its ranks have come, as of the store's last turn.
+    /// Returns the progress of its ranks' rendezvous, as of the last round of the store's loop.
     pub fn standing(&self) -> Standing {
         match self.0.standing.load(Ordering::Acquire) {
             0 => Standing::Empty,
@@ -78,15 +78,15 @@ struct Orders {
     standing: AtomicU8,
     stop: AtomicBool,
     bell: Arc<Doorbell>,
-    /// Ranks whose processes have failed, and how.
+    /// Ranks whose processes have failed, with a text each.
     failed: Mutex<Vec<(usize, String)>>,
-    /// The job is being ended from outside: ranks that leave are no news.
+    /// True once the job is being ended from outside: lost ranks are logged at debug level.
     interrupted: AtomicBool,
     life: Mutex<Life>,
     changed: Condvar,
 }
 
-/// What the store's owner has to know of it.
+/// Stage of the store, for its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
     Serves,
@@ -123,11 +123,11 @@ impl Server {
     }
 
     /// [`Server::start`] for ranks that know `secret`, and whose number is not known yet: the first rank that registers
-    /// says it. `ncclGetUniqueId` makes an id before anybody says how many ranks will use it.
+    /// sets it. `ncclGetUniqueId` makes an id before the number of its ranks is known.
     ///
     /// NCCL's communicators do not need those that they were split from. So this store goes on after it was dropped, as
     /// long as this process and one of the ranks live. Ranks that do not fit together (one number twice, two sizes) will
-    /// never be complete, and nobody else ends their wait: all of them are told at once.
+    /// never be complete, and nothing else ends their wait: all of them are notified at once.
     pub fn open(bind: SocketAddr, secret: Secret, config: &Config) -> Result<Server> {
         Server::listen(bind, secret, None, config, LINGER)
     }
@@ -147,7 +147,7 @@ impl Server {
         Server::listen(bind, secret, Some(world_size), config, linger)
     }
 
-    /// Without a `world_size` it goes on for the ranks that are there after `linger`.
+    /// Starts a store. Without a `world_size` it goes on for the ranks that are there, `linger` after it was dropped.
     pub(super) fn listen(
         bind: SocketAddr,
         secret: Secret,
@@ -166,7 +166,7 @@ impl Server {
                 _ => format!("the store cannot listen: {e}"),
             })
         })?;
-        // std asks for a queue of 128; many ranks connect at once. Listening again only lengthens the queue.
+        // std sets a backlog of 128; many ranks connect at once. Listening again only lengthens the queue.
         let _ = rustix::net::listen(&listener, 4096);
         listener.set_nonblocking(true).map_err(|e| failed(e.to_string()))?;
         let address = listener.local_addr().map_err(|e| failed(e.to_string()))?;
@@ -197,7 +197,7 @@ impl Server {
             linger,
             goes_on: world_size.is_none(),
             accept_again: None,
-            // Those with the right secret are told apart: their errors are the job's own.
+            // Clients with the right secret are logged separately: their errors are the job's own.
             strangers_seen: Strangers::new(format!("{prefix}, unproven:")),
             refused_seen: Strangers::new(prefix),
         };
@@ -214,25 +214,25 @@ impl Server {
         Ok(Server { id, orders, went, thread, origin: Origin::here(), hand_out: None })
     }
 
-    /// For who started the ranks: the process of `rank` has failed, and `how`. If it has not joined yet it never will,
-    /// and those that wait for it are told; later its connection says so by itself.
+    /// Called by the launcher: the process of `rank` has failed; `how` is the text. If it has not joined yet it never
+    /// will, and the ranks that wait for it are notified; later its connection shows it.
     pub(crate) fn rank_failed(&self, rank: usize, how: String) {
         lock(&self.orders.failed).push((rank, how));
         self.orders.bell.ring();
     }
 
-    /// For who started the ranks: a signal ends the job. Ranks that leave are told of, but no longer warned of.
+    /// Called by the launcher: a signal ends the job. Lost ranks are still reported, but logged without a warning.
     pub(crate) fn interrupted(&self) {
         self.orders.interrupted.store(true, Ordering::Relaxed);
     }
 
-    /// For who started the ranks: those that are gone or going, the first one first; with the reason, unless it said
+    /// Returns to the launcher the ranks that are gone or going, the first one first; with the reason, unless it said
     /// goodbye.
     pub(crate) fn went(&self) -> Vec<(usize, Option<String>)> {
         lock(&self.went).clone()
     }
 
-    /// For who wants to know when the ranks have come, and when they have left.
+    /// Returns an observer, which shows when the ranks have come, and when they have left.
     pub fn observer(&self) -> Observer {
         Observer(Arc::clone(&self.orders))
     }
@@ -247,7 +247,7 @@ impl Server {
         }
     }
 
-    /// What the ranks need to join.
+    /// Returns the id with which the ranks join.
     pub fn unique_id(&self) -> UniqueId {
         self.id.clone()
     }
@@ -313,7 +313,7 @@ struct Loop {
 }
 
 impl Drop for Loop {
-    /// Nobody listens from here on, also where a process that is just being started has a copy of the descriptor.
+    /// Ends the listening, also where a process that is just being started has a copy of the descriptor.
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
     }

@@ -20,7 +20,7 @@ use crate::fork::Origin;
 use crate::secret::Secret;
 use crate::threads::{Thread, deadline_after, lock};
 
-/// How long the store may take to say who is missing after an exchange timed out.
+/// Limit for the store's reply that names the missing ranks, after an exchange timed out.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
 
 /// A rank that is registered with the store. A thread (the monitor) reads the connection and sends the heartbeats.
@@ -80,12 +80,12 @@ impl Session {
         self.world_size
     }
 
-    /// What each rank registered with, by rank.
+    /// Returns the endpoints with which each rank registered, by rank.
     pub fn infos(&self) -> &[Value] {
         &self.infos
     }
 
-    /// What the ranks of this start of the job know and no other: for their links.
+    /// Returns the secret of the links, which only the ranks of this start of the job know.
     pub fn secret(&self) -> Secret {
         self.secret
     }
@@ -182,7 +182,7 @@ impl Session {
 
     /// Calls `f` for every event, from the monitor thread; for the events which came before, at once from this one.
     ///
-    /// `f` must not block: nothing else is heard meanwhile.
+    /// `f` must not block: no other message is received meanwhile.
     pub fn on_event(&self, f: Box<dyn Fn(&Event) + Send + Sync>) {
         self.handle_events(None, f);
     }
@@ -192,7 +192,7 @@ impl Session {
         self.handle_events(Some(comm), f);
     }
 
-    /// Nobody hears of events for communicator `comm` any more.
+    /// Removes the handlers of events for communicator `comm`.
     pub(crate) fn forget(&self, comm: u32) {
         lock(&self.mailbox.events).handlers.retain(|(of, _)| *of != Some(comm));
     }
@@ -226,8 +226,8 @@ impl Session {
         self.mailbox.bell.ring();
     }
 
-    /// Asks the store what it knows of every rank, by rank. Waits two seconds at most: a store that does not answer is
-    /// an error, which means that the process which runs it is stopped, overloaded or gone.
+    /// Requests from the store the health of every rank, by rank. Waits two seconds at most: a store that does not
+    /// answer is an error, which means that the process which runs it is stopped, overloaded or gone.
     pub fn health(&self, comm: u32) -> Result<Vec<Health>> {
         self.origin.check(|| "health".to_owned(), self.rank)?;
         let ticket = {
@@ -252,19 +252,20 @@ impl Session {
         }
     }
 
-    /// Tells every other rank that `comm` is aborted. Does not wait.
+    /// Notifies every other rank that `comm` is aborted. Does not wait.
     pub fn abort(&self, comm: u32, reason: &str) {
-        // Long reasons are cut: the news must fit a message.
+        // Long reasons are cut: they must fit a message.
         let reason = reason.chars().take(4096).collect();
         self.mailbox.send(&ToStore::Abort { comm, reason });
     }
 
-    /// Tells every other rank that this one has left, and goes on hearing of them. [`Session::close`] must follow.
+    /// Notifies every other rank that this one has left, and still receives their events. [`Session::close`] must
+    /// follow.
     pub fn leave(&self) {
         self.mailbox.send(&ToStore::Leave);
     }
 
-    /// True when nothing more will be heard: the store has closed, or is lost.
+    /// Returns true once nothing more will be received: the store has closed, or is lost.
     pub fn is_over(&self) -> bool {
         lock(&self.mailbox.answers).over.is_some()
     }

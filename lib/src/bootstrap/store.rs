@@ -1,4 +1,4 @@
-//! The store's state and its answers, without any I/O: who is here, exchanges under way, last heartbeats.
+//! The store's state and its replies, without any I/O: the member table, exchanges in progress, last heartbeats.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,13 @@ use super::message::{Bytes, Cause, Failure, ToRank, ToStore};
 use super::progress::{Health, RankState};
 use crate::threads::lock;
 
-/// In what a rank says of itself: the store ends with its process.
+/// Key in a rank's registration: the store ends with its process.
 pub(crate) const HOSTS_STORE: &str = "hosts_store";
 /// The communicator of all ranks.
 const WORLD: u32 = 0;
-/// Most ranks of a job whose size the first rank says.
+/// Most ranks of a job whose size the first rank sets.
 const MOST_RANKS: usize = 1 << 20;
-/// Most refusals that are told to the ranks which wait.
+/// Most rejections that are reported to the ranks which wait.
 const MAX_NOTES: usize = 8;
 
 /// The ranks that said goodbye, that were lost without one or that aborted the world's communicator, in that order and
@@ -28,7 +28,7 @@ pub(crate) type Went = Arc<Mutex<Vec<(usize, Option<String>)>>>;
 /// A message and the rank that it goes to.
 pub(crate) type Out = (usize, ToRank);
 
-/// How far the ranks of a store have come.
+/// Progress of the rendezvous of a store's ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Standing {
@@ -47,20 +47,20 @@ pub enum Standing {
 pub(crate) struct Store {
     /// Empty until the size of the world is known.
     members: Vec<Option<Member>>,
-    /// Ranks that do not fit together end the meeting for all.
+    /// Ranks that do not fit together end the rendezvous for all.
     strict: bool,
     formed: bool,
     broken: Option<String>,
-    /// Who started the ranks says so: no job that takes this one's place is to be waited for.
+    /// The launcher has reported a failed process: no job that replaces this one is to be waited for.
     certain: bool,
-    /// The communicator of all ranks has failed, and each of them was told.
+    /// The communicator of all ranks has failed, and each of them was notified.
     failed: bool,
     exchanges: HashMap<String, Exchange>,
     comms: Comms,
     notes: Vec<String>,
     announced: Option<(usize, usize)>,
     went: Went,
-    /// What is to be sent: see [`Store::take_out`].
+    /// Messages to send: see [`Store::take_out`].
     out: Vec<Out>,
 }
 
@@ -69,12 +69,12 @@ struct Member {
     state: RankState,
     info: Value,
     heard: Instant,
-    /// Still here, but only to relay between others, which have been told that it left.
+    /// Still here, but only to relay between others, which were notified that it left.
     leaving: bool,
 }
 
 impl Member {
-    /// As the others are to see it.
+    /// Its state as the other ranks see it.
     fn state(&self) -> &RankState {
         if self.leaving { &RankState::Left } else { &self.state }
     }
@@ -94,18 +94,18 @@ impl Failure {
     }
 }
 
-/// Why a client is not taken.
+/// Reason to reject a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) reason: String,
     /// It may be worth a note to the ranks which wait: the client had the right secret.
     pub(crate) note: bool,
-    /// What is in the way may be a job that is just ending: the client may try again for a moment.
+    /// The cause may be a job that is just ending: the client may try again for a moment.
     pub(crate) again: bool,
 }
 
 impl Store {
-    /// For so many ranks; `None`: the first one that registers says how many.
+    /// Makes a store for `world_size` ranks; `None`: the first one that registers sets their number.
     pub(crate) fn new(world_size: Option<usize>) -> Self {
         Store {
             members: (0..world_size.unwrap_or(0)).map(|_| None).collect(),
@@ -137,7 +137,7 @@ impl Store {
         self.members.len()
     }
 
-    /// Whether a client with the right secret can become a member.
+    /// Returns the rank of a client with the right secret, if it can become a member.
     pub(crate) fn admit(&self, hello: &Hello) -> Result<usize, Refusal> {
         let (rank, world) = (hello.rank as usize, self.world_size());
         let wrong = |reason| Err(Refusal { reason, note: true, again: false });
@@ -174,7 +174,7 @@ impl Store {
         }
     }
 
-    /// Takes in a rank that said this hello; [`Store::admit`] said yes.
+    /// Takes in the rank of this hello, which [`Store::admit`] has admitted.
     pub(crate) fn register(&mut self, hello: &Hello, info: Value, now: Instant) {
         let rank = hello.rank as usize;
         if self.members.is_empty() {
@@ -192,7 +192,7 @@ impl Store {
         }
     }
 
-    /// How far the ranks have come.
+    /// Returns the progress of the ranks' rendezvous.
     pub(crate) fn standing(&self) -> Standing {
         match (self.members.iter().any(Option::is_some), self.formed) {
             _ if self.broken.is_some() => Standing::Over,
@@ -210,14 +210,14 @@ impl Store {
         }
     }
 
-    /// A client that may be one of ours was refused: the ranks that wait should hear why one is missing.
+    /// Notes that a client that may be one of ours was rejected: the ranks that wait receive the reason.
     pub(crate) fn note(&mut self, text: String) {
         if !self.formed && self.notes.len() < MAX_NOTES && !self.notes.contains(&text) {
             self.notes.push(text);
         }
     }
 
-    /// Called now and then: tells the ranks which wait who is missing, when that has changed.
+    /// Notifies the ranks which wait of those that are missing, when that has changed. Called now and then.
     pub(crate) fn tick(&mut self) {
         let state = (self.members.iter().flatten().count(), self.notes.len());
         if !self.formed && self.broken.is_none() && self.announced != Some(state) {
@@ -242,7 +242,8 @@ impl Store {
         !self.members.iter().flatten().any(|m| m.state == RankState::Alive)
     }
 
-    /// True when nobody is helped by waiting for goodbyes: the world's communicator has failed.
+    /// Returns true once waiting for goodbyes helps no rank: the world's communicator has failed, or the ranks will not
+    /// come together.
     pub(crate) fn failed(&self) -> bool {
         self.failed || self.broken.is_some()
     }
@@ -293,7 +294,7 @@ impl Store {
         }
     }
 
-    /// The ranks will not come together: the first cause is told to all.
+    /// Ends the rendezvous: the ranks will not come together, and all are notified of the cause.
     fn break_off(&mut self, reason: String) {
         let missing = self.missing();
         self.broken.get_or_insert(reason.clone());
@@ -317,7 +318,7 @@ impl Store {
         }
         self.comms.gone(rank);
         if member.leaving {
-            // The others have heard it.
+            // The others have been notified.
             member.state = RankState::Left;
             return;
         }
@@ -330,7 +331,7 @@ impl Store {
         if !self.formed {
             return self.break_off(format!("rank {rank} {word} before all ranks had come: {detail}"));
         }
-        // Before anybody hears it, and goes because of it.
+        // Before any rank receives it, and goes because of it.
         lock(&self.went).push((rank, (word == "was lost").then(|| detail.to_owned())));
         self.announce(|_| news.clone());
         self.fail_exchanges_of(rank, &format!("rank {rank} {word}: {detail}"));
@@ -389,7 +390,7 @@ impl Store {
     }
 
     fn give_up(&mut self, rank: usize, key: &str, waited: Duration) {
-        // Else it completed or failed while this message was on its way: the rank has the outcome already.
+        // Else it completed or failed while this message was in flight: the rank has the outcome already.
         if let Some(e) = self.exchanges.get(key).filter(|e| e.failed.is_none()) {
             let missing: Vec<usize> = e.members.iter().copied().filter(|m| !e.values.contains_key(m)).collect();
             let reason = format!("rank {rank} waited {waited:.1?} and gave up");
@@ -397,8 +398,8 @@ impl Store {
         }
     }
 
-    /// Tells every member that takes part so far; later ones are told when they come. Forgotten when all have heard or
-    /// are gone.
+    /// Notifies every member that takes part so far; later ones are notified when they come. The exchange is forgotten
+    /// when all are notified or gone.
     fn fail_exchange(&mut self, key: &str, failure: Failure) {
         let Some(exchange) = self.exchanges.get_mut(key) else { return };
         // The first cause stays.
@@ -415,7 +416,7 @@ impl Store {
         }
     }
 
-    /// For how long a rank has said nothing.
+    /// Returns the time since the last message of a rank.
     pub(crate) fn silence(&self, rank: usize, now: Instant) -> Duration {
         let heard = self.members.get(rank).and_then(Option::as_ref).map_or(now, |member| member.heard);
         now.saturating_duration_since(heard)

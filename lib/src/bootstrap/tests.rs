@@ -1,4 +1,4 @@
-//! The store and its clients together: ranks as threads, strangers as raw sockets.
+//! The store and its clients together: ranks as threads, unauthenticated clients as raw sockets.
 
 mod ending;
 mod resuming;
@@ -71,7 +71,7 @@ impl Raw {
         assert!(self.0.flush().unwrap());
     }
 
-    /// Says hello, and proves that it knows the secret.
+    /// Sends a hello, and proves that it knows the secret.
     fn hello(&mut self, rank: u32, world_size: u32) {
         let hello = Hello { nonce: [rank as u8; 16], rank, world_size };
         self.send(&hello.encode());
@@ -151,7 +151,7 @@ fn the_first_rank_says_how_many_there_are() {
     assert!(matches!(other.recv(), Some(ToRank::Table { infos }) if infos.len() == 2));
 }
 
-/// Nobody else ends their wait: the first one hears it, too.
+/// Nothing else ends their wait: the first one is notified, too.
 #[test]
 fn ranks_that_do_not_fit_together_all_hear_it() {
     for (rank, size, word) in [(0, 3, "world size 3, the store with 2"), (1, 2, "rank 1 is here already")] {
@@ -257,7 +257,7 @@ fn missing_ranks_are_named_at_the_deadline_and_to_those_who_wait_longer() {
     let id = server.unique_id();
     std::thread::scope(|s| {
         let patient = s.spawn(|| join(&server, 1, 3).unwrap_err());
-        // A rank that was started wrongly is told to those who miss it.
+        // A rank that was started wrongly is reported to those that wait for it.
         let mut misled = Raw::connect(id.addresses()[0]);
         misled.hello(2, 5);
         misled.rejected();
@@ -294,7 +294,7 @@ fn a_dropped_connection_is_a_lost_rank_and_a_goodbye_is_not() {
             other => panic!("{other:?}"),
         }
     }
-    // Who listens later hears the same.
+    // A handler that is added later gets the same events.
     let late = events(&sessions[0]);
     assert_eq!(late.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 2 });
     assert!(matches!(late.recv_timeout(LONG).unwrap(), Event::RankLost { rank: 3, .. }));
@@ -323,7 +323,7 @@ fn a_rank_that_leaves_as_a_relay_still_hears_of_the_others() {
     assert_eq!(one.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 2 });
     assert_eq!(zero.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 2 });
     assert!(!relay.is_over());
-    // The goodbye is no news any more.
+    // The goodbye is no event any more.
     drop(relay);
     assert_eq!(states(&sessions[0]), [RankState::Alive, RankState::Left, RankState::Left]);
     assert!(zero.try_recv().is_err());
@@ -375,7 +375,7 @@ fn an_exchange_names_who_did_not_come_and_wakes_the_others() {
         };
         assert!(missing(&hasty).ends_with(&[2, 3]), "{hasty}");
         assert_eq!(missing(&patient.join().unwrap()), missing(&hasty));
-        // Late, and told at once.
+        // Late, and notified at once.
         let late = sessions[2].exchange("k", &all, vec![2], LONG).unwrap_err();
         assert!(late.to_string().contains("rank 0 waited") && late.to_string().contains("gave up"), "{late}");
     });

@@ -1,4 +1,4 @@
-//! What a rank must know to join a job: where the store is, and the secret that tells this job from any other.
+//! The id with which a rank joins a job: the addresses of the store, and the secret of this job.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,7 +15,8 @@ pub const PROTOCOL_VERSION: u16 = 4;
 const MAX_ADDRESSES: usize = 64;
 
 /// Identifies one job, like `ncclUniqueId`: made once by the process that runs the [`Server`](super::Server), handed to
-/// every rank by any means that others cannot read (environment, file, MPI broadcast): whoever has it can join.
+/// every rank by any means that others cannot read (environment, file, MPI broadcast): any process that has it can
+/// join.
 ///
 /// Its text is one printable ASCII line: `tinynccl-4-<64 hex digits>@<address>,<address>…`.
 #[derive(Clone, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl UniqueId {
         self.secret
     }
 
-    /// Where the store listens.
+    /// Returns the addresses at which the store listens, most useful first.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -63,7 +64,7 @@ impl fmt::Display for UniqueId {
     }
 }
 
-/// Without the secret, so that a log does not give it away.
+/// Prints no secret, so that a log does not give it away.
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UniqueId").field("version", &self.version).field("addresses", &self.addresses).finish()
@@ -98,7 +99,7 @@ fn parse(text: &str) -> Result<UniqueId, String> {
     Ok(UniqueId { version, secret, addresses: list })
 }
 
-/// What errors show of a text: runs of digits that may be a secret, or a part of one, are left out.
+/// Returns at most 200 characters of a text, for an error, without runs of hex digits that may be part of a secret.
 fn without_secret(text: &str) -> String {
     let shown = |word: &str| if word.len() < 16 { word.to_owned() } else { "…".to_owned() };
     let words = text.split_inclusive(|c: char| !c.is_ascii_hexdigit());

@@ -4,9 +4,9 @@
 //! order. Blocking calls run in the caller's thread; asynchronous ones ([`Work`]) run on a progress thread, in order.
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
 //!
-//! Four rooms, each of which uses those below it:
+//! Four modules, each of which uses those below it:
 //!
-//! | room | idea |
+//! | module | idea |
 //! | --- | --- |
 //! | `start` | makes communicators: joining, splitting, measuring, sharing memory |
 //! | `calls` | the forms of a call that users see, from arguments to a checked [`Call`](crate::Call) with its memory |

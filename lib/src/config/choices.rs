@@ -1,4 +1,4 @@
-//! Settings that are words.
+//! Settings whose values are words.
 
 use std::fmt;
 use std::str::FromStr;
@@ -46,7 +46,7 @@ macro_rules! words {
 }
 
 words! {
-    /// Which backend carries the links.
+    /// Backend of the links.
     TransportChoice, "auto, tcp, shm or verbs" {
         /// Shared memory between processes of one host, TCP otherwise.
         Auto = "auto",
@@ -54,14 +54,14 @@ words! {
         Tcp = "tcp",
         /// Shared memory; an error between hosts.
         Shm = "shm",
-        /// RDMA everywhere, between ranks of one host too: over the card in user space, or in a build with the feature
-        /// `verbs` over the system's devices, and an error without one.
+        /// RDMA everywhere, between ranks of one host too: over the software RDMA device in user space, or in a build
+        /// with the feature `verbs` over the system's devices, and an error without one.
         Verbs = "verbs",
     }
 }
 
 words! {
-    /// Where the cost model's figures come from. Rank 0's setting counts for all ranks.
+    /// Source of the cost model's figures. Rank 0's setting counts for all ranks.
     Tune, "off, cached or measure" {
         /// Built-in figures.
         Off = "off" | "0",
@@ -74,21 +74,21 @@ words! {
 }
 
 words! {
-    /// Whether GPUs check at the start that they reach each other's memory.
+    /// Check of GPUs at the start that they reach each other's memory.
     PathCheck, "off, on or fail" {
-        /// Not.
+        /// No check.
         Off = "off" | "0",
-        /// They do.
+        /// Check.
         On = "on" | "1",
-        /// They do, and every rank writes something wrong: the check must fail.
+        /// Check in which every rank writes something wrong: it must fail.
         Fail = "fail",
     }
 }
 
 words! {
-    /// Whether kernels use protocol LL128, for which links must keep 128 bytes together.
+    /// Use of protocol LL128 by kernels, for which links must keep 128 bytes together.
     Ll128, "auto, on or off" {
-        /// Where all links between GPUs are NVLink.
+        /// LL128 if all links between GPUs are NVLink.
         Auto = "auto",
         /// On any link.
         On = "on" | "1",
@@ -98,7 +98,7 @@ words! {
 }
 
 words! {
-    /// Which of the kernels' protocols calls on GPUs take.
+    /// Protocol of the kernels of calls on GPUs.
     CudaProto, "auto, ll, ll128, simple or schedule" {
         /// The fastest for the size.
         Auto = "auto",
@@ -125,7 +125,7 @@ words! {
 }
 
 words! {
-    /// How processes map each other's device memory.
+    /// Means by which processes map each other's device memory.
     CudaHandles, "auto, ipc or fd" {
         /// By CUDA IPC; by descriptors where that fails.
         Auto = "auto",
@@ -137,7 +137,7 @@ words! {
 }
 
 words! {
-    /// How collectives on GPUs reach the other ranks.
+    /// Path of collectives on GPUs to the other ranks.
     CudaPath, "auto, peer or hosted" {
         /// Through the peers' memory where all ranks reach each other's, through the hosts' memory otherwise.
         Auto = "auto",
@@ -148,14 +148,14 @@ words! {
     }
 }
 
-/// Which messages a receiver in shared memory fetches from the sender's buffer.
+/// Messages that a receiver in shared memory fetches from the sender's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SingleCopy {
-    /// Those for which it is likely to be faster.
+    /// Messages for which it is likely to be faster.
     Auto,
     /// None.
     Off,
-    /// All that are longer than 32 KiB and have at least so many bytes.
+    /// All that are longer than 32 KiB and have at least this many bytes.
     From(usize),
 }
 

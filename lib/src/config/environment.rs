@@ -25,10 +25,10 @@ impl Environment {
         Some(value)
     }
 
-    /// What was read counts.
+    /// Fails if a variable read so far is not text.
     ///
     /// # Errors
-    /// [`Error::Config`] names a variable that was asked for and is not text.
+    /// [`Error::Config`] names a variable that was read and is not text.
     pub fn check(self) -> Result<()> {
         self.unreadable.into_inner().map_or(Ok(()), Err)
     }

@@ -1,4 +1,4 @@
-//! Variables that nothing reads: a name with a slip of the pen would pass without a word, and the default would hold.
+//! Variables that nothing reads: a misspelt name would pass without a warning, and the default would hold.
 
 use std::sync::Once;
 
@@ -17,7 +17,7 @@ const OTHERS: [&str; 4] = [
 /// Beginnings of names that tests and scripts pass on.
 const FAMILIES: [&str; 3] = ["TINYNCCL_TEST_", "TINYNCCL_VM_", "TINYNCCL_STANDIN_"];
 
-/// Where launchers name the rank.
+/// Variables in which launchers put the rank.
 const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
 
 /// Warns of each unknown variable: once in a process, and in a job by the launcher or by rank 0 alone.

@@ -88,7 +88,7 @@ impl Value for Option<PortRange> {
     }
 }
 
-/// What is shown of a secret.
+/// Text shown in place of a secret.
 pub(super) const HIDDEN: &str = "(not shown)";
 /// Fewer characters are guessed too soon.
 const SHORTEST_SECRET: usize = 16;

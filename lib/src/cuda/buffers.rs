@@ -35,7 +35,7 @@ impl Buffer {
         self.end().saturating_sub(1)
     }
 
-    /// Whether its parts may be mapped one by one.
+    /// True if the buffer lies in several pages, which may be mapped one by one.
     fn crosses_pages(&self) -> bool {
         self.at / PAGE != self.last() / PAGE
     }
@@ -53,7 +53,7 @@ struct Memory {
     begin: u64,
     bytes: u64,
     device: i32,
-    /// Whether kernels of the querying device may use it.
+    /// True if kernels of the querying device may use it.
     reachable: bool,
 }
 
@@ -215,7 +215,7 @@ fn ask(at: u64) -> Option<Memory> {
     Some(Memory { kind, begin, bytes: bytes as u64, device, reachable: seen == at })
 }
 
-/// Whether a buffer, which begins in `memory` and ends in `last`, can be used by `rank` on GPU `device`.
+/// Checks that a buffer, which begins in `memory` and ends in `last`, can be used by `rank` on GPU `device`.
 fn judge(op: &str, rank: usize, device: usize, buffer: &Buffer, memory: &Memory, last: Option<&Memory>) -> Result<()> {
     let Buffer { name, at, bytes, .. } = *buffer;
     let wrong = |what: String| {

@@ -1,4 +1,4 @@
-//! The stream of a call, and the word by which ranks compare their calls.
+//! The stream of a call, and the 8-byte signature by which ranks compare their calls.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) struct Own {
     pub(super) bytes: u64,
 }
 
-/// What one launch carries: a message to a rank, one from a rank, and a copy; any of them may be missing.
+/// Content of one launch: a message to a rank, one from a rank, and a copy; any of them may be missing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Round {
     pub(super) to: Option<End>,
@@ -31,7 +31,7 @@ pub(super) struct Round {
 /// The stream of a call: owned here, or a handle that the caller keeps valid until the communicator's next call.
 #[derive(Debug, Clone)]
 pub enum Stream {
-    /// Of cudarc.
+    /// A stream of cudarc.
     Kept(Arc<CudaStream>),
     /// The driver's handle.
     Handle(sys::CUstream),

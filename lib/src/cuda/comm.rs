@@ -37,20 +37,20 @@ pub struct DeviceComm {
     pub(super) why: String,
     /// For calls on the peer path; other paths interpret choices in their own way.
     pub(super) chooser: Arc<Chooser>,
-    /// Whether every buffer is checked with CUDA.
+    /// True if every buffer is checked with CUDA.
     pub(super) checks_memory: bool,
     pub(super) order: Mutex<Order>,
     /// A call has been refused.
     pub(super) refused: AtomicBool,
     pub(super) context: Arc<CudaContext>,
     pub(super) origin: Origin,
-    /// Where ranks of other processes meet.
+    /// Communicator for the rendezvous with ranks of other processes; `None` for [`DeviceComm::local`].
     pub(super) host: Option<Comm>,
-    /// Memory that kernels of all ranks reach; `None` on the hosted path. The last field: freed after all else.
+    /// Memory that kernels of all ranks reach; `None` on the hosted path and for one rank. Last field: freed last.
     pub(super) windows: Option<Windows>,
 }
 
-/// How a call runs, in words.
+/// Explanation of how a call runs, with the reasons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
     /// The path of the data.
@@ -78,7 +78,7 @@ impl fmt::Display for Explanation {
 pub(super) struct Order {
     pub(super) number: u32,
     pub(super) last: Option<Stream>,
-    /// Whose, if that is the stream of a thread.
+    /// Thread of `last`, if that is the stream of a thread (`CU_STREAM_PER_THREAD`).
     pub(super) thread: Option<ThreadId>,
     pub(super) event: CudaEvent,
 }
@@ -102,7 +102,7 @@ impl DeviceComm {
         self.path.path()
     }
 
-    /// Why it takes this path, in words.
+    /// The reason for this path, as text.
     pub fn path_reason(&self) -> &str {
         &self.why
     }
@@ -118,7 +118,7 @@ impl DeviceComm {
         &self.context
     }
 
-    /// The choice for a collective of so many bytes (of the whole buffer for all_reduce, broadcast and reduce, of one
+    /// The choice for a collective of `bytes` bytes (of the whole buffer for all_reduce, broadcast and reduce, of one
     /// rank's segment for the others).
     pub fn choice(&self, collective: Collective, bytes: usize) -> Choice {
         let (choice, reason) = self.chooser.decide(collective, bytes);
@@ -128,7 +128,7 @@ impl DeviceComm {
         choice
     }
 
-    /// How such a call runs, and why. The same on all ranks.
+    /// Explains how a collective of `bytes` (as in [`DeviceComm::choice`]) runs, and why. Equal on all ranks.
     pub fn explain(&self, collective: Collective, bytes: usize) -> Explanation {
         let path = self.path();
         let decided = path.chooses().then(|| self.chooser.decide(collective, bytes));
@@ -136,7 +136,7 @@ impl DeviceComm {
         Explanation { path, path_reason: self.why.clone(), choice, reason }
     }
 
-    /// Whether `choice` can run a call of `bytes` (as in [`DeviceComm::choice`]) of any element type.
+    /// Returns true if `choice` can run a call of `bytes` (as in [`DeviceComm::choice`]) of any element type.
     pub fn fits(&self, collective: Collective, choice: Choice, bytes: usize) -> bool {
         self.chooser.fits(collective, choice, bytes)
     }
@@ -213,7 +213,7 @@ impl DeviceComm {
         }
     }
 
-    /// What became of a call when it was made: one that is refused has failed as one that ends early has.
+    /// Records a call that was refused: it has failed as one that ends early has. Returns `result`.
     #[inline]
     pub(super) fn made(&self, result: Result<()>) -> Result<()> {
         result.inspect_err(|_| self.refused.store(true, Ordering::Release))
@@ -241,7 +241,7 @@ impl DeviceComm {
         self.check()
     }
 
-    /// Waits for the calls made so far. If all were carried out it is no error that another rank has failed or left
+    /// Waits for the calls made so far. If all were executed it is no error that another rank has failed or left
     /// since.
     ///
     /// # Errors
@@ -294,7 +294,7 @@ impl DeviceComm {
         Ok(order)
     }
 
-    /// Makes `stream` wait for `last`, unless only one of them is being captured, or each for a graph of its own: a
+    /// Makes `stream` wait for `last`, unless only one of them is being captured, or each for a separate graph: a
     /// graph runs when it is launched.
     fn follow(&self, order: &Order, last: sys::CUstream, stream: sys::CUstream) -> Result<(), DriverError> {
         use cudarc::driver::result::{event, stream as streams};
@@ -326,7 +326,7 @@ impl DeviceComm {
         &self.chooser.registry
     }
 
-    /// Whether both came of one [`DeviceComm::local`].
+    /// Returns true if both have the windows of one [`DeviceComm::local`], or neither has windows.
     pub(super) fn is_beside(&self, other: &DeviceComm) -> bool {
         match (&self.windows, &other.windows) {
             (Some(ours), Some(theirs)) => Arc::ptr_eq(&ours.memory, &theirs.memory),

@@ -1,4 +1,4 @@
-//! The CUDA driver: found, opened, and its errors in words.
+//! The CUDA driver: found, opened, and its errors as text.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -53,7 +53,7 @@ pub(super) fn devices() -> Result<Vec<sys::CUdevice>, DriverError> {
     (0..device::get_count()?).map(device::get).collect()
 }
 
-/// Whether a device can reach the memory of another.
+/// Returns true if device `from` can reach the memory of `to`.
 pub(super) fn reaches(from: sys::CUdevice, to: sys::CUdevice) -> Result<bool, DriverError> {
     let mut can = 0;
     // SAFETY: both are devices of the driver; writes the answer.
@@ -61,7 +61,7 @@ pub(super) fn reaches(from: sys::CUdevice, to: sys::CUdevice) -> Result<bool, Dr
     Ok(can != 0)
 }
 
-/// How many GPUs the driver sees (`CUDA_VISIBLE_DEVICES` can hide some).
+/// Number of GPUs that the driver sees (`CUDA_VISIBLE_DEVICES` can hide some).
 ///
 /// # Errors
 /// As [`available`].
@@ -149,7 +149,7 @@ fn likely_cause(result: CUresult) -> Option<&'static str> {
 /// Copies within a device; nothing for 0 bytes.
 ///
 /// # Safety
-/// Both must be memory of so many bytes until the stream, which is of this context, has passed the copy.
+/// Both must be memory of `bytes` bytes until the stream, which is of this context, has passed the copy.
 pub(crate) unsafe fn copy(
     op: &str,
     context: &CudaContext,
@@ -197,7 +197,7 @@ fn exchange_mode(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode
     mode
 }
 
-/// Whether a stream is being captured into a graph.
+/// Returns true if a stream is being captured into a graph.
 ///
 /// # Safety
 /// `stream` must be one, or the default one.

@@ -75,7 +75,7 @@ impl DeviceComm {
     /// [`DeviceComm::validate`]; gives the input and the output.
     ///
     /// # Safety
-    /// As there.
+    /// As [`DeviceComm::validate`].
     #[inline]
     pub(super) unsafe fn validated(&self, stream: sys::CUstream, call: &RawCall) -> Result<[Option<Buffer>; 2]> {
         let op = call.collective.name();
@@ -140,12 +140,12 @@ impl DeviceComm {
         unsafe { self.path.carry(turn, call, choice) }
     }
 
-    /// The next call's turn, and the lock that makes others wait.
+    /// Stream and sequence number of the next call, and the lock that makes others wait.
     fn turn(&self, stream: Stream) -> Result<(Turn, MutexGuard<'_, Order>)> {
         self.turns(stream, 1)
     }
 
-    /// The turn of the first of the next `calls`, and the lock.
+    /// Stream and sequence number of the first of the next `calls`, and the lock.
     pub(super) fn turns(&self, stream: Stream, calls: u32) -> Result<(Turn, MutexGuard<'_, Order>)> {
         let handle = stream.handle();
         let mut order = self.order(stream)?;
@@ -172,7 +172,7 @@ impl DeviceComm {
     /// [`DeviceComm::enqueue_send_recv`], and a copy beside it.
     ///
     /// # Safety
-    /// As there, and for the copy's two buffers.
+    /// As [`DeviceComm::enqueue_send_recv`], and for the copy's two buffers.
     pub(super) unsafe fn enqueue_round(&self, stream: Stream, round: Round) -> Result<()> {
         let Round { to, from, .. } = round;
         let span = || Span::Carried {

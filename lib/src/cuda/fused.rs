@@ -1,6 +1,7 @@
 //! Collectives of a group that are launched together.
 //!
-//! Where a run ends is a rank's own affair: a launch of several calls is for the other ranks the same as a launch each.
+//! A rank alone decides how its calls are split into launches: for the other ranks one launch of several calls is the
+//! same as a launch each.
 
 use super::buffers::Buffer;
 use super::call::Stream;
@@ -19,13 +20,13 @@ pub(super) struct Run<'a> {
     calls: Vec<(&'a RawCall, Choice)>,
     /// The input and the output of each.
     buffers: Vec<[Option<Buffer>; 2]>,
-    /// Of those that reduce.
+    /// Element type and operator of the calls that reduce; `None` if none does.
     types: Types,
 }
 
 impl Run<'_> {
-    /// Whether a call may be launched with these: there is room, none of them writes what it uses or uses what it
-    /// writes, and it reduces as they do if it reduces.
+    /// True if a call may be launched with those of this run: there is space, none of them writes what it uses or uses
+    /// what it writes, and it reduces as they do if it reduces.
     fn takes(&self, types: Types, used: &[Option<Buffer>; 2]) -> bool {
         let meet = |one: Option<Buffer>, other: Option<Buffer>| one.zip(other).is_some_and(|(a, b)| a.overlaps(&b));
         let [input, output] = *used;

@@ -81,7 +81,7 @@ impl DeviceComm {
         Ok(())
     }
 
-    /// Whether a call is enqueued as a whole, and not as messages. Kernels have gather and scatter, other paths do not.
+    /// True if a call is enqueued as a whole, and not as messages. Kernels have gather and scatter, other paths do not.
     pub(super) fn is_collective(&self, call: &RawCall) -> bool {
         match call.collective {
             Collective::SendRecv => false,

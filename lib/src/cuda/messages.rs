@@ -73,7 +73,7 @@ impl Messages {
         true
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no messages.
     pub(crate) fn is_empty(&self) -> bool {
         self.sends.is_empty() && self.recvs.is_empty()
     }
@@ -84,9 +84,9 @@ impl Messages {
         by_slots.map(|message| message.peer).filter(move |&peer| peer != rank)
     }
 
-    /// All of it: the messages in rounds, each with a copy of our own beside it while there are any. Copies that are
-    /// left over come first: the driver may load code for them, and that may wait for a kernel that waits for a rank of
-    /// the same thread.
+    /// All of it: the messages in rounds, each with one of our own copies beside it while there are any. Copies that
+    /// are left over come first: the driver may load code for them, and that may wait for a kernel that waits for a
+    /// rank of the same thread.
     pub(super) fn launches(mut self, rank: usize, size: usize) -> Result<Vec<Round>> {
         let mut own = self.take_own(rank)?;
         let end = |m: Message| (m.address as u64, m.bytes, m.peer);

@@ -14,7 +14,7 @@ use crate::config::CudaPath;
 use crate::device::{Choice, Path};
 use crate::error::{Error, Result};
 
-/// A call's turn among those of its communicator.
+/// Stream of a call, and its sequence number among the calls of its communicator.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turn {
     pub(super) stream: sys::CUstream,
@@ -22,7 +22,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// That of the `i`-th call behind this one.
+    /// Stream and number of the `i`-th call behind this one.
     pub(super) fn after(self, i: u32) -> Turn {
         Turn { number: self.number.wrapping_add(i), ..self }
     }
@@ -40,7 +40,7 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// The same for messages.
+    /// Makes ready what messages need, so that enqueuing them only launches.
     fn prepare_messages(&self) -> Result<()> {
         Ok(())
     }
@@ -51,7 +51,7 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
     /// As [`DeviceComm::enqueue`](super::DeviceComm::enqueue).
     unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()>;
 
-    /// Whether one launch may carry such a call and others.
+    /// Returns true if one launch may carry such a call and others.
     fn fuses(&self, _call: &RawCall, _choice: Choice) -> bool {
         false
     }
@@ -61,7 +61,7 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Enqueues several such calls, in one launch where the path can; `turn` is that of the first.
+    /// Enqueues several such calls, in one launch where the path can; `turn` belongs to the first.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`](super::DeviceComm::enqueue), for each; and no output may overlap a buffer of another.
@@ -70,7 +70,7 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
         calls.iter().zip(0..).try_for_each(|(&(call, choice), i)| unsafe { self.carry(turn.after(i), call, choice) })
     }
 
-    /// Enqueues a message at least, and the copy beside it if there is one. `call` is the word that kernels compare.
+    /// Enqueues a message at least, and the copy beside it if there is one. Kernels compare the signature of `call`.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue_send_recv`](super::DeviceComm::enqueue_send_recv), and for the copy's two buffers.
@@ -89,7 +89,7 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
         self.check(host)
     }
 
-    /// Whether a failure ended a call of this rank early; known once the streams have run their calls.
+    /// Returns true if a failure ended a call of this rank early; known once the streams have run their calls.
     fn cut_short(&self) -> bool {
         false
     }

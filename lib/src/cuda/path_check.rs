@@ -25,7 +25,7 @@ const SOURCE: &str = concat!(
     include_str!("kernels/args.cuh"),
     include_str!("kernels/path_check.cu"),
 );
-/// How long written data may take to arrive after all ranks have begun.
+/// Longest time for written data to arrive after all ranks have begun.
 const LIMIT: Duration = Duration::from_secs(10);
 /// As in `kernels/path_check.cu`.
 const WRITES: u32 = 1;
@@ -172,8 +172,8 @@ impl<'a> Check<'a> {
 }
 
 /// Checks that each rank's writes into the others' windows arrive, flags after data. Every rank calls it before the
-/// first call, and all get the same result. `in_turns`: kernels of processes that share a GPU run in turns, and none
-/// waits for another.
+/// first call, and all get the same result. `in_turns`: kernels of processes that share a GPU run in time slices, and
+/// none waits for another.
 pub(super) fn check(
     windows: &Windows,
     context: &Arc<CudaContext>,

@@ -33,7 +33,7 @@ pub struct Registered<T> {
 }
 
 impl<T> Registered<T> {
-    /// Whether kernels of all ranks reach it. If not, it is an ordinary buffer.
+    /// Returns true if kernels of all ranks reach the buffer. If not, it is an ordinary buffer.
     pub fn is_registered(&self) -> bool {
         self.parts.as_ref().is_some_and(|(registration, _)| registration.is_registered())
     }
@@ -195,13 +195,13 @@ impl DeviceComm {
     /// same place among its calls.
     ///
     /// # Errors
-    /// Those of any call that synchronises with the other ranks.
+    /// As any call that synchronises with the other ranks.
     pub fn release(&self) -> Result<()> {
         self.meet_to_register(Ok(None)).map(drop)
     }
 
-    /// How many calls of this rank, and messages sent and received, used registered buffers without slots so far. Waits
-    /// for the calls made.
+    /// Calls of this rank, and messages sent and received, that used registered buffers without slots so far. Waits for
+    /// the calls made.
     ///
     /// # Errors
     /// As [`DeviceComm::synchronize`].

@@ -45,16 +45,16 @@ pub(super) struct Report {
     context: Arc<CudaContext>,
     words: NonNull<Words>,
     rank: usize,
-    /// How long kernels wait.
+    /// Longest wait of kernels.
     patience: Duration,
     /// The communicator's failure, once it is known.
     cause: Mutex<Option<Error>>,
     failed_at: OnceLock<Instant>,
-    /// Whether kernels go on waiting after a failure of another rank ([`CudaFailure::Hold`]).
+    /// True if kernels go on waiting after a failure of another rank ([`CudaFailure::Hold`]).
     hold: AtomicBool,
-    /// Another rank has failed while `hold` was set: no kernel was told to exit.
+    /// Another rank has failed while `hold` was set: no kernel was made to exit.
     held: AtomicBool,
-    /// Where the device sees them.
+    /// Address of the words as the device sees them.
     pub(super) address: sys::CUdeviceptr,
 }
 
@@ -173,7 +173,7 @@ impl Report {
         words.state.load(Ordering::Relaxed) != 0 || words.abort.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a kernel or a stream has left a call before its end.
+    /// Returns true if a kernel or a stream has left a call before its end.
     pub(super) fn cut_short(&self) -> bool {
         let words = self.words();
         words.state.load(Ordering::Acquire) != 0 || words.cut.load(Ordering::Acquire) != 0

@@ -75,7 +75,7 @@ impl DeviceComm {
     }
 
     /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all. Ranks may
-    /// share a GPU; each then needs a stream of its own, and their kernels have fewer blocks, so that all of them are
+    /// share a GPU; each then needs a separate stream, and their kernels have fewer blocks, so that all of them are
     /// resident.
     ///
     /// # Errors

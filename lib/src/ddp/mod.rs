@@ -47,7 +47,7 @@ pub struct DdpStats {
     pub bytes: u64,
 }
 
-/// Where a parameter's gradient lies.
+/// Location of a parameter's gradient: bucket, and offset and length in elements.
 #[derive(Debug, Clone, Copy)]
 struct Home {
     bucket: usize,
@@ -174,7 +174,7 @@ impl<'g> Ddp<'g> {
         }
     }
 
-    /// Says that the gradient of parameter `index` is complete for this step; starts its bucket's all-reduce when it
+    /// Marks the gradient of parameter `index` as complete for this step; starts its bucket's all-reduce when it
     /// was the last one there. Buckets start in the same order on all ranks: bucket `k` waits for bucket `k - 1`.
     pub fn ready(&mut self, index: usize) -> Result<()> {
         let home = self.home("ready", index)?;

@@ -16,7 +16,7 @@ use crate::trace::Probe;
 use crate::transport::{Received, ZeroCopy};
 use crate::wire::Header;
 
-/// Where a lane is.
+/// Position of a lane in its program.
 #[derive(Debug)]
 pub(super) struct LaneState {
     pub(super) task: usize,
@@ -73,7 +73,7 @@ impl LaneState {
 
     /// The link that blocks the current instruction: `(receiving, sending)`.
     ///
-    /// Neither, while another call has the turn on one of them: that call waits for it.
+    /// Neither, while another call holds one of them: that call waits for it.
     pub(super) fn waits_for(&self, plan: &Plan, order: Option<&Order>) -> (Option<usize>, Option<usize>) {
         let some = |i: usize| (i != usize::MAX).then_some(i);
         match plan.instructions[plan.lanes[self.lane].instructions.clone()].get(self.pc) {

@@ -14,8 +14,8 @@ pub(crate) struct Links {
     /// Communicator rank of the peer, by index.
     peers: Vec<usize>,
     kinds: Vec<&'static str>,
-    /// Whether some of them may read a message's memory after the send call returned (zero copy): if receivers only
-    /// copy the message, and if they reduce it.
+    /// True if some of the links may read a message's memory after the send call returned (zero copy): if receivers
+    /// only copy the message, and if they reduce it.
     zero_copy: [bool; 2],
     any_length: Vec<bool>,
     /// The run that is going on sends and receives.
@@ -44,13 +44,13 @@ impl Links {
         index
     }
 
-    /// Whether some of them may read a message's memory after the send call returned (zero copy); `reduced`: for a
-    /// message that its receiver reduces.
+    /// Returns true if some of the links may read a message's memory after the send call returned (zero copy);
+    /// `reduced`: for a message that its receiver reduces.
     pub(crate) fn zero_copy(&self, reduced: bool) -> bool {
         self.zero_copy[usize::from(reduced)]
     }
 
-    /// Whether all of these can send messages of any length by zero copy.
+    /// Returns true if all of `links` can send messages of any length by zero copy.
     pub(crate) fn any_length(&self, mut links: impl Iterator<Item = (u32, usize)>) -> bool {
         links.all(|(channel, peer)| self.get(channel, peer).is_some_and(|i| self.any_length[i as usize]))
     }
@@ -115,7 +115,7 @@ impl Links {
     }
 
     /// Lets every link receive and send as much as it can, whether a step waits for it or not. If a rank blocked on one
-    /// link left another one full, two ranks that send to each other would wait for ever.
+    /// link left another one full, two ranks that send to each other would wait forever.
     ///
     /// A peer that has left is no error here, because it may have all it needs. A step that waits for it detects that
     /// itself.

@@ -1,5 +1,5 @@
-//! A plan of one message, without lanes and turns, so that a short send or receive costs little more than the link's
-//! time.
+//! A plan of one message, without lanes and their order, so that a short send or receive costs little more than the
+//! link's time.
 
 use std::slice;
 
@@ -14,8 +14,8 @@ const LONGEST: usize = 32 << 10;
 
 /// Tries to do a task of one message, looking for it `turns` times; `false`: nothing has happened, use [`super::run`].
 ///
-/// Only over links that move whole messages. It leaves errors to [`super::run`], which meets them again and explains
-/// them.
+/// Only over links that move whole messages. It leaves errors to [`super::run`], which runs into them again and
+/// explains them.
 ///
 /// # Safety
 /// As [`super::run`].

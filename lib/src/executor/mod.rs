@@ -2,7 +2,7 @@
 //!
 //! A [`Task`] is one call: a [`Plan`] (the compiled program) with the caller's buffers. Lanes of all tasks advance
 //! round robin, each as far as its links let it; when none can, the [`Waiter`] spins, yields, then sleeps. If tasks
-//! share a link, [`Order`] decides which has the turn.
+//! share a link, [`Order`] decides which uses it next.
 
 mod lane;
 mod links;

@@ -1,11 +1,11 @@
-//! Which call has the turn on a link when several run together.
+//! Order of the calls that run together, on each link that they share.
 //!
 //! Messages of a link have one order: those of an earlier call come before those of a later one, at both ends. A call
 //! holds each direction of a link from its first message to its last, and no longer. So a later call sends while an
 //! earlier one still receives, and calls that share no link do not affect each other.
 //!
-//! There is no deadlock: the first incomplete call in program order has the turn on every link that it still needs, on
-//! every rank, and no other call's messages are before its own. So it advances as if alone.
+//! There is no deadlock: the first incomplete call in program order is next on every link that it still needs, on every
+//! rank, and no other call's messages are before its own. So it advances as if alone.
 
 use super::Task;
 use super::plan::Instruction;
@@ -15,7 +15,7 @@ use super::plan::Instruction;
 pub(super) struct Order {
     /// Task indices, those of one direction of one link together.
     queue: Vec<u32>,
-    /// Position in `queue` of the task whose turn it is, by direction and link: receiving, then sending.
+    /// Position in `queue` of the task that uses the link now, by direction and link: receiving, then sending.
     heads: Vec<u32>,
     links: usize,
 }
@@ -47,7 +47,7 @@ impl Order {
         self.heads.pop();
     }
 
-    /// Whether `task` may perform `instruction` now.
+    /// True if `task` may perform `instruction` now.
     #[inline]
     pub(super) fn is_turn_of(&self, task: usize, instruction: &Instruction) -> bool {
         (instruction.recv == usize::MAX || self.holder(instruction.recv) == task)

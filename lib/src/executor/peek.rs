@@ -32,7 +32,7 @@ pub(crate) fn peek(
         if asked_to_stop() {
             return Err(supervisor.interrupted(header));
         }
-        // The peer may need room on another link before it sends on this one.
+        // The peer may need a free slot on another link before it sends on this one.
         links.progress().map_err(explain)?;
         if waited < policy.spin {
             std::hint::spin_loop();

@@ -10,7 +10,7 @@ use crate::reduce::{self, Average, Kernels, Operand, Scale};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Collective, Header};
 
-/// From so many bytes of output on, non-temporal stores win: beside the input and the peers' data, the output would not
+/// Bytes of output from which on non-temporal stores win: beside the input and the peers' data, the output would not
 /// stay in the last-level cache until it is read.
 const STREAM: usize = 8 << 20;
 
@@ -22,7 +22,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What is there is this rank's contribution.
+    /// True if the place is in this rank's own contribution.
     #[inline]
     pub(super) fn is_input(self) -> bool {
         self.buf == Buf::Input
@@ -99,7 +99,7 @@ pub(super) struct PlanLane {
     pub(super) instructions: Range<usize>,
     pub(super) partition: Partition,
     pub(super) windows: usize,
-    /// What its messages' headers have as count, where that is not the call's.
+    /// Count in its messages' headers; `None`: that of the call.
     pub(super) count: Option<u64>,
 }
 

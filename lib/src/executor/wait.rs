@@ -12,11 +12,11 @@ use crate::interrupt::asked_to_stop;
 use crate::trace::Phase;
 use crate::wire::Header;
 
-/// The communicator as the executor sees it: the source of aborts, and of news about other ranks.
+/// The communicator as the executor sees it: the source of aborts, and of reports about other ranks.
 pub(crate) trait Supervisor {
     /// The communicator's failure, if it has failed already.
     fn failure(&self) -> Option<Error>;
-    /// True when [`Supervisor::failure`] would give an error. Cheap: called on every turn of a spin loop.
+    /// True when [`Supervisor::failure`] would give an error. Cheap: called in every iteration of a spin loop.
     fn has_failed(&self) -> bool;
     /// Fails with [`Supervisor::failure`], if there is one.
     fn alive(&self) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) trait Supervisor {
     fn timed_out(&self, header: &Header, peers: &[usize], waited: Duration) -> Error;
     /// The error to give for a link's error: the first cause, when another rank's failure is behind it.
     fn explain(&self, header: &Header, error: Error) -> Error;
-    /// Whether `peer` has said goodbye.
+    /// True once `peer` has left in order.
     fn has_left(&self, peer: usize) -> bool;
     /// The error to give when `peer`, which is awaited, has left.
     fn left(&self, header: &Header, peer: usize) -> Error;
@@ -48,32 +48,33 @@ pub(crate) trait Supervisor {
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error;
 }
 
-/// How a wait proceeds as it gets longer.
+/// Phases of a wait, and their lengths.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WaitPolicy {
-    /// Turns of the spin loop between two clock readings. At each reading every link is polled, a system call over TCP.
+    /// Iterations of the spin loop between two clock readings. At each reading every link is polled, a system call over
+    /// TCP.
     pub(crate) turns: u32,
-    /// Busy turns first.
+    /// Time of busy iterations, which come first.
     pub(crate) spin: Duration,
-    /// Then turns that give the core away.
+    /// Time of iterations that give the core away, which come next.
     pub(crate) yields: Duration,
-    /// Then sleeping, until nothing has moved for this long.
+    /// Time without any movement after which the wait fails. After the yields it sleeps.
     pub(crate) deadline: Duration,
 }
 
 /// Longest sleep before the abort flag and the peers are checked again.
 pub(super) const SLICE: Duration = Duration::from_millis(50);
 
-/// How late the ring for a message may come that was found at the end of a slice.
+/// Longest delay of the ring for a message that was found at the end of a slice.
 const LATE: Duration = Duration::from_millis(1);
 /// A wait as long as this may be for a rank that makes a different call.
 pub(crate) const DOUBT: Duration = Duration::from_millis(20);
 
-/// Busy turns between two polls of the links that no lane waits for: over TCP each poll costs a system call, and the
-/// awaited rank may need this core.
+/// Busy iterations between two polls of the links that no lane waits for: over TCP each poll costs a system call, and
+/// the awaited rank may need this core.
 const OTHERS: u32 = 8;
 
-/// Where one run is in its waiting.
+/// State of one run's waiting.
 pub(super) struct Waiter<'a> {
     supervisor: &'a dyn Supervisor,
     policy: &'a WaitPolicy,
@@ -92,7 +93,7 @@ impl<'a> Waiter<'a> {
         Waiter { supervisor, policy, turns: 0, looks: 0, since: None, announced: false, phase: Phase::Spin, bytes: 0 }
     }
 
-    /// The kind of the last turn.
+    /// The kind of the last iteration.
     pub(super) fn phase(&self) -> Phase {
         self.phase
     }
@@ -110,7 +111,7 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// One turn of waiting: returns soon, or fails.
+    /// Waits for one iteration: returns soon, or fails.
     #[inline]
     pub(super) fn wait(&mut self, links: &mut Links, blocked: &Blocked<'_>) -> Result<()> {
         self.turns += 1;

@@ -96,7 +96,7 @@ impl ZeroCopy for Late {
     }
 }
 
-/// Where input and output begin in one buffer, in segments, in the in-place form.
+/// Segments at which input and output begin in one buffer, in the in-place form.
 fn in_place(shape: &Shape, rank: usize) -> Option<(usize, usize)> {
     match shape.collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Some((0, 0)),

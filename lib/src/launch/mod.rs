@@ -2,7 +2,7 @@
 //!
 //! The launcher hosts the rendezvous store, gives every rank its environment (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
 //! `LOCAL_WORLD_SIZE`, `TINYNCCL_UNIQUE_ID`), puts `[rank r] ` before each line of their output, passes signals on,
-//! ends the other ranks when one fails, and says which one it was.
+//! ends the other ranks when one fails, and names that one.
 //!
 //! ```no_run
 //! use tinynccl::launch::{self, Launcher};
@@ -42,7 +42,7 @@ const OP: &str = "launch";
 /// More ranks than this on one machine are taken for a slip of the finger.
 const MAX_RANKS: usize = 4096;
 
-/// Where output goes.
+/// Destination of output.
 type Sink = Arc<Mutex<dyn Write + Send>>;
 
 /// Starts ranks as processes of this machine and waits for them.
@@ -112,14 +112,14 @@ impl Launcher {
         self
     }
 
-    /// How long the other ranks may go on after one failed, to print their own errors, before they get SIGTERM. Default
-    /// 2 s.
+    /// Sets the time that the other ranks have after one failed, to print their own errors, before they get SIGTERM.
+    /// Default 2 s.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// How long they may go on after SIGTERM before they get SIGKILL. Default 5 s.
+    /// Sets the time that the other ranks have after SIGTERM before they get SIGKILL. Default 5 s.
     pub fn kill_grace(mut self, grace: Duration) -> Self {
         self.kill_grace = grace;
         self

@@ -33,7 +33,7 @@ impl Relays {
             .name(format!("output-{rank}"))
             .spawn(move || {
                 relay(from, &format!("[rank {rank}] "), &to);
-                // Nobody listens any more once the launcher has ended.
+                // No one receives any more once the launcher has ended.
                 let _ = done.send(());
             })
             .map_err(|e| Error::io(OP, format!("starting a thread for the output of rank {rank}"), &e))?;
@@ -68,7 +68,7 @@ fn relay(mut from: impl Read, prefix: &str, to: &Sink) {
             line.extend_from_slice(piece);
             let whole = piece.ends_with(b"\n");
             if whole || line.len() >= LONGEST_LINE {
-                // Our own output is closed: closing the rank's tells it so.
+                // Our own output is closed: closing the rank's notifies it.
                 if !put(&mut line, prefix, to, whole) {
                     return;
                 }
@@ -93,7 +93,7 @@ fn put(line: &mut Vec<u8>, prefix: &str, to: &Sink, whole: bool) -> bool {
 
 /// Writes a line of the launcher's own.
 pub(super) fn say(to: &Sink, text: &str) {
-    // Without a standard error there is nobody to tell.
+    // Without a standard error there is no one to notify.
     let mut to = lock(to);
     let _ = to.write_all(format!("[launcher] {text}\n").as_bytes()).and_then(|()| to.flush());
 }

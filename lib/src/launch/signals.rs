@@ -1,4 +1,4 @@
-//! The signals that a launcher passes on, and news of ended ranks.
+//! The signals that a launcher passes on, and the end of ranks.
 
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -36,7 +36,7 @@ pub(super) struct Signals {
 #[derive(Debug)]
 struct State {
     bell: Arc<Doorbell>,
-    /// How often each of [`PASSED_ON`] came from a process, and from the kernel.
+    /// Signals of [`PASSED_ON`] so far, each from a process and from the kernel.
     counts: [[AtomicU32; 2]; PASSED_ON.len()],
 }
 
@@ -164,7 +164,7 @@ fn keep_default() -> Result<&'static [i32]> {
 
 fn is_ignored(signal: i32) -> bool {
     let mut old = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: asks only: no new action, and `old` is as large as the call needs; zeroes are a valid value if it fails.
+    // SAFETY: queries only, no new action; `old` is as large as the call needs; zeroes are a valid value if it fails.
     let old = unsafe {
         libc::sigaction(signal, std::ptr::null(), old.as_mut_ptr());
         old.assume_init()

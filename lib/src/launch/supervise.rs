@@ -16,16 +16,16 @@ use crate::threads::{deadline_after, left, poll};
 /// Children are looked at this often even if no signal came.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
-/// How the ranks are being ended.
+/// Stage of ending the ranks.
 #[derive(Debug, Clone, Copy)]
 enum Ending {
-    /// They are not.
+    /// No rank is being ended.
     No,
-    /// They may end by themselves until then.
+    /// The ranks may end by themselves until then.
     Grace(Instant),
-    /// They got SIGTERM and may go on until then.
+    /// The ranks got SIGTERM and may go on until then.
     Terminated(Instant),
-    /// They got SIGKILL; we wait no longer than this for the kernel.
+    /// The ranks got SIGKILL; we wait no longer than this for the kernel.
     Killed(Instant),
 }
 
@@ -130,7 +130,7 @@ impl Ranks<'_> {
         let order = |e: &&Ended| (e.made_to, place(e.rank), e.status.signal().is_none());
         let Some(&first) = self.ended.iter().filter(|e| !e.status.success()).min_by_key(order) else { return };
         if let Some(named) = self.named {
-            // The kernel closes a killed process's sockets before we hear of it.
+            // The kernel closes a killed process's sockets before we learn of its end.
             if !self.interrupted && named.status.signal().is_none() && first.status.signal().is_some() {
                 self.named = Some(first);
                 let how = how(first.status);
@@ -138,7 +138,7 @@ impl Ranks<'_> {
             }
             return;
         }
-        // Those that went before it: still on their way out, or without a word although they call it a success.
+        // Those that went before it: still on their way out, or without a report although they call it a success.
         let before = &went[..place(first.rank)];
         if !now && before.iter().any(|(rank, _)| self.children.get(*rank).is_some_and(Option::is_some)) {
             return;

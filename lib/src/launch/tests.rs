@@ -110,7 +110,7 @@ fn what_cannot_be_started_is_named() {
     assert!(e.contains("no program"), "{e}");
 }
 
-/// What [`helper`] should do, when the tests below run it in a process of its own.
+/// Variable with the task of [`helper`], when the tests below run it in a separate process.
 const HELPER: &str = "TINYNCCL_TEST_HELPER";
 
 /// Not a test: the other side of those below.

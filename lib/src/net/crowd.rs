@@ -1,23 +1,25 @@
-//! Threads that spin on one core. The kernel lets each of two have it for milliseconds in turn, also while other cores
-//! are free: it looks for a free one when a thread wakes, and these never sleep. So one that finds this sleeps once.
+//! Core contention of threads that spin. The kernel lets each of two that share a core have it for milliseconds in
+//! turn, also while other cores are free: it looks for a free one when a thread wakes, and these never sleep. So a
+//! thread that detects this sleeps once.
 
 use std::time::{Duration, Instant};
 
-/// A call that waits for nothing takes so long only where another thread has the core: a kernel's slice is 3 ms.
+/// A call that waits for nothing takes this long only where another thread has the core: a kernel's time slice is 3 ms.
 const AWAY: Duration = Duration::from_millis(1);
-/// A call that may sleep has slept if it took so long.
+/// A call that may sleep has slept if it took at least this long.
 const ASLEEP: Duration = Duration::from_micros(10);
-/// How long a thread sleeps to be woken elsewhere.
+/// Length of the sleep after which the kernel wakes a thread on another core.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Whether a thread that spins shares its core.
+/// Core contention of one spinning thread: true from a call that took too long until the thread has slept.
 #[derive(Debug, Default)]
 pub(super) struct Crowd {
     shared: bool,
 }
 
 impl Crowd {
-    /// A call of this thread's to the kernel, which may sleep for so long.
+    /// Runs a system call of this thread, which may sleep for up to `may_sleep`, and updates the contention state by
+    /// its duration.
     pub(super) fn watch<T>(&mut self, may_sleep: Duration, call: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let result = call();
@@ -33,7 +35,7 @@ impl Crowd {
         }
     }
 
-    /// How long a thread that would spin should sleep.
+    /// Time for which a thread that would spin should sleep; zero without core contention.
     pub(super) fn nap(&self) -> Duration {
         if self.shared { NAP } else { Duration::ZERO }
     }

@@ -1,4 +1,4 @@
-//! Connecting to a handle: a thread finds the ways, opens the streams and shakes hands.
+//! Connecting to a handle: a thread finds the paths, opens the streams and shakes hands.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -25,23 +25,23 @@ use crate::transport::tcp::{describe, open};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, Peer};
 
-/// How long telling a peer that there is no way to it may take.
+/// Longest time for sending a peer the error that no path leads to it.
 const NEWS: Duration = Duration::from_secs(5);
-/// So many times a handshake that breaks is tried again, after so long at first.
+/// Number of times that a broken handshake is tried again; the first pause before that is [`PAUSE`].
 const HANDSHAKES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(25);
-/// How much longer than the first way that answers the others may take: what is later is dialed again, like a lost rail.
+/// Time that the other paths may take to answer after the first one: a later one is dialed again, like a lost rail.
 const GRACE: Duration = Duration::from_millis(250);
-/// For so long a way that did not answer is left out where another one does.
+/// Time for which a path that did not answer is left out where another one does.
 const SILENT: Duration = Duration::from_secs(10);
-/// How long a rail that was lost may take to answer.
+/// Longest time that a lost rail may take to answer.
 const REDIAL: Duration = Duration::from_secs(2);
 
 /// A connection that is being made.
 #[derive(Debug)]
 pub struct Connecting {
     state: Arc<State>,
-    // Joined when this goes, and told to end before.
+    // Joined when this goes, and signalled to end before.
     _thread: Thread,
 }
 
@@ -55,7 +55,8 @@ impl Connecting {
     /// The connection, once it stands.
     ///
     /// # Errors
-    /// [`Error::Connection`] with the ports of both ends when no way leads to the peer, or with what each way did.
+    /// [`Error::Connection`] with the ports of both ends when no path leads to the peer, or with the failure of each
+    /// path.
     pub fn poll(&self) -> Result<Option<Sender>> {
         lock(&self.state.made).take().transpose()
     }
@@ -81,7 +82,7 @@ pub(super) fn start(inner: &Arc<Inner>, handle: Handle) -> Result<Connecting> {
     Ok(Connecting { state, _thread: thread })
 }
 
-/// A connection's ends in words. `way`: the far one, and the relays between, if it has some.
+/// Returns the name of a connection: its ends as text. `way`: the far one, and the relays between, if it has some.
 pub(super) fn name(sockets: &[TcpStream], way: &[SocketAddr]) -> String {
     let ends = |s: &TcpStream| match (s.local_addr(), s.peer_addr()) {
         (Ok(ours), Ok(theirs)) => format!("{} and {}", describe(ours), describe(theirs)),
@@ -105,7 +106,7 @@ fn failed(ours: &Inner, theirs: &Handle, detail: String) -> Error {
     Error::Connection { op: "connect".to_owned(), connection, detail }
 }
 
-/// Why no way leads to a peer, and what to do.
+/// Returns the reason why no path leads to a peer, and what to do.
 fn no_way(inner: &Inner) -> String {
     let relays = match inner.config.net_relay_port {
         0 => "relays are off (TINYNCCL_NET_RELAY_PORT is 0)".to_owned(),
@@ -127,7 +128,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error
     let direct = ports::ways(&inner.ports, &handle.addresses, handle.host == inner.host);
     let mut ways = direct.clone();
     let mut opened: Vec<(TcpStream, Way)> = Vec::new();
-    // Cables that are to be taken when they are back.
+    // Paths that are to be taken when they are back.
     let mut down: Vec<Way> = Vec::new();
     for round in 0u32.. {
         let mut did = Vec::new();
@@ -154,7 +155,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error
             }
             there.push(way);
         }
-        // One that did not answer a moment ago holds up no other connection.
+        // A path that did not answer a moment ago holds up no other connection.
         let (silent, there): (Vec<&Way>, Vec<&Way>) = there.into_iter().partition(|way| inner.silent.is(way));
         for some in [there, silent] {
             if !opened.is_empty() {
@@ -188,7 +189,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error
                 tell(inner, handle, &error, stopped);
                 return Err(error);
             }
-            // The end of the time is seen above, with what each way did.
+            // The deadline is checked above, with the failure of each path.
             (true, _) => {
                 inner.relays.nodes.forget();
                 match wait.pause(PAUSE * (1 << round.min(5)), String::new) {
@@ -210,7 +211,7 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error
     let mut opened = opened.into_iter().map(|(socket, _)| socket);
     let mut sockets: Vec<TcpStream> = Vec::with_capacity(streams);
     for (stream, way) in working.iter().cycle().take(streams).enumerate() {
-        // Before the next one is opened: the acceptor waits only so long for a proof.
+        // Before the next one is opened: the acceptor waits only `door::HANDSHAKE` for a proof.
         sockets.push(redial.first(inner, (opened.next(), way), stream, &wait).map_err(reason)?);
     }
     let mut way: Vec<SocketAddr> = Vec::new();
@@ -229,30 +230,30 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error
     Ok(sender)
 }
 
-/// How a connection was made.
+/// Data by which a connection was made, and by which its lost streams are made again.
 #[derive(Debug)]
 pub(super) struct Redial {
     handle: Handle,
     pub(super) link: u32,
-    /// All ways, first those that worked.
+    /// All paths, first those that worked.
     pub(super) ways: Vec<Way>,
     begun: usize,
     streams: usize,
-    /// Places of the link: those of the first streams, and those that others have had since.
+    /// Stream positions of the link: those of the first streams, and those that others have had since.
     places: Mutex<Vec<Place>>,
 }
 
-/// A place among the streams of a link, which only streams of one way have.
+/// A position among the streams of a link, which only streams of one path have.
 #[derive(Debug)]
 struct Place {
     way: usize,
-    /// The number of the next stream there. None is used again once the peer has our proof: it may have taken what
-    /// failed here.
+    /// The number of the next stream there. No number is used again once the peer has our proof: it may have accepted
+    /// the stream that failed here.
     next: usize,
 }
 
 impl Redial {
-    /// Streams that a way had at first, or would have had.
+    /// Returns the number of streams that a path had at first, or would have had.
     pub(super) fn streams_of(&self, way: usize) -> usize {
         let ways = self.begun.max(1);
         self.streams / ways + usize::from(way % ways < self.streams % ways)
@@ -262,12 +263,12 @@ impl Redial {
         Redial { handle, link, ways, begun, streams, places: Mutex::default() }
     }
 
-    /// The way of a stream of the link.
+    /// Returns the number of the path of a stream of the link.
     pub(super) fn way_of(&self, link: &Link, stream: usize) -> usize {
         self.places(link).get(stream % link.places().max(1)).map_or(usize::MAX, |place| place.way)
     }
 
-    /// The link's places up to the last one that was taken.
+    /// Returns the link's stream positions up to the last one that was taken.
     fn places(&self, link: &Link) -> MutexGuard<'_, Vec<Place>> {
         let mut places = lock(&self.places);
         for place in places.len()..self.streams {
@@ -276,7 +277,8 @@ impl Redial {
         places
     }
 
-    /// A number for a stream on a way: in a place that such a one has had, or in a new one.
+    /// Returns a number for a stream on a path: in a position that such a one has had, or in a new one. `None` if there
+    /// is none.
     fn number(&self, link: &Link, way: usize) -> Option<usize> {
         let places = self.places(link);
         let free = |place: &&Place| place.way == way && link.is_free(place.next);
@@ -284,7 +286,7 @@ impl Redial {
         again.or_else(|| Some(places.len()).filter(|new| *new < link.places()))
     }
 
-    /// From here on that number is not free.
+    /// Marks `number` as used.
     fn take(&self, link: &Link, way: usize, number: usize) {
         let mut places = self.places(link);
         let next = number + link.places();
@@ -294,7 +296,7 @@ impl Redial {
         }
     }
 
-    /// A socket for one more stream on the way of this number.
+    /// Opens a socket for one more stream on the path of this number.
     pub(super) fn open(&self, inner: &Inner, number: usize, stopped: &dyn Fn() -> bool) -> Result<TcpStream, String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
         let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
@@ -302,7 +304,7 @@ impl Redial {
         attempt(inner, &self.handle, way, &wait).map_err(Failure::text)
     }
 
-    /// Makes the stream, under a number that is returned.
+    /// Makes the stream on path `number` over `socket`, and returns the stream's number.
     pub(super) fn join(
         &self,
         inner: &Inner,
@@ -321,8 +323,8 @@ impl Redial {
         added.then_some(index).ok_or_else(|| format!("there is no room for a stream {index}"))
     }
 
-    /// A stream of a new connection over a socket, if there is one: a handshake that breaks is tried again, as the
-    /// acceptor may have had too many.
+    /// Makes a stream of a new connection, over `opened` if there is one. A handshake that breaks is tried again, as
+    /// the acceptor may have had too many.
     fn first(
         &self,
         inner: &Inner,
@@ -347,7 +349,8 @@ impl Redial {
         }
     }
 
-    /// Shakes hands for a stream, and says which way it came. From `taken` on its number may be in use at the peer's.
+    /// Shakes hands for a stream, and sends the path that it took. From `taken` on its number may be in use at the
+    /// peer's.
     fn greet(
         &self,
         inner: &Inner,
@@ -373,8 +376,8 @@ impl Redial {
 }
 
 fn hello(inner: &Inner, handle: &Handle, link: u32, streams: usize, rails: usize) -> Hello {
-    // What both ends must have alike stands where links have the length of a message, the rails where they have a
-    // depth.
+    // The value that both ends must have alike stands where links have the length of a message, the rails where they
+    // have a depth.
     let options = LinkOptions { max_message: inner.config.net_window, depth: rails };
     Hello::new((DIALER, ACCEPTOR), (handle.listener, link), &options, false, streams)
 }
@@ -386,7 +389,7 @@ fn attempt(inner: &Inner, handle: &Handle, way: &Way, wait: &Wait<'_>) -> Result
     relay::through(inner, &relay::doors(&way.relays, handle, way.to), wait)
 }
 
-/// Opens all ways at once. Those that do not answer have a little longer than the first one that does.
+/// Opens all paths at once. Those that do not answer have [`GRACE`] longer than the first one that does.
 fn open_all(
     inner: &Inner,
     handle: &Handle,
@@ -429,7 +432,7 @@ fn open_all(
     })
 }
 
-/// Ways that have not answered lately, of all connections.
+/// Paths that have not answered lately, of all connections.
 #[derive(Debug, Default)]
 pub(super) struct Silent(Mutex<HashMap<Way, Instant>>);
 
@@ -445,7 +448,7 @@ impl Silent {
     }
 }
 
-/// Tells the listener why there will be no connection, by any way, also one that is not for data.
+/// Sends the listener the error that there will be no connection, over any path, also one that is not for data.
 fn tell(inner: &Inner, handle: &Handle, error: &Error, stopped: &dyn Fn() -> Option<Error>) {
     let wait = Wait::new(DIALER, ACCEPTOR, NEWS, stopped);
     for way in ports::for_news(&handle.addresses).into_iter().chain(ports::for_news(&handle.others)) {
@@ -487,7 +490,7 @@ mod tests {
         assert_eq!(redial.number(link, 0), Some(4), "the next one is still free");
         redial.take(link, 0, 4);
         assert_eq!(redial.number(link, 0), Some(4 + link.places()), "that one is not free any more");
-        // Once both ends have left a stream its place is free again, for its way alone.
+        // Once both ends have left a stream its position is free again, for its path alone.
         link.lose(1, "a test loses it".to_owned());
         until("both ends to leave it", || link.is_free(1 + link.places()).then_some(()));
         assert_eq!((redial.number(link, 0), redial.number(link, 1)), (Some(1 + link.places()), Some(5)));

@@ -1,4 +1,4 @@
-//! Where a process listens: one port for all listeners, and the thread that shakes hands there.
+//! The acceptor of a process: one port for all listeners, and the thread that shakes hands there.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read};
@@ -26,22 +26,22 @@ use crate::transport::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
 use crate::transport::stream::StreamConn;
 use crate::transport::tcp::{Port, incoming};
 
-/// The acceptor in a hello, which has no ranks.
+/// Rank of the accepting end in a hello, as there are no ranks here.
 pub(super) const ACCEPTOR: usize = 0;
-/// The dialer.
+/// Rank of the dialing end in a hello.
 pub(super) const DIALER: usize = 1;
-/// Longest bad news.
+/// Longest error text of a peer that has no path here, in bytes.
 const NEWS: usize = 16 << 10;
-/// How long a connection may take to prove who it is.
+/// Longest time that a connection may take to authenticate.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Connections that have not named a listener, at once; the oldest goes when there are more.
+/// Most connections at once that have not named a listener; the oldest is rejected when there are more.
 const HALF_OPEN: usize = 256;
-/// Connections that have named a listener, and prove themselves: hundreds of ranks may dial at once.
+/// Most connections at once that have named a listener and are being authenticated: hundreds of ranks may dial at once.
 const PROVING: usize = 1024;
-/// Pause after `accept` failed, for want of descriptors for example.
+/// Pause after `accept` failed, for lack of descriptors for example.
 const BREATHER: Duration = Duration::from_millis(100);
 
-/// A listener as the thread sees it.
+/// A listener as the acceptor thread sees it.
 #[derive(Debug)]
 struct Waiting {
     secret: Secret,
@@ -57,7 +57,7 @@ struct Shared {
     ports: (u16, u16),
 }
 
-/// The thread, and where it listens.
+/// The acceptor thread, and the state that it shares with listeners.
 #[derive(Debug)]
 pub(super) struct Door {
     shared: Arc<Shared>,
@@ -123,7 +123,7 @@ impl Drop for Door {
     }
 }
 
-/// Takes the connections to a handle.
+/// Accepts the connections to a handle.
 #[derive(Debug)]
 pub struct Listener {
     origin: Origin,
@@ -131,7 +131,7 @@ pub struct Listener {
     id: u32,
     ports: String,
     limit: Duration,
-    /// When a connection was first asked for, after the one before.
+    /// Time of the first [`Listener::accept`] since the last connection was taken; `None` before it.
     asked: Mutex<Option<Instant>>,
 }
 
@@ -139,8 +139,8 @@ impl Listener {
     /// The next connection, if it is here.
     ///
     /// # Errors
-    /// [`Error::Connection`] when the peer says that it has no way here, or none has come for
-    /// [`Config::connect_timeout`](crate::Config::connect_timeout) since this was first asked for it.
+    /// [`Error::Connection`] when the peer reports that it has no path here, or none has come for
+    /// [`Config::connect_timeout`](crate::Config::connect_timeout) since this was first called for it.
     pub fn accept(&self) -> Result<Option<Receiver>> {
         if !self.origin.is_here() {
             return Err(super::elsewhere("accept"));
@@ -173,12 +173,12 @@ impl Drop for Listener {
             return;
         }
         let gone = lock(&self.shared.listeners).remove(&self.id);
-        // Connections that nobody asked for are closed without the lock.
+        // Connections that were never taken are closed without the lock.
         drop(gone);
     }
 }
 
-/// A connection that is no link yet.
+/// An unauthenticated connection, or one that is no link yet.
 struct HalfOpen {
     stage: Stage,
     deadline: Instant,
@@ -187,11 +187,11 @@ struct HalfOpen {
 enum Stage {
     Hello(StreamConn<TcpStream>),
     Proof(StreamConn<TcpStream>, Hello, Secret, Challenge),
-    /// The peer asks for the rest of a way.
+    /// The peer requests that its stream be relayed, and sends the rest of the path.
     Relay(StreamConn<TcpStream>),
-    /// The peer says which way the stream came.
+    /// The peer sends the path that its relayed stream took.
     Relayed(StreamConn<TcpStream>, Hello, Secret),
-    /// The peer tells the listener why there will be no link.
+    /// The peer sends the listener the error for which there will be no link.
     News(TcpStream, u32, Vec<u8>),
 }
 
@@ -213,13 +213,13 @@ impl Stage {
     }
 }
 
-/// Doors that a peer names, once they are here.
+/// Reads the acceptors that a peer names; `None` until they are here.
 fn read_stops(conn: &mut StreamConn<TcpStream>) -> std::result::Result<Option<Vec<SocketAddr>>, String> {
     let mut bytes = [0; Stops::BYTES];
     if conn.read(&mut bytes)? { Stops::parse(&bytes).map(Some) } else { Ok(None) }
 }
 
-/// Streams of a link of which some are still to come.
+/// Streams of a new link of which some are still to come.
 struct Partial {
     /// The sender and the relays, if it comes through some.
     way: Vec<SocketAddr>,
@@ -227,11 +227,11 @@ struct Partial {
     deadline: Instant,
 }
 
-/// What becomes of a half-open connection.
+/// Outcome of reading from a connection that is no link yet.
 enum Next {
     Stay(Stage),
     Done,
-    /// Turned away: why, and the connection if it should hear it.
+    /// Rejected: the reason, and the connection if that is to be sent.
     Stranger(String, Option<StreamConn<TcpStream>>),
 }
 
@@ -241,7 +241,7 @@ struct Acceptor {
     ports: Vec<Port>,
     half_open: VecDeque<HalfOpen>,
     partial: HashMap<(u32, u32), Partial>,
-    /// Connections with several rails, which may come to more streams after their listener is gone.
+    /// Links with several rails, which may get more streams after their listener is gone.
     links: HashMap<(u32, u32), (Secret, Weak<Link>)>,
     strangers: Strangers,
 }
@@ -278,7 +278,7 @@ impl Acceptor {
         }
     }
 
-    /// Takes all connections that wait; false when that failed.
+    /// Accepts all connections that wait; false when that failed.
     fn accept_all(&mut self) -> bool {
         let deadline = Instant::now() + HANDSHAKE;
         for port in &self.ports {
@@ -299,7 +299,7 @@ impl Acceptor {
     fn read_all(&mut self) {
         let now = Instant::now();
         let kind = |stage: &Stage| usize::from(!matches!(stage, Stage::Hello(_)));
-        // Of either kind; the oldest go while there are more than may stay.
+        // Connections of either kind; the oldest are rejected while there are more than may stay.
         let mut there = [0, 0];
         self.half_open.iter().for_each(|half| there[kind(&half.stage)] += 1);
         for HalfOpen { stage, deadline } in std::mem::take(&mut self.half_open) {
@@ -320,7 +320,7 @@ impl Acceptor {
                 Next::Stranger(why, conn) => {
                     self.strangers.note(format!("{address}: {why}"));
                     if let Some(mut conn) = conn {
-                        // It has gone, or hears it.
+                        // It has gone, or receives it.
                         let _ = conn.write(&Reply::Stranger(why).to_bytes());
                     }
                 }
@@ -384,7 +384,7 @@ impl Acceptor {
         }
     }
 
-    /// A connection of a peer that has the handle.
+    /// Takes in an authenticated connection: its peer has the handle, or requests a relay.
     fn admit(&mut self, mut conn: StreamConn<TcpStream>, hello: &Hello, secret: Secret) -> Next {
         if hello.comm == relay::LISTENER {
             return match conn.write(&Reply::Welcome.to_bytes()) {
@@ -414,7 +414,7 @@ impl Acceptor {
         };
         if let Some(wrong) = wrong {
             self.deliver(hello.comm, Err(self.failed(&conn.address(), &wrong)));
-            // It has gone, or hears it.
+            // It has gone, or receives it.
             let _ = conn.write(&Reply::Refused(wrong).to_bytes());
             return Next::Done;
         }
@@ -430,7 +430,7 @@ impl Acceptor {
         self.place(conn.into_inner(), hello, secret, Vec::new())
     }
 
-    /// A stream that came `way`: of a link that stands, in the place of a lost one, or of a new one.
+    /// Takes in a stream that came `way`: of a link that stands, in the position of a lost one, or of a new link.
     fn place(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, way: Vec<SocketAddr>) -> Next {
         let Some((_, link)) = self.links.get(&(hello.comm, hello.channel)) else {
             return self.take(socket, hello, secret, way);
@@ -443,7 +443,7 @@ impl Acceptor {
         Next::Done
     }
 
-    /// A stream of a new link.
+    /// Takes in a stream of a new link, which is delivered to its listener once it has all.
     fn take(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, way: Vec<SocketAddr>) -> Next {
         let (streams, stream, key) = (hello.streams(), hello.stream(), (hello.comm, hello.channel));
         let deadline = Instant::now() + self.inner.config.connect_timeout;
@@ -478,7 +478,7 @@ impl Acceptor {
         ends::receiver(name, (sockets, ways), &self.inner)
     }
 
-    /// Why a peer has no way here.
+    /// Reads the error of a peer that has no path here, and delivers it to the listener.
     fn news(&self, mut socket: TcpStream, listener: u32, mut text: Vec<u8>) -> Next {
         let mut bytes = [0; 1024];
         loop {

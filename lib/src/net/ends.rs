@@ -18,23 +18,24 @@ pub struct Sender {
 
 impl Sender {
     /// Sends `len` bytes under a tag; the request is done when they are not needed any more. `None`: too many requests
-    /// are open, ask again later. A connection that has failed takes the message, too: [`Request::test`] says why.
+    /// are open, try again later. A connection that has failed takes the message, too: [`Request::test`] says why.
     ///
     /// # Safety
-    /// `data` is valid for reads of `len` bytes, and nobody writes to it, until the request is done or this is dropped.
+    /// `data` is valid for reads of `len` bytes, and no thread writes to it, until the request is done or this is
+    /// dropped.
     ///
     /// # Errors
-    /// Why the connection failed, when no request of it is free any more.
+    /// The error of the failed connection, once no request of it is free any more.
     pub unsafe fn send(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<&Request>> {
         // SAFETY: by the caller.
         let slot = unsafe { self.post(data, len, tag) }?;
         Ok(slot.and_then(|slot| self.link.requests.get(slot)))
     }
 
-    /// As [`Sender::send`]: the number of the request.
+    /// Posts a send as [`Sender::send`] does, and returns the number of the request.
     ///
     /// # Safety
-    /// As there.
+    /// Contract of the public method above.
     pub(super) unsafe fn post(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<usize>> {
         self.link.check_here("send")?;
         let Side::Out(outgoing) = &self.link.side else { return Ok(None) };
@@ -61,15 +62,15 @@ pub struct Receiver {
 
 impl Receiver {
     /// Posts up to [`MAX_GROUP`] receives, each with its memory, its length and its tag; the request is done when all
-    /// of them are. A message may be shorter than its memory. `None`: too many requests are open, ask again later. A
+    /// of them are. A message may be shorter than its memory. `None`: too many requests are open, try again later. A
     /// connection that has failed takes them, too: [`Request::test`] says why.
     ///
     /// # Safety
-    /// The memory is valid for writes, and nobody else uses it, until the request is done or this is dropped.
+    /// The memory is valid for writes, and nothing else uses it, until the request is done or this is dropped.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a group of another size; why the connection failed, when no request of it is free
-    /// any more.
+    /// [`Error::InvalidArgument`] for a group of another size; the error of the failed connection, once no request of
+    /// it is free any more.
     pub unsafe fn receive(&self, group: &[(*mut u8, usize, i32)]) -> Result<Option<&Request>> {
         if group.is_empty() || group.len() > MAX_GROUP {
             return Err(Error::invalid(
@@ -85,10 +86,11 @@ impl Receiver {
         }
     }
 
-    /// As [`Receiver::receive`], also of a connection that has failed: the number of the request.
+    /// Posts receives as [`Receiver::receive`] does, also on a connection that has failed, and returns the number of
+    /// the request.
     ///
     /// # Safety
-    /// As there.
+    /// Contract of the public method above.
     pub(super) unsafe fn post(&self, group: &[(*mut u8, usize, i32)]) -> Option<usize> {
         let Side::In(incoming) = &self.link.side else { return None };
         let slot = self.link.requests.take(group.len(), group.len(), 0)?;
@@ -103,13 +105,13 @@ impl Drop for Receiver {
     }
 }
 
-/// The two sides of a new link.
+/// Makes the sending end of a new link.
 pub(super) fn sender(name: String, (sockets, ways): (Vec<TcpStream>, Ways), inner: &Inner) -> Result<Sender> {
     let side = Side::Out(Outgoing::new(&inner.config));
     Ok(Sender { link: Link::new(name, sockets, ways, side, (&inner.workers, inner.devices.clone()))? })
 }
 
-/// As [`sender`].
+/// Makes the receiving end of a new link.
 pub(super) fn receiver(name: String, (sockets, ways): (Vec<TcpStream>, Ways), inner: &Inner) -> Result<Receiver> {
     let side = Side::In(Incoming::new(&inner.config));
     Ok(Receiver { link: Link::new(name, sockets, ways, side, (&inner.workers, inner.devices.clone()))? })

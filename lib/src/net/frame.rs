@@ -1,50 +1,50 @@
-//! The bytes before a piece, and those that say what became of pieces and streams.
+//! The header of a fragment, and control frames about fragments and streams.
 
-/// 40 bytes, little endian.
+/// A fragment's header or a control frame: 40 bytes, little endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct Frame {
     kind: u32,
-    /// The tag; the stream, if it is about one.
+    /// The tag; in a control frame about a stream or a queue pair, that ([`queue`]).
     pub(super) tag: i32,
-    /// The message among those of its tag; a number of bytes or pieces, if it is about those.
+    /// The message among those of its tag; a number of bytes or fragments, if it is about those.
     pub(super) number: u64,
     /// Length of the message.
     pub(super) total: u64,
-    /// Where in the message the piece belongs.
+    /// Offset of the fragment in its message, in bytes.
     pub(super) offset: u64,
-    /// Length of the piece.
+    /// Length of the fragment.
     pub(super) len: u64,
 }
 
 const PIECE: u32 = 0x7069_6563;
 
-/// What a frame without a piece says. Those from `Read` to `Here` are said where several rails lead to the peer, the
-/// last ones where pieces go by RDMA. There, `Lost`, `Left` and `Agreed` are of queue pairs, too ([`queue`]).
+/// Kind of a control frame. Those from `Read` to `Here` are sent where several rails lead to the peer, the last ones
+/// where fragments go by RDMA. There, `Lost`, `Left` and `Agreed` are about queue pairs, too ([`queue`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Word {
-    /// The receiver has placed so many bytes of this tag.
+    /// The receiver has placed `number` bytes of this tag.
     Placed = 0x706c_6163,
-    /// The receiver has read so many pieces from the stream that this comes over.
+    /// The receiver has read `number` fragments from the stream that this comes over.
     Read = 0x7265_6164,
     /// The receiver can read nothing from this stream.
     Lost = 0x6c6f_7374,
     /// The sender writes nothing to this stream any more.
     Left = 0x6c65_6674,
-    /// The answer to that: the receiver has read so many pieces from it.
+    /// The reply to `Left`: the receiver has read `number` fragments from it.
     Agreed = 0x6167_7265,
-    /// The sender has this stream, which takes the place of a lost one.
+    /// The sender has this stream, which replaces a lost one.
     Joined = 0x6a6f_696e,
-    /// Whether anybody hears this at the other end of a relayed stream.
+    /// Probe for the other end of a relayed stream, which answers `Here`.
     Asked = 0x6173_6b64,
-    /// The answer, over the same stream.
+    /// The reply to `Asked`, over the same stream.
     Here = 0x6865_7265,
     /// One end's queue pair beside a stream ([`Card`]).
     Card = 0x6361_7264,
-    /// Where the peer may write a message ([`Room`]).
+    /// Receive credit: the memory to which the peer may write a message ([`Room`]).
     Room = 0x726f_6f6d,
-    /// The sender has a message of this length which waits for its room.
+    /// The sender has a message of `total` bytes which waits for its receive credit.
     Waits = 0x7761_6974,
 }
 
@@ -55,7 +55,7 @@ impl Word {
     };
 }
 
-/// What a word says of queue pair `number` in the place of a stream's number.
+/// Encodes queue pair `number` in a control frame's field for a stream's number.
 pub(super) fn queue(number: usize) -> i32 {
     -1 - number as i32
 }
@@ -63,11 +63,11 @@ pub(super) fn queue(number: usize) -> i32 {
 /// A queue pair, as the peer's must know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Card {
-    /// The stream beside which it is, on the same cable.
+    /// The stream beside which it is, on the same NIC pair.
     pub(super) stream: usize,
     /// Its number among those of the link.
     pub(super) queue: u8,
-    /// 0: this end has none.
+    /// Queue pair number; 0 if this end has no queue pair.
     pub(super) qpn: u32,
     pub(super) psn: u32,
     /// `ibv_mtu` code of its port.
@@ -75,7 +75,7 @@ pub(super) struct Card {
     pub(super) gid: [u8; 16],
 }
 
-/// Memory of a posted receive for one queue pair, or for none.
+/// Receive credit: memory of a posted receive for one queue pair, or for none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) address: u64,
@@ -86,23 +86,24 @@ pub(super) struct Room {
     pub(super) key: Option<(u8, u32)>,
 }
 
-/// The immediate word of a piece that goes by RDMA: the room, the piece within its message, and whether it is the last.
+/// Encodes the immediate value of a fragment that goes by RDMA: the credit's id, the index of the fragment within its
+/// message, and whether it is the last.
 pub(super) fn imm(id: u16, index: usize, last: bool) -> u32 {
     u32::from(id) & 0x7ff | u32::from(last) << 11 | (index as u32) << 12
 }
 
-/// What such a word says.
+/// Decodes an immediate value ([`imm`]): credit id, index of the fragment, whether it is the last.
 pub(super) fn read_imm(word: u32) -> (u16, usize, bool) {
     ((word & 0x7ff) as u16, (word >> 12) as usize, word & 1 << 11 != 0)
 }
 
-/// In the place of a queue pair: there is no key.
+/// Queue pair number in a receive credit that has no key.
 const NO_QUEUE: u64 = 0xff;
 
-/// What a piece counts for besides its bytes: empty messages are bounded, too.
+/// Window charge of each fragment besides its bytes: empty messages are bounded, too.
 const OVERHEAD: u64 = 64;
 
-/// What a piece of `len` bytes counts for in the window of its tag.
+/// Charge of a fragment of `len` bytes against the window of its tag, in bytes.
 pub(super) fn charge(len: usize) -> u64 {
     len as u64 + OVERHEAD
 }
@@ -114,7 +115,7 @@ impl Frame {
         Frame { kind: PIECE, tag, number, total: total as u64, offset: offset as u64, len: len as u64 }
     }
 
-    /// A frame without a piece, about a tag or a stream.
+    /// A control frame about a tag, a stream or a queue pair.
     pub(super) fn say(word: Word, about: i32, number: u64) -> Frame {
         Frame { kind: word as u32, tag: about, number, total: 0, offset: 0, len: 0 }
     }
@@ -142,7 +143,7 @@ impl Frame {
         }
     }
 
-    /// Room for the message `number` of a tag.
+    /// Receive credit for the message `number` of a tag.
     pub(super) fn room(tag: i32, number: u64, room: &Room) -> Frame {
         let Room { address, bytes, id, key } = *room;
         let (queue, key) = key.map_or((NO_QUEUE, 0), |(queue, key)| (u64::from(queue), key));
@@ -156,27 +157,27 @@ impl Frame {
         Room { address: self.offset, bytes: self.total, id: (self.len >> 32) as u16, key }
     }
 
-    /// The sender has a message of `total` bytes.
+    /// Request for the receive credit of a message of `total` bytes.
     pub(super) fn waits(tag: i32, number: u64, total: usize) -> Frame {
         Frame { total: total as u64, ..Frame::say(Word::Waits, tag, number) }
     }
 
-    /// What it says; nothing before a piece.
+    /// Kind of the control frame; `None` for the header of a fragment.
     pub(super) fn word(&self) -> Option<Word> {
         Word::ALL.into_iter().find(|word| *word as u32 == self.kind)
     }
 
-    /// The queue pair that it is about, if it is about one.
+    /// The queue pair that the control frame is about, if it is about one.
     pub(super) fn queue(&self) -> Option<usize> {
         usize::try_from(-1 - i64::from(self.tag)).ok()
     }
 
-    /// The stream that it is about.
+    /// The stream that the control frame is about; `usize::MAX` if it is about a queue pair.
     pub(super) fn stream(&self) -> usize {
         usize::try_from(self.tag).unwrap_or(usize::MAX)
     }
 
-    /// The frame in `bytes`; an error says what makes no sense.
+    /// Parses the frame in `bytes`; an error says what is wrong with it.
     pub(super) fn parse(bytes: &[u8]) -> Result<Frame, String> {
         let frame: Frame = bytemuck::try_pod_read_unaligned(bytes).map_err(|e| e.to_string())?;
         let whole = frame.offset.checked_add(frame.len).is_some_and(|end| end <= frame.total);

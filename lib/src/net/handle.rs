@@ -1,4 +1,4 @@
-//! What a listener's handle says: where it is, and what a dialer must know.
+//! Handles of listeners: their addresses, and what a dialer must know.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,29 +12,29 @@ use crate::secret::Secret;
 
 const MAGIC: [u8; 8] = *b"tnet\0\0\0\x01";
 /// Addresses begin here; before are magic, secret, host, listener, two ports, two counts, whether there are more
-/// addresses, and the owner's word.
+/// addresses, and the owner's 8 bytes.
 const ADDRESSES: usize = 56;
 const OWNERS: std::ops::Range<usize> = 48..56;
 const V4: usize = 5;
 const V6: usize = 17;
 
-/// Where a listener is, in 128 bytes.
+/// Addresses and secret of a listener, in 128 bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handle {
-    /// Drawn for this listener: a dialer has it from the handle alone.
+    /// Random bytes of this listener, which a dialer has from the handle alone.
     pub(super) secret: [u8; 16],
     pub(super) host: u64,
     pub(super) listener: u32,
     /// Ports for IPv4 and IPv6; 0 where it does not listen.
     pub(super) ports: (u16, u16),
     pub(super) addresses: Vec<Remote>,
-    /// Where data is not wanted, but news are.
+    /// Addresses that carry no data, but at which an error may be sent.
     pub(super) others: Vec<Remote>,
-    /// Its host has more addresses than fit, which it says when it is asked ([`relay`](super::relay)).
+    /// True if its host has more addresses than fit, which it gives on request ([`relay`](super::relay)).
     pub(super) more: bool,
 }
 
-/// The network that a process sees: equal for two that reach each other over loopback.
+/// Returns an identifier of the network that a process sees: equal for two that reach each other over loopback.
 pub(super) fn host(host: &Host) -> u64 {
     let text = format!(
         "{} {} {}",
@@ -47,12 +47,12 @@ pub(super) fn host(host: &Host) -> u64 {
 }
 
 impl Handle {
-    /// Its length.
+    /// Length of a handle, in bytes.
     pub const BYTES: usize = 128;
-    /// 8 bytes of the text that nothing here reads: whoever has the handle keeps something of its own there.
+    /// 8 bytes of the handle that nothing here reads: any owner of the handle may keep its own data there.
     pub const OWN: std::ops::Range<usize> = OWNERS;
 
-    /// As many of `local`, then of `others`, as fit: 14 of IPv4, or 4 of IPv6.
+    /// Makes a handle with as many of `local`, then of `others`, as fit: 14 of IPv4, or 4 of IPv6.
     pub(super) fn new(
         secret: [u8; 16],
         host: u64,
@@ -76,7 +76,7 @@ impl Handle {
                     more |= needed;
                 }
             }
-            // Those of IPv4 first, as they stand in the text.
+            // IPv4 addresses first, as they stand in the bytes.
             fitting.sort_by_key(|a| a.ip.is_ipv6());
             fitting
         };
@@ -84,7 +84,7 @@ impl Handle {
         Handle { secret, host, listener, ports, addresses, others, more }
     }
 
-    /// All of `local`, in as many handles as that takes.
+    /// Returns all of `local`, in as many handles as that takes.
     pub(super) fn parts(host: u64, listener: u32, ports: (u16, u16), local: &[LocalAddress]) -> Vec<Handle> {
         let mut parts = Vec::new();
         let mut rest = local;
@@ -111,19 +111,19 @@ impl Handle {
         }
     }
 
-    /// The secret of its connections.
+    /// Returns the secret of the listener's connections.
     pub(super) fn key(&self) -> Secret {
         let mut bytes = [0; 32];
         bytes.iter_mut().zip(self.secret).for_each(|(to, from)| *to = from);
         Secret::new(bytes).derive("net", &self.listener.to_le_bytes())
     }
 
-    /// Where to dial one of its addresses.
+    /// Returns the address of the acceptor to dial at `ip`, with its port.
     pub(super) fn door(&self, ip: IpAddr) -> SocketAddr {
         SocketAddr::new(ip, if ip.is_ipv4() { self.ports.0 } else { self.ports.1 })
     }
 
-    /// Its text.
+    /// Encodes the handle.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let count = |all: &[Remote]| {
             let v4 = all.iter().filter(|a| a.ip.is_ipv4()).count();
@@ -152,7 +152,7 @@ impl Handle {
         bytes
     }
 
-    /// What a text says.
+    /// Decodes a handle.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when it is no handle.

@@ -1,4 +1,4 @@
-//! Posted receives, and the pieces that came before them.
+//! Posted receives, and the fragments that came before them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,19 +22,19 @@ pub(super) struct Entry {
     pub(super) data: *mut u8,
     room: usize,
     slot: usize,
-    /// Its place in the group.
+    /// Position in the group of its request.
     place: usize,
     tag: i32,
     number: u64,
     got: AtomicUsize,
-    /// Length of the message, once a piece has told.
+    /// Length of the message; `UNKNOWN` until a fragment gives it.
     total: AtomicUsize,
 }
 
-/// As a length: nobody has told.
+/// Length not known yet.
 const UNKNOWN: usize = usize::MAX;
 
-// SAFETY: pieces go to disjoint parts of the memory, which nobody else uses by the contract of `Receiver::receive`.
+// SAFETY: fragments go to disjoint parts of the memory, which nothing else uses by the contract of `Receiver::receive`.
 unsafe impl Send for Entry {}
 // SAFETY: as above.
 unsafe impl Sync for Entry {}
@@ -52,13 +52,13 @@ struct Tag {
     /// Receives from `first` on; `None` for those whose message is here.
     posted: VecDeque<Option<Arc<Entry>>>,
     early: HashMap<u64, Early>,
-    /// Messages of such lengths wait for the rooms of their receives.
+    /// Lengths of the sender's messages that wait for receive credits, by message number.
     waiting: HashMap<u64, u64>,
-    /// The last message was long: the sender is told of receives before it asks.
+    /// True if the last message was long: the sender gets receive credits before it requests them.
     long: bool,
-    /// A piece has waited in vain for its receive: the next ones do not, until one is posted.
+    /// True if a fragment has waited in vain for its receive: the next ones do not wait, until one is posted.
     late: bool,
-    /// What the early pieces count for.
+    /// Window charge of the early fragments, also of those still being read, in bytes ([`charge`]).
     held: u64,
     placed: u64,
     reported: u64,
@@ -71,11 +71,11 @@ struct Tags {
     held: Vec<usize>,
 }
 
-/// What is posted, and what came too early.
+/// Receiving side of a link: posted receives, and fragments that came before theirs.
 #[derive(Debug)]
 pub(super) struct Incoming {
     tags: Mutex<Tags>,
-    /// Receives that the sender was told of, by what it calls them.
+    /// Receives whose credits the sender has, by the credits' ids.
     rooms: Mutex<HashMap<u16, Arc<Entry>>>,
     reports: Outbox,
     window: u64,
@@ -123,18 +123,18 @@ impl Incoming {
         }
     }
 
-    /// A piece that came early goes to its place.
+    /// Copies a fragment that came early into its posted buffer.
     fn copy(&self, link: &Arc<Link>, entry: &Entry, frame: &Frame, data: &[u8]) -> Result<(), String> {
         entry.check(frame.tag, frame.total)?;
-        // SAFETY: `check` has compared the piece's end with the length of the memory, which is valid by the contract of
-        // `Receiver::receive`; the copy is of our own.
+        // SAFETY: `check` has compared the fragment's end with the length of the memory, which is valid by the contract
+        // of `Receiver::receive`; the source is our own memory.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), entry.data.add(frame.offset as usize), data.len()) };
         self.placed(link, entry, frame);
         Ok(())
     }
 
-    /// Where a piece goes. `None`: `stream` waits for its receive, as the rest of the piece is in the kernel; but not
-    /// while a receive of another tag waits, whose message may be behind.
+    /// Returns the target of a fragment. `None`: `stream` waits for its receive, as the rest of the fragment is in the
+    /// kernel; but not while a receive of another tag is posted, whose message may be behind.
     pub(super) fn target(&self, frame: &Frame, stream: Option<usize>) -> Result<Option<Target>, String> {
         let len = frame.len as usize;
         let mut tags = lock(&self.tags);
@@ -164,12 +164,12 @@ impl Incoming {
         Ok(Some(Target::Early(Vec::with_capacity(len))))
     }
 
-    /// A piece has waited for its receive, and it has not come.
+    /// Notes that a fragment of this tag has waited for its receive in vain.
     pub(super) fn is_late(&self, tag: i32) {
         lock(&self.tags).of(tag).late = true;
     }
 
-    /// A piece is read.
+    /// Takes in a fragment that is read whole.
     pub(super) fn arrived(&self, link: &Arc<Link>, frame: Frame, target: Target) -> Result<(), String> {
         let data = match target {
             Target::Posted(entry) => {
@@ -195,7 +195,7 @@ impl Incoming {
         self.copy(link, &entry, &frame, &data)
     }
 
-    /// A piece is in its place.
+    /// Counts a fragment that is in its posted buffer.
     fn placed(&self, link: &Arc<Link>, entry: &Entry, frame: &Frame) {
         let len = frame.len as usize;
         let whole = entry.add(len, Some(frame.total as usize));
@@ -215,7 +215,7 @@ impl Incoming {
             }
         }
         if report && link.several() {
-            // The stream that the piece came over may be one that takes nothing any more.
+            // The stream that the fragment came over may be one that takes nothing any more.
             link.wake_some(1, 0);
         }
         if whole {
@@ -223,7 +223,7 @@ impl Incoming {
         }
     }
 
-    /// A message is in its place.
+    /// Finishes a receive whose message is complete.
     fn finish(&self, link: &Link, entry: &Entry) {
         if link.rdma.is_on() {
             lock(&self.rooms).remove(&entry.id());
@@ -233,7 +233,7 @@ impl Incoming {
         }
     }
 
-    /// Tells the sender where a message goes, if it may be a long one.
+    /// Sends receive credits for a posted receive, if its message may be a long one.
     fn tell(&self, link: &Arc<Link>, entry: &Arc<Entry>) {
         if entry.room <= WHOLE || !link.rdma.any() {
             return;
@@ -242,13 +242,13 @@ impl Incoming {
         link.say(link.rdma.rooms((entry.tag, entry.number), entry.data, entry.room, entry.id()));
     }
 
-    /// The same of all that is posted: there is a queue pair more, or some words are lost.
+    /// Sends receive credits for all posted receives: there is a new queue pair, or some control frames are lost.
     pub(super) fn tell_rooms(&self, link: &Arc<Link>) {
         let tags = lock(&self.tags);
         tags.all.values().flat_map(|tag| tag.posted.iter().flatten()).for_each(|entry| self.tell(link, entry));
     }
 
-    /// The sender's message of this length waits until it is told where it goes.
+    /// Takes in the sender's request for the receive credit of a long message.
     pub(super) fn waits(&self, link: &Arc<Link>, frame: &Frame) -> Result<(), String> {
         let mut tags = lock(&self.tags);
         let known = tags.named(frame.tag)?;
@@ -269,7 +269,7 @@ impl Incoming {
         }
     }
 
-    /// A piece has come by RDMA.
+    /// Takes in a fragment that has come by RDMA.
     pub(super) fn written(&self, link: &Link, word: u32, len: usize) -> Result<(), String> {
         let (id, index, last) = frame::read_imm(word);
         let entry = lock(&self.rooms).get(&id).cloned();
@@ -283,14 +283,14 @@ impl Incoming {
         Ok(())
     }
 
-    /// Reports all again: a lost stream may have had some.
+    /// Queues the reports of all tags again: a lost stream may have had some.
     pub(super) fn report_again(&self) {
         let tags = lock(&self.tags);
         let placed = tags.all.iter().filter(|(_, tag)| tag.placed > 0);
         self.reports.put(placed.map(|(tag, known)| Frame::say(Word::Placed, *tag, known.placed)));
     }
 
-    /// A piece that began to come will not come any more.
+    /// Gives back the window charge of a fragment that began to come, and will not come whole.
     pub(super) fn forget(&self, frame: &Frame, target: &Target) {
         if let (Target::Early(_), Some(tag)) = (target, lock(&self.tags).all.get_mut(&frame.tag)) {
             tag.held -= charge(frame.len as usize);
@@ -308,7 +308,7 @@ impl Tags {
         self.all.entry(tag).or_default()
     }
 
-    /// A tag that the peer names.
+    /// Returns the tag that the peer names; an error if there are too many.
     fn named(&mut self, tag: i32) -> Result<&mut Tag, String> {
         if self.all.len() >= MAX_TAGS && !self.all.contains_key(&tag) {
             return Err(format!("expected at most {MAX_TAGS} tags"));
@@ -318,18 +318,18 @@ impl Tags {
 }
 
 impl Entry {
-    /// What the sender calls it.
+    /// Id of the receive's credits: unique among the link's open receives.
     fn id(&self) -> u16 {
         (self.slot * MAX_GROUP + self.place) as u16
     }
 
-    /// So much more is in its place; the last piece by RDMA, and each one over a stream, tells the length of the
-    /// message. True when all is here.
+    /// Counts `len` more bytes as placed; `total` is the length of the message, which the last fragment by RDMA and
+    /// each one over a stream give. True once the message is complete.
     fn add(&self, len: usize, total: Option<usize>) -> bool {
         if let Some(total) = total {
             self.total.store(total, Ordering::Relaxed);
         }
-        // Whoever adds the last bytes sees what the others have stored before they added theirs.
+        // The thread that adds the last bytes sees what the others have stored before they added theirs.
         self.got.fetch_add(len, Ordering::AcqRel) + len == self.total.load(Ordering::Relaxed)
     }
 
@@ -357,7 +357,7 @@ impl Tag {
         }
     }
 
-    /// A message is here whole.
+    /// Removes the receive of a message that is complete.
     fn received(&mut self, number: u64) {
         if let Some(posted) = self.posted.get_mut((number - self.first) as usize) {
             *posted = None;

@@ -1,4 +1,4 @@
-//! Pieces and words as they are read from a stream.
+//! Reading of fragments and control frames from a stream.
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -14,40 +14,40 @@ use super::link::{Left, Link, Side};
 use super::output::COPIED;
 use super::stream::{State, Stream};
 
-/// What a stream reads before others of its thread have their turn.
+/// Bytes that a stream reads in its time slice, before others of its thread have theirs.
 const TURN: usize = 2 << 20;
-/// Bytes that a stream reads ahead of what it knows a place for.
+/// Bytes that a stream reads ahead, before it knows a buffer for them.
 const AHEAD: usize = 16 << 10;
-/// How long a piece waits in the kernel for its receive: what is read before costs an allocation and a second copy.
+/// Time that a fragment waits in the kernel for its receive: to read it before costs an allocation and a second copy.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// Short pieces that are acknowledged together.
+/// Short fragments that are acknowledged together.
 const SHORT_ONES: u64 = 16;
 
-/// What a stream is reading.
+/// Receiving state of a stream.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     /// Read ahead: the bytes from `from` to `to`.
     ahead: Vec<u8>,
     from: usize,
     to: usize,
-    /// The piece that is being read, and how much of it is here.
+    /// The fragment that is being read, and how much of it is here.
     piece: Option<(Frame, Target, usize)>,
-    /// The next piece waits for its receive until then.
+    /// The next fragment waits for its receive until then.
     held: Option<Instant>,
-    /// Pieces that were read, and how many of them were acknowledged.
+    /// Fragments that were read, and how many of them were acknowledged.
     pieces: u64,
     acknowledged: u64,
     ended: bool,
 }
 
 impl Input {
-    /// Forgets everything: memory of the owner's is not touched any more.
+    /// Forgets everything: the owner's memory is not touched any more.
     pub(super) fn clear(&mut self) {
         *self = Input { ended: self.ended, ..Input::default() };
     }
 
-    /// Reads nothing any more: the sender has left the stream. Others bring what has not come whole. False if another
-    /// stream has its place by now.
+    /// Stops reading, as the sender has left the stream; others bring what has not come whole. False if another stream
+    /// has its position by now.
     pub(super) fn leave(&mut self, link: &Arc<Link>, index: usize) -> bool {
         let Side::In(incoming) = &link.side else { return false };
         if link.stream(index).is_none() {
@@ -64,7 +64,7 @@ impl Input {
         true
     }
 
-    /// Reads until nothing is there or the turn is over. `hung_up`: the peer is known to have closed.
+    /// Reads until nothing is there or the time slice is over. `hung_up`: the peer is known to have closed.
     pub(super) fn pump(&mut self, link: &Arc<Link>, stream: usize, hung_up: bool) -> Left {
         let Some(socket) = link.stream(stream) else { return Left::Nothing };
         let (mut read, mut drained) = (0, false);
@@ -135,7 +135,7 @@ impl Input {
         }
     }
 
-    /// Where the piece behind a frame goes, unless it waits for its receive.
+    /// Returns the buffer for the fragment behind a header; `None` while the fragment waits for its receive.
     fn target(&mut self, incoming: &Incoming, stream: usize, frame: &Frame) -> Result<Option<Target>, String> {
         let whole = self.to - self.from >= Frame::BYTES + frame.len as usize;
         if self.held.is_some_and(|until| until <= Instant::now()) {
@@ -151,7 +151,7 @@ impl Input {
         self.ended
     }
 
-    /// One read: what came, and what there was room for.
+    /// Reads once: returns the bytes that came, and the bytes that there was room for.
     fn read(&mut self, socket: &Stream) -> Result<(usize, usize), Errno> {
         if self.ahead.is_empty() {
             self.ahead.resize(AHEAD, 0);
@@ -167,11 +167,11 @@ impl Input {
             self.to += n;
             return Ok((n, room));
         };
-        // The piece takes all that was read ahead before more is read.
+        // The fragment takes all that was read ahead before more is read.
         let rest = frame.len as usize - *at;
         let n = match target {
             Target::Posted(entry) => {
-                // SAFETY: within the posted memory, by `Entry::check`; no other piece has this part of it, and the
+                // SAFETY: within the posted memory, by `Entry::check`; no other fragment has this part of it, and the
                 // owner does not use it before the request is done or the link is closed, which takes this lock.
                 let place =
                     unsafe { std::slice::from_raw_parts_mut(entry.data.add(frame.offset as usize + *at), rest) };
@@ -190,7 +190,7 @@ impl Input {
         Ok((n, room))
     }
 
-    /// Takes frames and short pieces out of what was read ahead, until more is needed.
+    /// Takes frames and short fragments out of what was read ahead, until more is needed.
     fn digest(&mut self, link: &Arc<Link>, (index, stream): (usize, &Stream)) -> Result<(), String> {
         loop {
             if let Some((frame, target, at)) = &mut self.piece {

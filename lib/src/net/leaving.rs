@@ -1,4 +1,5 @@
-//! How a connection loses streams, and how both ends come to know: they end, fail, or stand still ([`rails`](super::rails)).
+//! Loss of a connection's streams, and the agreement of both ends on it: streams end, fail, or stand still
+//! ([`rails`](super::rails)).
 
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use super::worker::Task;
 use crate::threads::lock;
 
 impl Link {
-    /// The peer has closed a stream, between two pieces. What came over the others before still counts.
+    /// Takes in that the peer has closed a stream, between two fragments. What came over the others before still
+    /// counts.
     #[cold]
     pub(super) fn end_of_stream(self: &Arc<Link>, index: usize) {
         if let Some(stream) = self.stream(index) {
@@ -22,7 +24,7 @@ impl Link {
             stream.becomes(State::Ended);
         }
         self.rdma.settle(self);
-        // Or the peer has given it up, and did not read the last word.
+        // Or the peer has given it up, and did not read the last control frame.
         self.restate();
         if self.alive().next().is_none() && !self.is_closed() {
             let who = if self.relayed() { "the peer or a relay" } else { "the peer" };
@@ -30,7 +32,7 @@ impl Link {
         }
     }
 
-    /// A stream is of no use any more, for the reason `detail`. The others carry on, if there are others.
+    /// Gives a stream up, for the reason `detail`. The others carry on, if there are others.
     #[cold]
     pub(super) fn lose(self: &Arc<Link>, index: usize, detail: String) {
         let Some(stream) = self.stream(index) else { return };
@@ -40,7 +42,7 @@ impl Link {
                 return;
             }
             if stream.is(State::New) {
-                // The sender may not have it, and says so if it does.
+                // The sender may not have it, and reports it if it does.
                 stream.becomes(State::Gone);
                 return stream.shut(Shutdown::Both);
             }
@@ -53,9 +55,9 @@ impl Link {
         self.left(stream, index, &detail);
     }
 
-    /// A stream has stood still for too long, or moves again. What its kernel has may still arrive, so nothing is shut:
-    /// the other end may have nothing but this one left, and its end would be that of the connection. Both ends agree
-    /// first, and the sender decides. True if that is new.
+    /// Marks a stream as standing still for too long, or as moving again. What its kernel has may still arrive, so
+    /// nothing is shut: the other end may have nothing but this one left, and its end would be that of the connection.
+    /// Both ends agree first, and the sender decides. True if that is new.
     #[cold]
     pub(super) fn doubt(self: &Arc<Link>, index: usize, doubted: bool) -> bool {
         let Some(stream) = self.stream(index) else { return false };
@@ -68,8 +70,7 @@ impl Link {
         new
     }
 
-    /// A stream that is doubted is of no use to this end: the sender leaves it unless it may be the last one, and the
-    /// receiver asks it to.
+    /// Gives up a doubted stream: the sender leaves it unless it may be the last one, and the receiver requests that.
     #[cold]
     pub(super) fn retire(self: &Arc<Link>, index: usize, detail: &str) {
         let Some(stream) = self.stream(index) else { return };
@@ -88,7 +89,8 @@ impl Link {
         self.left(stream, index, detail);
     }
 
-    /// This end has left a stream.
+    /// Logs that this end has left a stream, notifies the peer, and gives up queue pairs that have no stream left
+    /// beside them.
     fn left(self: &Arc<Link>, stream: &Stream, index: usize, detail: &str) {
         stream.load.unlearn();
         log::warn!("net: {}: stream {index} over {}: {detail}; others carry on", self.name, stream.way());
@@ -98,8 +100,8 @@ impl Link {
         }
     }
 
-    /// Tells the peer of all streams that are lost: it may not have heard it, if that went over one of them. The
-    /// receiver asks it to leave those that stand still, too.
+    /// Notifies the peer of all streams that are lost: it may not have received that, if it went over one of them. The
+    /// receiver also requests that the sender leave those that stand still.
     pub(super) fn restate(self: &Arc<Link>) {
         let word = match self.side {
             Side::Out(_) => Word::Left,
@@ -114,7 +116,7 @@ impl Link {
         }
     }
 
-    /// A word of the peer's about a stream, which came over the stream `over`.
+    /// Handles a control frame of the peer's about a stream, which came over the stream `over`.
     #[cold]
     pub(super) fn heard(self: &Arc<Link>, over: usize, word: Word, frame: &Frame) -> Result<(), String> {
         let about = frame.stream();
@@ -138,7 +140,7 @@ impl Link {
             return Err(wrong());
         };
         if about < stream.number() {
-            // Said again, of one that both ends have left long ago.
+            // A repeated control frame, about a stream that both ends have left long ago.
             return Ok(());
         }
         match (word, &self.side) {

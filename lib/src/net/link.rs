@@ -21,33 +21,35 @@ use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::threads::lock;
 
-/// Places for streams that take that of lost ones. One is free again once both ends have left what was there.
+/// Additional stream positions, for streams that replace lost ones. A position is free again once both ends have left
+/// the stream that was there.
 const SPARE: usize = 16;
 
 /// Messages of this length are worth waking threads that sleep.
 const LONG: usize = 128 << 10;
 
-/// What a pump left.
+/// Work that is left after a pump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
     /// Nothing to do before the next event or the next job.
     Nothing,
-    /// More, after others had their turn.
+    /// More, after other streams had their time slice.
     More,
-    /// A piece whose receive is not posted: then it goes to memory of ours, if the receive has not come before.
+    /// A fragment whose receive is not posted: it goes to memory of ours at this time, if the receive has not come
+    /// before.
     Held(Instant),
 }
 
-/// What leads to the peer.
+/// Properties of the paths to the peer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ways {
-    /// More than one: pieces are acknowledged, and those of a lost stream go over others.
+    /// True if there is more than one: fragments are acknowledged, and those of a lost stream go over others.
     pub(super) several: bool,
-    /// There are nodes between, which the link's name names.
+    /// True if the paths lead through other nodes, which the link's name names.
     pub(super) relayed: bool,
 }
 
-/// Which end it is.
+/// Sending or receiving end of a connection.
 #[derive(Debug)]
 pub(super) enum Side {
     Out(Outgoing),
@@ -65,8 +67,8 @@ impl Side {
 pub(super) struct Link {
     origin: Origin,
     pub(super) name: String,
-    /// By their places: a stream's number divided by how many there are leaves its place. One that takes the place of
-    /// a lost one has a number of its own.
+    /// Streams by position, which is the stream's number modulo the number of positions. A stream that replaces a lost
+    /// one has its own, new number.
     streams: Box<[OnceLock<Stream>]>,
     pub(super) side: Side,
     pub(super) requests: Requests,
@@ -74,13 +76,14 @@ pub(super) struct Link {
     closed: AtomicBool,
     /// The stream that is woken next.
     next: AtomicUsize,
-    /// What the peer must hear of streams, over any other.
+    /// Control frames about streams for the peer; any other stream may carry them.
     words: Outbox,
     pub(super) rdma: Queues,
-    /// Two streams that are lost at once do not take each other for the one that is left.
+    /// Held while a stream is given up, so that two that are lost at once do not take each other for the one that is
+    /// left.
     pub(super) losing: Mutex<()>,
-    /// Numbers of streams that this end has not seen, and of which it has said that nothing came over them. Held while
-    /// a stream is added.
+    /// Numbers of streams that this end has not seen, and for which it has replied that nothing came over them. Held
+    /// while a stream is added.
     pub(super) refused: Mutex<Vec<usize>>,
 }
 
@@ -120,8 +123,8 @@ impl Link {
         Ok(link)
     }
 
-    /// A stream that takes the place of a lost one, under the number that the sender gave it; false if there is no
-    /// room for it, or the link is at its end.
+    /// Adds a stream in the position of a lost one, under the number that the sender gave it; false if that position is
+    /// not free, or the link is closed or has failed.
     pub(super) fn add(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> bool {
         {
             let refused = lock(&self.refused);
@@ -134,7 +137,7 @@ impl Link {
             }
         }
         self.serve(index);
-        // Others that it could not be told over.
+        // Control frames about other lost streams that no stream could carry.
         self.restate();
         if let Side::Out(outgoing) = &self.side {
             outgoing.wake(self);
@@ -144,7 +147,7 @@ impl Link {
 
     fn put(self: &Arc<Link>, index: usize, socket: TcpStream, workers: &Workers) -> std::io::Result<()> {
         let state = if let Side::Out(_) = self.side { State::Alive } else { State::New };
-        // The peer knows nothing of the stream before it hears this.
+        // The peer knows nothing of the stream before it receives this.
         let first = |stream: &Stream| match self.side {
             Side::Out(_) => Output::joining(index, self.rdma.offer(self, index, stream)),
             Side::In(_) => Output::default(),
@@ -159,7 +162,7 @@ impl Link {
         place.set(stream).map_err(|_| std::io::Error::other("its place is taken"))
     }
 
-    /// How many places there are.
+    /// Number of stream positions.
     pub(super) fn places(&self) -> usize {
         self.streams.len()
     }
@@ -181,18 +184,18 @@ impl Link {
         if self.origin.is_here() { Ok(()) } else { Err(super::elsewhere(op)) }
     }
 
-    /// Whether several ways lead to the peer.
+    /// Returns true if several paths lead to the peer.
     #[inline]
     pub(super) fn several(&self) -> bool {
         self.ways.several
     }
 
-    /// Whether they lead through other nodes.
+    /// Returns true if the paths to the peer lead through other nodes.
     pub(super) fn relayed(&self) -> bool {
         self.ways.relayed
     }
 
-    /// Where whoever reads of the end of a stream should look.
+    /// Advice for the reader of an error about a closed stream: the output to look at.
     pub(super) fn elsewhere(&self) -> &'static str {
         if self.relayed() {
             "look at the output of that rank and of the relays for the first error"
@@ -205,29 +208,29 @@ impl Link {
         &self.name
     }
 
-    /// Whether it has failed, and what its owner is woken by.
+    /// The connection's failure state, and the alarm that wakes its owner.
     pub(super) fn fate(&self) -> &Fate {
         self.requests.fate()
     }
 
-    /// The stream of this number, unless another one has its place by now.
+    /// The stream of this number, unless another one has its position by now.
     #[inline]
     pub(super) fn stream(&self, index: usize) -> Option<&Stream> {
         self.beside(index).filter(|stream| stream.number() == index)
     }
 
-    /// The one that has the place of this number now.
+    /// The stream that has the position of this number now, whatever its own number.
     #[inline]
     pub(super) fn beside(&self, index: usize) -> Option<&Stream> {
         self.streams.get(self.place(index))?.get()
     }
 
-    /// The last ones of all places, with their numbers.
+    /// The latest streams of all positions, with their numbers.
     pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
         self.streams.iter().filter_map(|place| place.get().map(|stream| (stream.number(), stream)))
     }
 
-    /// Those that get through, as far as is known; all that carry something where none does.
+    /// Live streams that are not doubted; all live streams where all are doubted.
     #[inline]
     fn working(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
         let any = self.several() && self.alive().any(|(_, stream)| stream.is_doubted()) && self.has_working();
@@ -238,19 +241,19 @@ impl Link {
         self.alive().any(|(_, stream)| !stream.is_doubted())
     }
 
-    /// Whether others should carry what this stream could.
+    /// Returns true if `stream` is doubted while another live stream is not: others should carry its data.
     #[inline]
     pub(super) fn spares(&self, stream: &Stream) -> bool {
         stream.is_doubted() && self.has_working()
     }
 
-    /// Those that carry something.
+    /// Streams in the state [`State::Alive`], with their numbers.
     pub(super) fn alive(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
         self.streams().filter(|(_, stream)| stream.is(State::Alive))
     }
 
-    /// Whether a stream of this number may be added: both ends have left the one before it, or the sender has never had
-    /// that.
+    /// Returns true if a stream of this number may be added: both ends have left the one before it, or the sender has
+    /// never had that.
     pub(super) fn is_free(&self, index: usize) -> bool {
         let left = |of: &Stream| of.number() < index && (of.is(State::Gone) || of.is(State::New));
         !self.is_over() && self.several() && self.beside(index).is_none_or(left)
@@ -261,12 +264,12 @@ impl Link {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Whether nothing comes of it any more.
+    /// Returns true once the connection is closed or has failed.
     pub(super) fn is_over(&self) -> bool {
         self.is_closed() || self.fate().check().is_err()
     }
 
-    /// Has a stream's thread look for something to send.
+    /// Has the thread of stream `index` look for something to send.
     pub(super) fn wake(self: &Arc<Link>, index: usize) {
         if let Some(stream) = self.stream(index)
             && !stream.queued.swap(true, Ordering::AcqRel)
@@ -275,20 +278,20 @@ impl Link {
         }
     }
 
-    /// The same for all streams on the cable of this one.
+    /// Has the threads of all live streams on the NIC pair of stream `index` look for something to send.
     pub(super) fn wake_beside(self: &Arc<Link>, index: usize) {
         let rail = self.stream(index).and_then(|stream| stream.rail);
         self.alive().filter(|(_, stream)| stream.rail == rail).for_each(|(index, _)| self.wake(index));
     }
 
-    /// Has a stream's thread read from it again: there may be a place for what it holds.
+    /// Has a stream's thread read from it again: there may be a posted buffer for the fragment that it holds.
     pub(super) fn resume(self: &Arc<Link>, index: usize) {
         if let Some(stream) = self.stream(index) {
             stream.worker.push(Task::Read(self.clone(), index));
         }
     }
 
-    /// Its threads' work, done by its owner, which waits for it.
+    /// Drives the threads' progress inline, on the thread of the owner, which waits for it.
     pub(super) fn attend(&self) {
         // Mostly one.
         let mut last: Option<&Arc<Worker>> = None;
@@ -305,12 +308,12 @@ impl Link {
         self.streams().next().map(|(_, stream)| stream.worker.fd())
     }
 
-    /// Those that take a message of this length.
+    /// Streams that take a message of `len` bytes: all working ones, but those of bulk threads only if it is long.
     pub(super) fn takers(&self, len: usize) -> impl Iterator<Item = (usize, &Stream)> + Clone {
         self.working().filter(move |(_, stream)| !stream.reserve || len >= LONG)
     }
 
-    /// As [`Link::wake`] for so many streams that take this length, others each time.
+    /// Wakes up to `some` streams that take a message of `len` bytes, as [`Link::wake`] does; other ones each time.
     pub(super) fn wake_some(self: &Arc<Link>, some: usize, len: usize) {
         let all = self.takers(len).count();
         let some = some.min(all);
@@ -318,17 +321,18 @@ impl Link {
         self.takers(len).cycle().skip(first).take(some).for_each(|(index, _)| self.wake(index));
     }
 
-    /// Whether a piece would arrive over this stream as early as over any other; else the one that should take it.
+    /// Returns `Ok` if a fragment of `bytes` bytes would arrive over stream `index` as early as over any other, else
+    /// `Err` with the number of the stream that should take it.
     pub(super) fn turn(&self, index: usize, bytes: usize) -> Result<(), usize> {
         load::turn(index, bytes, self.working().map(|(index, stream)| (index, &*stream.load)))
     }
 
-    /// Whether its cables differ in speed.
+    /// Returns true if the measured rates of the link's NIC pairs differ much ([`load::differ`]).
     pub(super) fn is_uneven(&self) -> bool {
         self.several() && load::differ(self.alive().map(|(_, stream)| &*stream.load))
     }
 
-    /// The end of everything on this link, for the reason `detail`.
+    /// Fails everything on this link, for the reason `detail`.
     #[cold]
     pub(super) fn fail(&self, detail: String) {
         if self.is_closed() {
@@ -347,24 +351,25 @@ impl Link {
         Error::Connection { op: op.to_owned(), connection: self.name.clone(), detail }
     }
 
-    /// The peer hears this over whichever stream is free first.
+    /// Sends control frames to the peer, over whichever stream is free first.
     pub(super) fn say(self: &Arc<Link>, words: Vec<Frame>) {
         self.words.put(words);
         self.wake_some(usize::MAX, usize::MAX);
     }
 
-    /// The next word for the peer, if there is one.
+    /// Takes the next control frame for the peer, if there is one.
     pub(super) fn word(&self) -> Option<Frame> {
         self.words.take()
     }
 
-    /// The sender waits for the acknowledgement of what the owner has: a message is here before it is written.
+    /// Acknowledges what the owner has received: a message is complete here before its acknowledgement is written, and
+    /// the sender waits for that.
     fn acknowledge(self: &Arc<Link>) {
         if !self.several() || !self.side.receives() {
             return;
         }
         for (index, stream) in self.alive() {
-            // Until whoever reads from it has counted what it read.
+            // Until the thread that reads from it has counted what it read.
             drop(lock(&stream.input));
             lock(&stream.output).pump(self, index, usize::MAX);
         }

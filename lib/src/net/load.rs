@@ -1,4 +1,4 @@
-//! What is under way on a cable, and how fast it was so far, so that each piece goes where it arrives first.
+//! Bytes in flight on a NIC pair and its measured rate, so that each fragment goes where it arrives first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::threads::lock;
 
-/// A rate counts as not known any more when a cable has had nothing for so many times what a long piece would take at
-/// this rate. One that was measured in a bad moment is tried again by that, and a slow one costs two hundredths of the
-/// time.
+/// A rate counts as unknown again once a NIC pair has been idle for `STALE` times what a long fragment would take at
+/// this rate. So a rate that was measured in a bad moment is tried again, and a slow NIC pair costs two hundredths of
+/// the time.
 const STALE: u64 = 50;
 const LONG: u64 = 512 << 10;
 /// Bytes from which a rate is taken.
@@ -16,26 +16,26 @@ const MEASURED: f64 = 128.0 * 1024.0;
 /// Bytes after which what was before counts half.
 const REMEMBERED: f64 = 2048.0 * 1024.0;
 
-/// Microseconds since this was first asked.
+/// Returns the microseconds since the first call.
 fn clock() -> u64 {
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
     BEGIN.elapsed().as_micros() as u64
 }
 
-/// Of the streams of a link on one cable, which share its rate, or of a queue pair.
+/// Load of a queue pair, or of the streams of a link on one NIC pair, which share its rate.
 #[derive(Debug, Default)]
 pub(super) struct Load {
-    /// Sent, and not known to have arrived.
+    /// Bytes sent, and not known to have arrived.
     bytes: AtomicU64,
     /// KiB per second; 0: not known.
     rate: AtomicU64,
-    /// When it was last known to carry something, by [`clock`].
+    /// Time at which bytes in flight last went down, in microseconds of [`clock`]; 0 before.
     used: AtomicU64,
     meter: Mutex<Meter>,
 }
 
-/// What has arrived while something was under way, and how long that took; the older half counts half. Arrivals are
-/// told in bursts, so a rate of the last few bytes would be far off.
+/// Bytes that have arrived while some were in flight, and the seconds that it took; the older half counts half.
+/// Arrivals are reported in bursts, so a rate of the last few bytes would be far off.
 #[derive(Debug, Default)]
 struct Meter {
     bytes: f64,
@@ -44,14 +44,14 @@ struct Meter {
 }
 
 impl Load {
-    /// So many bytes leave.
+    /// Counts `bytes` bytes as sent.
     pub(super) fn leave(&self, bytes: usize) {
         if self.bytes.fetch_add(bytes as u64, Ordering::AcqRel) == 0 {
             lock(&self.meter).last = Some(Instant::now());
         }
     }
 
-    /// So many have arrived.
+    /// Counts `bytes` bytes as arrived, and measures the rate.
     pub(super) fn arrive(&self, bytes: usize) {
         self.forget(bytes);
         let mut meter = lock(&self.meter);
@@ -61,13 +61,14 @@ impl Load {
         }
     }
 
-    /// So many will not arrive here.
+    /// Takes back `bytes` bytes that will not arrive on this NIC pair.
     pub(super) fn forget(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
         self.used.store(clock(), Ordering::Relaxed);
     }
 
-    /// A stream of it is lost, so what was measured in the meantime says nothing of a cable that works.
+    /// Forgets the measured rate: a stream is lost, and what was measured meanwhile says nothing of a NIC pair that
+    /// works.
     pub(super) fn unlearn(&self) {
         *lock(&self.meter) = Meter { last: Some(Instant::now()), ..Meter::default() };
         self.rate.store(0, Ordering::Relaxed);
@@ -89,7 +90,8 @@ impl Load {
         }
     }
 
-    /// When `more` bytes would have arrived, in no unit, at `rate` where nothing is known.
+    /// Time until `more` bytes would have arrived after those in flight, in units of 1/1024 s. `rate`, in KiB/s, stands
+    /// in for a rate that is unknown or stale.
     fn arrival(&self, more: u64, rate: u64, now: u64) -> f64 {
         let (bytes, own) = (self.bytes.load(Ordering::Relaxed), self.rate());
         let idle = now.saturating_sub(self.used.load(Ordering::Relaxed));
@@ -99,7 +101,8 @@ impl Load {
     }
 }
 
-/// Whether more bytes would arrive as early at `index` as anywhere else; else where they should go.
+/// Returns `Ok` if `bytes` more bytes would arrive as early at `index` as anywhere else, else `Err` with the index at
+/// which they would arrive first.
 pub(super) fn turn<'a>(
     index: usize,
     bytes: usize,
@@ -115,7 +118,7 @@ pub(super) fn turn<'a>(
     }
 }
 
-/// Whether one is known to be much faster than another.
+/// Returns true if the fastest known rate is more than about 1.5 times the slowest one.
 pub(super) fn differ<'a>(all: impl Iterator<Item = &'a Load>) -> bool {
     let known = all.map(Load::rate).filter(|rate| *rate > 0);
     let (least, most) = known.fold((u64::MAX, 0), |(least, most), rate| (least.min(rate), most.max(rate)));
@@ -143,7 +146,7 @@ mod tests {
         slow.leave(500);
         assert_eq!(fast.arrival(1000, 0, now), slow.arrival(1000, 0, now));
         fast.forget(2000);
-        // One that is new is taken for as fast as the fastest.
+        // A new NIC pair is taken for as fast as the fastest.
         assert_eq!(Load::default().arrival(1000, fast.rate(), now), fast.arrival(1000, 0, now));
         // And so is one that has had nothing for long: 25 seconds, as half a MiB would take half a second.
         slow.forget(500);

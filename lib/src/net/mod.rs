@@ -1,48 +1,49 @@
 //! Connections with posted sends and receives, as NVIDIA's NCCL wants them of a network (`bindings/nccl-net`).
 //!
-//! A [`Listener`] gives out a [`Handle`] of 128 bytes, which its owner sends to a peer by any way; the peer's
-//! [`Net::connect`] makes a [`Sender`] of it, and [`Listener::accept`] the [`Receiver`] at the other end. Data goes
-//! that way only. No call blocks: a thread shakes hands (`dial`), another one accepts (`door`), and threads of their
-//! own read and write the sockets (`worker`).
+//! A [`Listener`] gives out a [`Handle`] of 128 bytes, which its owner sends to a peer out of band; the peer's
+//! [`Net::connect`] makes a [`Sender`] of it, and [`Listener::accept`] the [`Receiver`] at the other end. Data goes in
+//! that direction only. No call blocks: a thread shakes hands (`dial`), another one accepts (`door`), and separate
+//! threads read and write the sockets (`worker`).
 //!
 //! # A message
 //! The n-th message of a tag goes to the n-th receive that is posted with this tag. Messages over 32 KiB are cut into
-//! *pieces*. A piece is a frame of 40 bytes, which names message and offset, and its bytes; it goes over whichever
-//! stream of the connection is free. So a faster stream carries more, and pieces need no order: the receiver reads each
-//! one from the kernel to its place in the posted buffer.
+//! *fragments*. A fragment is a frame of 40 bytes, which names message and offset, and its bytes; it goes over
+//! whichever stream of the connection is free. So a faster stream carries more, and fragments need no order: the
+//! receiver reads each one from the kernel straight into the posted buffer.
 //!
-//! A long piece whose receive is not posted yet stays in the kernel for up to a millisecond, unless a receive of
+//! A long fragment whose receive is not posted yet stays in the kernel for up to a millisecond, unless a receive of
 //! another tag waits: then, like a short one, it is kept in memory of the receiver's. For each tag the sender counts
 //! the bytes that the receiver has not reported as placed, and stops at a window. Therefore that memory is bounded, and
 //! a tag without receives holds no other tag up. The receiver reports a quarter of the window at a time, so small
 //! messages cause no traffic in the other direction.
 //!
 //! # Several rails
-//! Where two hosts have several subnets in common, or several ways through other hosts, a connection has streams over
-//! each. Then the receiver acknowledges the pieces that it has read from a stream, and a send is over when that has
-//! come (short pieces are copied, and do not wait). The sender gives each piece to the stream over which it would
-//! arrive first, by the rates that the acknowledgements show. When a stream is lost, the sender says so over another
-//! one, the receiver answers how many pieces it had read from it, and the others go again: each piece arrives once, and
-//! no place is written twice.
+//! Where two hosts have several subnets in common, or several paths through other hosts, a connection has streams over
+//! each. Then the receiver acknowledges the fragments that it has read from a stream, and a send is over when that has
+//! come (short fragments are copied, and do not wait). The sender gives each fragment to the stream over which it would
+//! arrive first, by the rates that the acknowledgements show. When a stream is lost, the sender notifies the receiver
+//! over another one, the receiver replies with the number of fragments that it had read from it, and the others are
+//! sent again: each fragment arrives once, and no byte is written twice.
 //!
 //! # RDMA
-//! Where both ends of a cable have a port for it, and memory is registered ([`Net::register`]), long messages are
-//! written from it to that of their receives, by queue pairs beside the streams (`rdma`).
+//! Where both NICs of a pair have an RDMA port, and memory is registered ([`Net::register`]), long messages are written
+//! from it to that of their receives, by queue pairs beside the streams (`rdma`).
 //!
 //! | module | idea |
 //! |---|---|
-//! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, what a handle says |
+//! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, the contents of a handle |
 //! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
 //! | `link`, `stream`, `leaving` | a connection: its streams, its requests, how it ends and how it loses streams |
 //! | `links` | links between ranks over such connections: [`endpoint`] |
-//! | `relay` | ways through other nodes, and being such a node |
+//! | `relay` | paths through other nodes, and being such a node |
 //! | `rdma` | queue pairs beside streams, for long messages |
 //! | `rails`, `redial` | streams that do not get through, and new ones in their place |
-//! | `outgoing`, `incoming` | messages to pieces, pieces to posted memory |
-//! | `output`, `input` | pieces and words to a stream, and from it |
-//! | `frame`, `outbox`, `request`, `worker` | the bytes before a piece, words that any stream takes, what is posted, the threads |
-//! | `load` | how much is under way on a cable, and how fast it was |
-//! | `crowd` | whether a thread that spins shares its core |
+//! | `outgoing`, `incoming` | messages to fragments, fragments to posted memory |
+//! | `output`, `input` | fragments and control frames to a stream, and from it |
+//! | `frame`, `outbox` | the header of a fragment, and control frames that any stream takes |
+//! | `request`, `worker` | posted sends and receives, and the threads |
+//! | `load` | bytes in flight on a NIC pair, and its measured rate |
+//! | `crowd` | detection of spinning threads that share a core |
 
 mod crowd;
 mod dial;
@@ -96,7 +97,7 @@ use relay::Relays;
 use worker::Task;
 use workers::Workers;
 
-/// A process's place in the network: its addresses, its threads, and where it listens.
+/// A process's end of the network: its addresses, its threads, and its acceptor.
 #[derive(Debug)]
 pub struct Net {
     inner: Arc<Inner>,
@@ -105,12 +106,12 @@ pub struct Net {
     origin: Origin,
 }
 
-/// What dialing and accepting share.
+/// State shared by dialing and accepting.
 #[derive(Debug)]
 struct Inner {
     config: Config,
     ports: Vec<LocalAddress>,
-    /// Addresses at which no data is wanted; peers may still tell us something there.
+    /// Addresses that carry no data; peers may still send an error there.
     others: Vec<LocalAddress>,
     host: u64,
     sockets: SocketOptions,
@@ -162,12 +163,12 @@ impl Net {
         Ok(Net { inner, door, origin: Origin::here() })
     }
 
-    /// The addresses that peers are told, most useful first.
+    /// Addresses announced to peers, most useful first.
     pub fn ports(&self) -> &[LocalAddress] {
         &self.inner.ports
     }
 
-    /// The same in words.
+    /// Returns the addresses of [`Net::ports`] as text, with interfaces and prefix lengths.
     pub fn describe(&self) -> String {
         ports::list(&self.inner.ports)
     }

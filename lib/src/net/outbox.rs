@@ -1,4 +1,4 @@
-//! Words for the peer that any free stream takes.
+//! Control frames for the peer that any free stream takes.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::frame::Frame;
 use crate::threads::lock;
 
-/// Frames, of which the last one goes first. Whoever finds it empty takes no lock.
+/// Control frames, of which the last one goes first. `take` on an empty outbox does not lock.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     any: AtomicBool,

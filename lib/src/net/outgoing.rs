@@ -1,4 +1,4 @@
-//! Posted messages, cut into pieces that streams and queue pairs take.
+//! Posted messages, cut into fragments that streams and queue pairs take.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::Shutdown;
@@ -16,7 +16,7 @@ use crate::threads::{lock, try_lock};
 /// A message is not cut below this.
 pub(super) const WHOLE: usize = 32 << 10;
 
-/// Pieces per stream of a long message where cables differ in speed: the last one keeps the others waiting.
+/// Fragments per stream of a long message where NIC pairs differ in speed: the last one keeps the others waiting.
 const FINER: usize = 2;
 
 /// The memory of a posted send.
@@ -33,32 +33,32 @@ struct Job {
     data: Source,
     len: usize,
     at: usize,
-    /// Length of its pieces.
+    /// Length of its fragments.
     piece: usize,
     tag: i32,
     number: u64,
-    /// It waits for its room, to go by RDMA.
+    /// True if it goes by RDMA, once its receive credit is here.
     rdma: bool,
 }
 
-/// Where a message goes by RDMA.
+/// Receive credits of a message that goes by RDMA: the remote buffer, and its keys.
 #[derive(Debug)]
 struct Target {
     address: u64,
     bytes: u64,
     id: u16,
-    /// By the numbers of queue pairs.
+    /// Remote keys, each with the number of its queue pair.
     keys: Vec<(u8, u32)>,
 }
 
-/// Where a piece goes by RDMA, and what is said of it.
+/// Remote address, key and immediate value of a fragment that goes by RDMA.
 pub(super) struct Place {
     pub(super) address: u64,
     pub(super) key: u32,
     pub(super) word: u32,
 }
 
-/// Rooms of a link that no message has filled.
+/// Most receive credits of a link that no message has used.
 const MAX_ROOMS: usize = 2 * MAX_REQUESTS * MAX_GROUP;
 
 /// A tag of the link.
@@ -74,36 +74,36 @@ struct Tag {
 struct Queue {
     jobs: VecDeque<Job>,
     tags: Vec<Tag>,
-    /// Pieces that a lost stream had, and which did not arrive. They have their place in the window.
+    /// Fragments that a lost stream had, and which did not arrive. They are charged to the window already.
     again: VecDeque<Piece>,
-    /// By tag and message.
+    /// Receive credits, by tag and message number.
     rooms: HashMap<(i32, u64), Target>,
 }
 
-/// What is posted and not sent yet.
+/// Sending side of a link: messages that are posted and not sent yet.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     queue: Mutex<Queue>,
-    /// Jobs and pieces in the queue, to look at without its lock.
+    /// Jobs and fragments in the queue, to look at without its lock.
     pub(super) waiting: AtomicUsize,
     chunk: usize,
     window: u64,
     inline: usize,
 }
 
-/// A piece on its way.
+/// A fragment that is being sent.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) frame: Frame,
     pub(super) bytes: Bytes,
 }
 
-/// Where the bytes of a piece are.
+/// Location of a fragment's bytes.
 #[derive(Debug)]
 pub(super) enum Bytes {
     /// In the memory of a posted send, whose request is open.
     Posted(usize, Source),
-    /// Here, and the request does not wait for it.
+    /// A copy, for which the request does not wait.
     Copied(Vec<u8>),
 }
 
@@ -112,7 +112,7 @@ impl Piece {
         self.frame.len as usize
     }
 
-    /// Where it is in the memory of a posted send.
+    /// Address and length of the fragment's bytes, in a posted send's memory or in the copy.
     pub(super) fn memory(&self) -> (*const u8, usize) {
         match &self.bytes {
             Bytes::Posted(_, data) => (data.0, self.len()),
@@ -120,7 +120,7 @@ impl Piece {
         }
     }
 
-    /// The request that it belongs to, and how much of that is over with this piece.
+    /// The request that it belongs to, and how much of that is over with this fragment.
     pub(super) fn share(&self) -> Option<(usize, usize)> {
         match self.bytes {
             Bytes::Posted(slot, _) => Some((slot, self.len().max(1))),
@@ -203,7 +203,7 @@ impl Outgoing {
         }
     }
 
-    /// The next piece of at most `most` bytes for which its tag has room.
+    /// Takes the next fragment of at most `most` bytes for which its tag's window has room.
     pub(super) fn take(&self, most: usize) -> Option<Piece> {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
@@ -240,7 +240,7 @@ impl Outgoing {
         Some(piece)
     }
 
-    /// The next piece that a queue pair takes: one whose room is known.
+    /// Takes the next fragment for a queue pair: one of a message whose receive credit is here.
     pub(super) fn take_for(&self, number: u8) -> Option<(Piece, Place)> {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
@@ -269,7 +269,7 @@ impl Outgoing {
         Some((piece, Place { address: address + at as u64, key, word }))
     }
 
-    /// The receiver has posted a receive. That of a message which goes over streams is of no use.
+    /// Takes in a receive credit. One for a message that goes over streams is ignored.
     pub(super) fn room(&self, link: &Arc<Link>, frame: &Frame) -> Result<(), String> {
         let Room { address, bytes, id, key } = frame.as_room();
         let at = (frame.tag, frame.number);
@@ -299,7 +299,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The last queue pair is lost: what waits for its room goes over streams.
+    /// Moves to the streams what waits for receive credits, as the last queue pair is lost.
     pub(super) fn leave_rooms(&self, link: &Arc<Link>) {
         {
             let mut queue = lock(&self.queue);
@@ -309,7 +309,7 @@ impl Outgoing {
         self.wake(link);
     }
 
-    /// Pieces that did not arrive by RDMA go over streams, where they have their place in the window.
+    /// Queues fragments that did not arrive by RDMA for the streams, where they are charged to the window.
     pub(super) fn again(&self, link: &Arc<Link>, pieces: VecDeque<Piece>) {
         {
             let mut queue = lock(&self.queue);
@@ -322,7 +322,7 @@ impl Outgoing {
         self.wake(link);
     }
 
-    /// The receiver has placed so much of a tag.
+    /// Takes in that the receiver has placed `bytes` bytes of a tag in all, as [`charge`] counts them.
     pub(super) fn placed(&self, link: &Arc<Link>, tag: i32, bytes: u64) -> Result<(), String> {
         {
             let mut queue = lock(&self.queue);
@@ -335,7 +335,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The receiver has read so many pieces from a stream.
+    /// Takes in that the receiver has read `pieces` fragments from a stream in all.
     pub(super) fn read(&self, link: &Arc<Link>, stream: &Stream, pieces: u64) -> Result<(), String> {
         {
             let mut output = lock(&stream.output);
@@ -349,12 +349,13 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The same of a lost stream, from which nothing more is read: the other pieces go over other streams.
+    /// Takes in that the receiver has read `pieces` fragments from a lost stream, and reads no more from it: the other
+    /// fragments go over other streams.
     pub(super) fn agreed(&self, link: &Arc<Link>, stream: &Stream, pieces: u64) -> Result<(), String> {
         let left = {
             let mut output = lock(&stream.output);
             if !stream.is(State::Lost) {
-                // Said twice.
+                // The peer sent this twice.
                 return Ok(());
             }
             output.read(link, stream, pieces)?;
@@ -366,7 +367,7 @@ impl Outgoing {
             let mut queue = lock(&self.queue);
             queue.again.extend(left);
             self.note(&queue);
-            // These words may be lost with the stream.
+            // These control frames may be lost with the stream.
             let waiting = queue.jobs.iter().filter(|job| job.rdma && !queue.rooms.contains_key(&(job.tag, job.number)));
             waiting.map(|job| Frame::waits(job.tag, job.number, job.len)).collect()
         };

@@ -1,4 +1,4 @@
-//! Pieces and words as they are written to a stream, and those that the peer has not acknowledged yet.
+//! Writing of fragments and control frames to a stream, and the fragments that the peer has not acknowledged yet.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -14,32 +14,34 @@ use super::link::{Left, Link, Side};
 use super::outgoing::{Bytes, Piece, Source, WHOLE};
 use super::stream::{State, Stream};
 
-/// A piece that is copied behind its frame, as one place costs the kernel less than two; and acknowledged with others.
+/// Longest fragment that is copied behind its header, as one buffer costs the kernel less than two, and that is
+/// acknowledged with others.
 pub(super) const COPIED: usize = 2 << 10;
-/// What a stream writes before others of its thread have their turn.
+/// Bytes that a stream writes in its time slice, before others of its thread have theirs.
 const TURN: usize = 2 << 20;
 
-/// What counts as under way of a piece: short ones are acknowledged late, with others.
+/// Bytes in flight that a fragment of `len` bytes counts for; 0 for short ones, which are acknowledged late, with
+/// others.
 fn counted(len: usize) -> usize {
     if len > COPIED { len } else { 0 }
 }
 
-/// What a stream is writing, and what the peer has not acknowledged yet.
+/// Sending state of a stream, with the fragments that the peer has not acknowledged yet.
 #[derive(Debug)]
 pub(super) struct Output {
-    /// A frame, and what was copied behind it.
+    /// Bytes of a frame, and what was copied behind it.
     head: Vec<u8>,
     head_at: usize,
-    /// The rest of the piece, where the caller has it.
+    /// The rest of the fragment, where the caller has it.
     data: Source,
     len: usize,
     at: usize,
     /// The request that it belongs to, and how much of it is over when it is written.
     done: Option<(usize, usize)>,
-    /// It is a piece, not a word.
+    /// True for a fragment, false for a control frame.
     piece: bool,
     blocked: bool,
-    /// Pieces that were begun, oldest first, where the link has several rails; and how many went before these.
+    /// Fragments that were begun, oldest first, where the link has several rails; and how many went before these.
     sent: VecDeque<Piece>,
     read: u64,
 }
@@ -62,8 +64,8 @@ impl Default for Output {
 }
 
 impl Output {
-    /// Of a stream in the place of a lost one, whose first bytes say that this end has it, and which queue pair beside
-    /// it.
+    /// Returns the state of a stream that replaces a lost one: its first bytes report that this end has it, and which
+    /// queue pair beside it.
     pub(super) fn joining(index: usize, card: Option<Frame>) -> Output {
         let words: Vec<Frame> = [Frame::say(Word::Joined, index as i32, 0)].into_iter().chain(card).collect();
         let head = bytemuck::cast_slice(&words).to_vec();
@@ -83,14 +85,14 @@ impl Output {
         self.blocked = false;
     }
 
-    /// Forgets the piece; true when there was none.
+    /// Forgets the fragment; true when there was none.
     pub(super) fn clear(&mut self) -> bool {
         let whole = self.is_written();
         *self = Output::default();
         whole
     }
 
-    /// Writes until there is nothing of at most `most` bytes, the kernel takes no more, or the turn is over.
+    /// Writes until there is nothing of at most `most` bytes, the kernel takes no more, or the time slice is over.
     pub(super) fn pump(&mut self, link: &Arc<Link>, index: usize, most: usize) -> Left {
         let Some(stream) = link.stream(index) else { return Left::Nothing };
         let mut written = 0;
@@ -122,7 +124,7 @@ impl Output {
         Left::Nothing
     }
 
-    /// The next thing to write, if there is one.
+    /// Loads the next frame or fragment to write; false if there is none.
     fn load(&mut self, link: &Arc<Link>, (index, stream): (usize, &Stream), most: usize) -> bool {
         self.head.clear();
         (self.head_at, self.at, self.len, self.piece) = (0, 0, 0, false);
@@ -137,7 +139,8 @@ impl Output {
         }
         if let Some(word) = link.word() {
             if !stream.is(State::Alive) {
-                // What was lost with it is said again after it was lost, but this may have been part of that.
+                // Control frames that were lost with it are sent again after the loss, but this one may have been among
+                // them.
                 link.say(vec![word]);
                 return false;
             }
@@ -166,7 +169,7 @@ impl Output {
         true
     }
 
-    /// A piece is written next. With `acknowledged` it is kept until the peer has read it from that stream.
+    /// Begins to write a fragment. With `acknowledged` it is kept until the peer has read it from that stream.
     fn begin(&mut self, piece: Piece, acknowledged: Option<&Stream>) {
         let len = piece.len();
         self.head.extend(bytemuck::bytes_of(&piece.frame));
@@ -198,7 +201,7 @@ impl Output {
         });
     }
 
-    /// The peer has read so many pieces from this stream.
+    /// Takes in that the peer has read `pieces` fragments from this stream in all.
     pub(super) fn read(&mut self, link: &Link, stream: &Stream, pieces: u64) -> Result<(), String> {
         let written = self.read + self.sent.len() as u64 - u64::from(self.piece && !self.is_written());
         if pieces > written {
@@ -220,7 +223,7 @@ impl Output {
         Ok(())
     }
 
-    /// The pieces of a lost stream, which others take.
+    /// The fragments of a lost stream, which others take.
     pub(super) fn leave(&mut self, link: &Link, stream: &Stream) -> VecDeque<Piece> {
         stream.load.forget(self.sent.iter().map(|piece| counted(piece.len())).sum());
         if let Some((slot, amount)) = self.done.take()

@@ -1,4 +1,4 @@
-//! Which addresses of two hosts reach each other.
+//! Paths between two hosts: the pairs of addresses that reach each other.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -18,13 +18,13 @@ impl fmt::Display for Remote {
     }
 }
 
-/// A way from one of our addresses to one of theirs.
+/// A path from one of our addresses to one of theirs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Way {
     pub(super) from: Option<IpAddr>,
     pub(super) to: IpAddr,
     pub(super) why: String,
-    /// Doors of nodes between, the nearest first; its end is then not a neighbour.
+    /// Acceptors of the relays between, the nearest first; `to` is then not a neighbour.
     pub(super) relays: Vec<SocketAddr>,
 }
 
@@ -37,13 +37,13 @@ impl fmt::Display for Way {
     }
 }
 
-/// Addresses in words.
+/// Returns addresses as text.
 pub(super) fn list(ports: &[LocalAddress]) -> String {
     let words = |p: &LocalAddress| format!("{} {}/{}", p.interface, p.ip, p.prefix);
     ports.iter().map(words).collect::<Vec<_>>().join(", ")
 }
 
-/// As [`list`], for a peer's.
+/// Returns a peer's addresses as text, as [`list`] does ours.
 pub(super) fn list_remote(ports: &[Remote]) -> String {
     match ports {
         [] => "none".to_owned(),
@@ -51,8 +51,8 @@ pub(super) fn list_remote(ports: &[Remote]) -> String {
     }
 }
 
-/// The ways to a peer: within a host its nearest address; between hosts all pairs of ports in common subnets, else one
-/// to which the kernel has a route from a port of ours. Empty where there is none.
+/// Returns the paths to a peer: within a host its nearest address; between hosts all pairs of ports in common subnets,
+/// else one to which the kernel has a route from a port of ours. Empty where there is none.
 pub(super) fn ways(ours: &[LocalAddress], theirs: &[Remote], same_host: bool) -> Vec<Way> {
     let addresses: Vec<SocketAddr> = theirs.iter().map(|t| SocketAddr::new(t.ip, 0)).collect();
     let ordered = order_candidates(ours, &addresses, same_host);
@@ -68,7 +68,7 @@ pub(super) fn ways(ours: &[LocalAddress], theirs: &[Remote], same_host: bool) ->
     let mut found: Vec<(&str, Way)> = Vec::new();
     for (o, t) in pair_up(outside.len(), theirs.len(), share) {
         let (Some(o), Some(t)) = (outside.get(o), theirs.get(t)) else { continue };
-        // A second address of an interface is no second cable.
+        // A second address of an interface is no second NIC pair.
         if !found.iter().any(|(interface, _)| *interface == o.interface) {
             let why = format!("{}, same subnet /{}", o.interface, o.prefix.max(t.prefix));
             found.push((&o.interface, Way { from: Some(o.ip), to: t.ip, why, relays: Vec::new() }));
@@ -84,7 +84,7 @@ pub(super) fn ways(ours: &[LocalAddress], theirs: &[Remote], same_host: bool) ->
     routed.into_iter().collect()
 }
 
-/// Addresses at which a peer may be told something, even if no data may go there.
+/// Returns paths to addresses at which a peer may be sent an error, even if no data may go there.
 pub(super) fn for_news(theirs: &[Remote]) -> Vec<Way> {
     let routed = |t: &&Remote| !t.ip.is_loopback() && source_for(SocketAddr::new(t.ip, 0)).is_ok();
     let way = |t: &Remote| Way { from: None, to: t.ip, why: "only to tell it".to_owned(), relays: Vec::new() };

@@ -1,22 +1,22 @@
-//! Connections with several rails: one that carries nothing is left, and taken back when it answers again.
+//! Watching of connections with several rails: one that carries nothing is left, and taken back when it answers again.
 //!
 //! TCP itself waits for minutes. Here a stream is doubted when its kernel has bytes for a peer that would take them,
 //! and within `TINYNCCL_NET_RAIL_TIMEOUT` none was acknowledged, nor within the time in which TCP sends a lost segment
-//! again and hears of it. That is a matter of the two kernels: a peer that is stopped, or that has no receive posted,
-//! still acknowledges, or closes its window. It counts alike whether the network drops what was sent, or this host what
-//! is to be sent (a full queue, a hole for long packets). A cut cable takes the interfaces at both of its ends down; a
-//! stream of such an interface is doubted as soon as it stands still. A kernel without a route sends nothing at all, as
-//! it does to a peer whose window is full; there the missing route tells.
+//! again and receives its acknowledgement. That is a matter of the two kernels: a peer that is stopped, or that has no
+//! receive posted, still acknowledges, or closes its window. It counts alike whether the network drops what was sent,
+//! or this host what is to be sent (a full queue, a hole for long packets). A cut cable takes the interfaces at both of
+//! its ends down; a stream of such an interface is doubted as soon as it stands still. A kernel without a route sends
+//! nothing at all, as it does to a peer whose window is full; there the missing route shows it.
 //!
-//! A stream that is doubted carries nothing more while another one works, and is trusted again as soon as it moves.
-//! The ends of a connection see different streams stand still, and neither may close what may be the last one of the
-//! other. So the sender alone leaves a stream, once another one works; the receiver asks it to, and the socket is
-//! closed when both know. Until then what comes over it counts. With no stream that works all of them stay, lost rails
-//! are dialed again, and the connection ends with its owner's patience.
+//! A stream that is doubted carries nothing more while another one works, and is trusted again as soon as it moves. The
+//! ends of a connection see different streams stand still, and neither may close what may be the last one of the other.
+//! So the sender alone leaves a stream, once another one works; the receiver requests that, and the socket is closed
+//! when both know. Until then what comes over it counts. With no stream that works all of them stay, lost rails are
+//! dialed again, and the connection ends when its owner gives up.
 //!
-//! A way through relays is a rail, too. Its first node acknowledges bytes that may get no further, so over a stream
-//! that has brought nothing for a while each end asks the other one, as long as requests are open. A relay that goes
-//! closes its streams as a peer does that has closed the connection; but the peer closes those of all ways.
+//! A path through relays is a rail, too. Its first node acknowledges bytes that may get no further, so over a stream
+//! that has brought nothing for a while each end probes the other one, as long as requests are open. A relay that goes
+//! closes its streams as a peer does that has closed the connection; but the peer closes those of all paths.
 
 use std::cell::LazyCell;
 use std::collections::HashMap;
@@ -34,18 +34,18 @@ use crate::bootstrap::interface;
 use crate::error;
 use crate::threads::{Thread, lock};
 
-/// So many times longer may a peer behind relays take to answer.
+/// Factor by which a peer behind relays may take longer to answer.
 const BEHIND: u32 = 10;
-/// Looks at a stream before it is doubted.
+/// Checks of a stream within a short time limit; it is doubted only after more than half as many.
 const LOOKS: u32 = 5;
-/// Between two times that a peer hears of a stream that stands still.
+/// Time between two control frames to the peer about a stream that stands still.
 const REMIND: Duration = Duration::from_millis(500);
-/// Between two looks, at least and at most.
+/// Time between two checks, at least and at most.
 const BETWEEN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
-/// With nothing to do.
+/// Longest wait with nothing to do.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// The threads, which start with the first such connection.
+/// The threads that watch and redial rails, which start with the first connection that has several.
 #[derive(Debug, Default)]
 pub(super) struct Rails {
     shared: Arc<Shared>,
@@ -62,10 +62,10 @@ struct Shared {
 #[derive(Debug)]
 struct Watched {
     link: Weak<Link>,
-    /// How the sender makes a stream; the receiver waits for it.
+    /// Data by which the sender makes lost streams again; `None` at the receiver, which waits for them.
     redial: Option<Arc<Redial>>,
     seen: HashMap<(Count, usize), Seen>,
-    /// When the peer heard last of streams that stand still.
+    /// Time at which the peer was last notified of streams that stand still.
     reminded: Option<Instant>,
 }
 
@@ -74,15 +74,15 @@ struct Watched {
 enum Count {
     /// Bytes that the next node's kernel acknowledges.
     Kernel,
-    /// Anything from the peer, behind relays: it is asked when nothing has come for a while, and lost without an
-    /// answer.
+    /// Anything from the peer, behind relays: it is probed when nothing has come for a while, and the stream is doubted
+    /// without a reply.
     Quiet,
     Asked,
-    /// It was closed by whoever is next.
+    /// The end of a stream that the next node has closed.
     Ended,
 }
 
-/// A stream at the last look at which all was well.
+/// A stream at the last check at which all was well.
 #[derive(Debug)]
 struct Seen {
     acked: u64,
@@ -90,7 +90,7 @@ struct Seen {
     looks: u32,
 }
 
-/// How long a stream has stood still, and how many looks have seen that.
+/// Time that a stream has stood still, and the number of checks that have seen it.
 #[derive(Debug, Clone, Copy)]
 struct Stood {
     time: Duration,
@@ -137,7 +137,7 @@ impl Rails {
     /// Ends its threads; one that dials gives up.
     pub(super) fn stop(&self) {
         {
-            // With the lock: a thread that has just looked sees it, or waits already.
+            // With the lock: a thread that has just checked sees it, or waits already.
             let _watched = lock(&self.shared.watched);
             self.shared.stop.store(true, Ordering::Release);
         }
@@ -152,7 +152,7 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Waits so long, or for ever while nothing is watched; returns what is.
+    /// Waits for `time`, or for [`IDLE`] while nothing is watched; returns the connections that are.
     fn wait(&self, time: Duration) -> MutexGuard<'_, Vec<Watched>> {
         let mut watched = lock(&self.watched);
         if !self.stopped() {
@@ -193,7 +193,7 @@ impl Shared {
     }
 }
 
-/// One look at a connection: what has stood still for too long is doubted, and left if another way works.
+/// Checks a connection once: what has stood still for too long is doubted, and left if another path works.
 fn look(
     link: &Arc<Link>,
     (seen, reminded): (&mut HashMap<(Count, usize), Seen>, &mut Option<Instant>),
@@ -258,7 +258,7 @@ fn look(
     let fresh: Vec<usize> = stuck.iter().map(|of| of.index).filter(|index| link.doubt(*index, true)).collect();
     let due = reminded.is_none_or(|at| now - at >= REMIND);
     if due && link.streams().any(|(_, of)| of.is(State::Lost) || (of.is(State::Alive) && of.is_doubted())) {
-        // It may not have been heard.
+        // It may not have been received.
         link.restate();
         *reminded = Some(now);
     }
@@ -269,13 +269,14 @@ fn look(
                 link.retire(*index, why);
             }
         } else if link.streams().any(|(_, stream)| stream.is(State::Ended)) {
-            // The peer has closed the connection, and this stream cannot tell it.
+            // The peer has closed the connection, and this stream cannot show it.
             link.end_of_stream(*index);
         }
     }
 }
 
-/// How long TCP takes to send a lost segment once more and to hear of it, at most once and a half of what it waits for.
+/// Returns the time in which TCP sends a lost segment again and receives its acknowledgement: at most 1.5 times its
+/// retransmission timeout.
 fn patience(rto: Duration) -> Duration {
     rto + rto / 2
 }

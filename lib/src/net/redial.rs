@@ -1,4 +1,4 @@
-//! Rails that were lost are dialed again. A cable that does not answer is tried once in a while, however many
+//! Rails that were lost are dialed again. A path that does not answer is tried once in a while, however many
 //! connections wait for it, so that it holds up no other one.
 
 use std::collections::HashMap;
@@ -12,18 +12,19 @@ use super::ports::Way;
 use super::rails::Up;
 use super::stream::Stream;
 
-/// Before a lost rail is dialed, and at most between two tries.
+/// Time before a lost rail is dialed, and longest time between two tries.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
-/// Between two looks for something to dial.
+/// Time between two looks for something to dial.
 pub(super) const LOOK: Duration = Duration::from_millis(500);
-/// A way that has been whole for so long is sound. One that answers and then carries nothing is tried less often.
+/// Time after which a path that lacks no stream is sound. One that answers and then carries nothing is tried less
+/// often.
 const SOUND: Duration = Duration::from_secs(1);
 
-/// When something is tried next, and how long after that if it fails.
+/// Time of the next try, and the pause after that if it fails.
 struct Try {
     at: Instant,
     pause: Duration,
-    /// Since when nothing is missing.
+    /// Time since which no stream is missing; `None` while one is.
     whole: Option<Instant>,
 }
 
@@ -41,18 +42,18 @@ impl Try {
         self.pause = (2 * self.pause).min(AGAIN.1);
     }
 
-    /// Nothing is missing; true once that has been so for long.
+    /// Notes that no stream is missing; true once that has been so for `SOUND`.
     fn is_sound(&mut self) -> bool {
         self.whole.get_or_insert_with(Instant::now).elapsed() >= SOUND
     }
 }
 
-/// What was lost, and tried in vain.
+/// Paths that were lost, with their next tries.
 #[derive(Default)]
 pub(super) struct Tries {
-    /// Ways on which nobody answers.
+    /// Paths on which the peer does not answer.
     ways: HashMap<Way, Try>,
-    /// Ways of connections that lack streams.
+    /// Paths of connections that lack streams, by connection and number of the path.
     links: HashMap<(u32, usize), Try>,
 }
 
@@ -63,7 +64,7 @@ impl Tries {
         self.ways.retain(|way, _| those.clone().any(|redial| redial.ways.contains(way)));
     }
 
-    /// Makes a stream in the place of a lost one on each way of a connection where that is due.
+    /// Makes a stream that replaces a lost one on each path of a connection where that is due.
     pub(super) fn mend(
         &mut self,
         inner: &Inner,
@@ -72,7 +73,7 @@ impl Tries {
         stopped: &dyn Fn() -> bool,
     ) {
         for (number, way) in redial.ways.iter().enumerate() {
-            // One that stands still may not come to itself for as long as its cable was cut.
+            // One that stands still may not recover for as long as its NIC pair was disconnected.
             let works =
                 |(index, stream): &(usize, &Stream)| redial.way_of(link, *index) == number && !stream.is_doubted();
             if link.alive().filter(works).count() >= redial.streams_of(number) {

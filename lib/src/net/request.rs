@@ -1,4 +1,4 @@
-//! What is posted and not over yet.
+//! Requests: sends and receives that are posted and not done yet.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -14,8 +14,8 @@ use crate::transport::fence;
 pub const MAX_GROUP: usize = 8;
 /// Requests of a connection at once.
 pub const MAX_REQUESTS: usize = 256;
-/// The longest message for which the thread that asks does the work of `worker`'s. During a longer one NCCL's thread
-/// copies to and from GPUs instead.
+/// The longest message for which a thread that tests a request drives progress inline. During a longer one NCCL's
+/// thread copies to and from GPUs instead.
 const SHORT: usize = 8 << 10;
 
 /// Wakes an owner that sleeps until a request is done or the connection fails. Owners that poll have none.
@@ -26,7 +26,7 @@ pub(super) struct Alarm {
 }
 
 impl Alarm {
-    /// From now on the next thing that is done rings. Look for it after this.
+    /// Arms the alarm: the next completion rings it. Check for completions after this.
     pub(super) fn arm(&self) {
         self.armed.store(true, Ordering::Relaxed);
         fence::of_sleeper();
@@ -36,7 +36,7 @@ impl Alarm {
         self.armed.store(false, Ordering::Relaxed);
     }
 
-    /// Another thread waits from now on.
+    /// Moves the alarm to the bell of another thread, which waits from now on.
     pub(super) fn move_to(&self, bell: Arc<Doorbell>) {
         *lock(&self.bell) = bell;
     }
@@ -49,8 +49,8 @@ impl Alarm {
     }
 }
 
-/// What the requests of a connection share: whether it has failed, and why; its alarm, which rings for that and for
-/// requests; and whether its last message was long.
+/// State shared by the requests of a connection: its failure, if any; its alarm, which rings for that and for requests;
+/// and whether its last message was long.
 #[derive(Debug)]
 pub(super) struct Fate {
     origin: Origin,
@@ -71,7 +71,7 @@ impl Fate {
         if self.origin.is_here() { Ok(true) } else { Err(super::elsewhere("test")) }
     }
 
-    /// True the first time.
+    /// Fails the connection with `error`; true the first time.
     pub(super) fn seal(&self, error: Error) -> bool {
         let first = self.error.set(error).is_ok();
         self.failed.store(true, Ordering::Release);
@@ -79,7 +79,7 @@ impl Fate {
         first
     }
 
-    /// The connection's alarm; `bell` counts the first time.
+    /// Returns the connection's alarm; `bell` is used the first time.
     pub(super) fn alarm(&self, bell: &Arc<Doorbell>) -> &Alarm {
         self.alarm.get_or_init(|| Alarm { bell: Mutex::new(bell.clone()), armed: AtomicBool::new(false) })
     }
@@ -102,12 +102,13 @@ impl Fate {
     }
 }
 
-/// What the requests of a process and its threads know of each other.
+/// State shared by all requests of a process and its worker threads.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
     /// Open requests: the threads do not go to sleep while there are any, for some time.
     open: AtomicUsize,
-    /// Threads that sleep all the same, for want of cores: a thread that asks for a short message does their work.
+    /// Workers that sleep all the same, for want of cores: a thread that tests a request for a short message drives
+    /// their progress inline.
     sleepers: OnceLock<Vec<Weak<Worker>>>,
 }
 
@@ -116,7 +117,8 @@ impl Activity {
         self.open.load(Ordering::Relaxed) > 0
     }
 
-    /// Once, if the host has too few cores for threads that spin.
+    /// Sets the workers whose progress is driven inline. Called once, if the host has too few cores for threads that
+    /// spin.
     pub(super) fn attend_to(&self, workers: impl Iterator<Item = Weak<Worker>>) {
         let _ = self.sleepers.set(workers.collect());
     }
@@ -130,7 +132,7 @@ impl Activity {
 #[derive(Debug)]
 pub struct Request {
     busy: AtomicBool,
-    /// Bytes of a send, or receives of a group, that are still to come.
+    /// Bytes of a send, or receives of a group, that are not done yet; 0 once the request is done.
     open: AtomicUsize,
     count: AtomicUsize,
     sizes: [AtomicUsize; MAX_GROUP],
@@ -140,16 +142,16 @@ pub struct Request {
 
 impl Request {
     /// The lengths that were sent or received, once all of it is done; then the request belongs to the connection
-    /// again, and must not be asked any more.
+    /// again, and must not be tested any more.
     ///
     /// # Errors
-    /// Why the connection failed before.
+    /// The error of the connection, if it failed before that.
     #[inline]
     pub fn test(&self, sizes: &mut [usize; MAX_GROUP]) -> Result<Option<usize>> {
         if !self.is_done() && self.fate.is_here()? && !self.fate.long.load(Ordering::Relaxed) {
             self.activity.sleepers().for_each(|worker| worker.attend());
         }
-        // The connection first: what came before its end is done by then.
+        // The connection's state first: what came before its end is done by then.
         let fate = if self.is_done() { Ok(()) } else { self.fate.check() };
         if !self.is_done() {
             return fate.map(|()| None);
@@ -160,13 +162,14 @@ impl Request {
         Ok(Some(count))
     }
 
-    /// Whether it is done; unlike [`Request::test`] it stays the caller's.
+    /// Returns true once the request is done. Unlike after [`Request::test`], the request stays the caller's.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.open.load(Ordering::Acquire) == 0
     }
 
-    /// `amount` of what was open is over. What was written before is seen by whoever then finds the request done.
+    /// Counts `amount` of what was open as done. What was written before is seen by any thread that then finds the
+    /// request done.
     pub(super) fn finish(&self, amount: usize) {
         if self.open.fetch_sub(amount, Ordering::AcqRel) == amount {
             self.activity.open.fetch_sub(1, Ordering::Relaxed);
@@ -174,7 +177,7 @@ impl Request {
         }
     }
 
-    /// The length of a received message of the group, which is over with that.
+    /// Sets the length of a received message of the group, which is done with that.
     pub(super) fn received(&self, place: usize, len: usize) {
         if let Some(size) = self.sizes.get(place) {
             size.store(len, Ordering::Relaxed);
@@ -211,7 +214,7 @@ impl Requests {
         &self.fate
     }
 
-    /// A message of this length is sent, or begins to come.
+    /// Notes that a message of `len` bytes is sent, or begins to come.
     pub(super) fn begins(&self, len: usize) {
         let long = len > SHORT;
         if self.fate.long.load(Ordering::Relaxed) != long && !self.fate.long.swap(long, Ordering::Relaxed) {
@@ -220,7 +223,7 @@ impl Requests {
         }
     }
 
-    /// A free one, with `open` to come and `count` lengths of `size`.
+    /// Takes a free request, with `open` to come and `count` lengths of `size`; `None` if all are in use.
     pub(super) fn take(&self, open: usize, count: usize, size: usize) -> Option<usize> {
         let start = self.next.load(Ordering::Relaxed);
         let free = (0..MAX_REQUESTS).map(|i| (start + i) % MAX_REQUESTS).find(|&slot| {
@@ -235,13 +238,14 @@ impl Requests {
         Some(free)
     }
 
-    /// The connection is closed, and no thread serves it any more: what is open stays so.
+    /// Stops counting the open requests, as the connection is closed and no thread serves it any more: they are never
+    /// done.
     pub(super) fn abandon(&self) {
         let open = self.all.iter().filter(|r| !r.is_done()).count();
         self.activity.open.fetch_sub(open, Ordering::Relaxed);
     }
 
-    /// Whether any is open.
+    /// Returns true while any request of the connection is open.
     pub(super) fn any(&self) -> bool {
         self.all.iter().any(|request| !request.is_done())
     }
@@ -255,7 +259,7 @@ impl Requests {
 mod tests {
     use super::*;
 
-    /// The last bytes and the end of the connection come while its owner asks.
+    /// The last bytes and the end of the connection come while its owner tests the request.
     #[test]
     fn a_request_that_was_done_before_the_connection_ended_is_done() {
         for round in 0..2_000 {

@@ -17,7 +17,7 @@ use crate::bootstrap::interface;
 use crate::fork::Kept;
 use crate::threads::lock;
 
-/// The addresses at a stream's ends, ours first. Streams with the same ones share a cable.
+/// The addresses at a stream's ends, ours first. Streams with the same ones share a NIC pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rail {
     pub(super) ours: IpAddr,
@@ -25,7 +25,7 @@ pub(super) struct Rail {
 }
 
 impl Rail {
-    /// Whether this host has the address and a route from there.
+    /// Returns true unless this host lacks the address `ours` or a route from there.
     pub(super) fn is_routed(self) -> bool {
         // Any port.
         let route = interface::route(self.ours, (self.theirs, 9).into());
@@ -47,25 +47,25 @@ pub(super) struct InFlight {
     pub(super) unacked: bool,
     /// Some wait to be sent.
     pub(super) unsent: bool,
-    /// The peer has room for a whole segment.
+    /// The peer's window has room for a whole segment.
     pub(super) open: bool,
-    /// How many were acknowledged so far.
+    /// Bytes acknowledged so far.
     pub(super) acked: u64,
-    /// After which the kernel first sends a segment again.
+    /// Time after which the kernel first retransmits a segment.
     pub(super) rto: Duration,
 }
 
-/// Where a stream is in its life; it only moves down, until another one begins in its place.
+/// State of a stream. It only moves down, until another stream begins in its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum State {
-    /// Accepted in the place of a lost one, and the sender has not said yet that it has it, too.
+    /// Accepted in the position of a lost one, and the sender has not confirmed yet that it has it, too.
     New,
     Alive,
-    /// The peer has closed it, between two pieces.
+    /// The peer has closed it, between two fragments.
     Ended,
-    /// This end has given it up, and the peer has not said yet what came over it. Its socket is open still, unless it
-    /// has failed: for the peer the end of a socket is that of the connection, and this may be all that it has left.
+    /// This end has given it up, and the peer has not reported yet what came over it. Its socket is open still, unless
+    /// it has failed: for the peer the end of a socket is that of the connection, and this may be all that it has left.
     Lost,
     /// Both ends know.
     Gone,
@@ -85,12 +85,12 @@ impl Life {
         self.0.load(Ordering::Acquire) == state as u8
     }
 
-    /// Of something that takes the place of what is gone.
+    /// Sets the state anew, for a stream that begins in the position of one that is gone.
     fn begin(&self, state: State) {
         self.0.store(state as u8, Ordering::Release);
     }
 
-    /// True if it was not that far.
+    /// Moves to `state`; true if the state was an earlier one.
     pub(super) fn becomes(&self, state: State) -> bool {
         self.0.fetch_max(state as u8, Ordering::AcqRel) < state as u8
     }
@@ -99,7 +99,7 @@ impl Life {
 /// A stream of a link.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// Its number, of which the place among the link's streams follows.
+    /// Number of the stream, from which its position among the link's streams follows.
     number: AtomicUsize,
     socket: Kept<TcpStream>,
     pub(super) rail: Option<Rail>,
@@ -109,15 +109,15 @@ pub(super) struct Stream {
     life: Life,
     /// It stands still, and carries nothing more as long as another one works.
     doubted: AtomicBool,
-    /// What its thread calls it.
+    /// Key of the stream among the events of its worker thread.
     pub(super) key: AtomicU64,
     /// A task for it waits.
     pub(super) queued: AtomicBool,
     pub(super) output: Mutex<Output>,
     pub(super) input: Mutex<Input>,
-    /// Of all streams of the link on its cable.
+    /// Load of the NIC pair, shared by all streams of the link on it.
     pub(super) load: Arc<Load>,
-    /// Pieces that were read from it, if the peer should hear of them.
+    /// Count of fragments read from the stream that is to be acknowledged next; 0 if nothing is.
     pub(super) acknowledge: AtomicU64,
     pub(super) echo: Echo,
 }
@@ -151,12 +151,12 @@ impl Stream {
         }
     }
 
-    /// Begins again under a new number: `socket`, on the same rail, takes the place of one that both ends have left.
+    /// Begins again under a new number: `socket`, on the same rail, takes the position of one that both ends have left.
     pub(super) fn renew(&self, number: usize, socket: &TcpStream, state: State, first: Output) -> std::io::Result<()> {
         if rail(socket) != self.rail {
             return Err(std::io::Error::other(format!("expected a stream over {}", self.way())));
         }
-        // Whoever writes or reads looks at the number with these.
+        // Threads that write or read look at the number with these.
         let (mut input, mut output) = (lock(&self.input), lock(&self.output));
         // SAFETY: a system call on two descriptors of ours; the number stays one of a TCP socket. Threads that are in
         // a call with the old one keep that until they are out of it.
@@ -177,18 +177,18 @@ impl Stream {
         self.number.load(Ordering::Acquire)
     }
 
-    /// Whether it stands still.
+    /// Returns true while the stream is taken to stand still.
     #[inline]
     pub(super) fn is_doubted(&self) -> bool {
         self.doubted.load(Ordering::Acquire)
     }
 
-    /// True if that is new.
+    /// Sets whether the stream is taken to stand still; true if that is new.
     pub(super) fn doubt(&self, doubted: bool) -> bool {
         self.doubted.swap(doubted, Ordering::AcqRel) != doubted
     }
 
-    /// Nothing comes any more, and nothing gets out; `how` much of that.
+    /// Shuts down the socket for reading, writing or both, as `how` says.
     pub(super) fn shut(&self, how: Shutdown) {
         // Fails when the peer was first.
         let _ = self.socket.shutdown(how);
@@ -204,12 +204,12 @@ impl Stream {
         self.life.becomes(state)
     }
 
-    /// Its addresses in words.
+    /// Returns the stream's addresses as text.
     pub(super) fn way(&self) -> String {
         self.rail.map_or_else(|| "an unknown way".to_owned(), |rail| rail.to_string())
     }
 
-    /// What the kernel has of this stream.
+    /// State of the stream's bytes in the kernel (`TCP_INFO`); `None` if that cannot be read.
     pub(super) fn in_flight(&self) -> Option<InFlight> {
         // struct tcp_info, whose last field here came with Linux 5.4.
         let (retransmits, backoff) = (2, 4);
@@ -235,7 +235,7 @@ impl Stream {
         Some(InFlight {
             unacked: number(unacked) > 0,
             unsent: number(unsent) > 0,
-            // A receiver opens its window by whole segments. Older kernels do not tell.
+            // A receiver opens its window by whole segments. Older kernels do not report it.
             open: number(window) >= number(mss).max(1),
             acked: u64::from_ne_bytes(info.get(acked..acked + 8)?.try_into().ok()?),
             rto: Duration::from_micros(u64::from(number(rto).checked_shr(doubled).unwrap_or(0))),
@@ -255,14 +255,14 @@ impl AsFd for Stream {
     }
 }
 
-/// Whether the peer at the end of a relayed stream is heard: a relay's kernel acknowledges what may get no further.
+/// Liveness probe of a relayed stream's far end: a relay's kernel acknowledges what may get no further.
 #[derive(Debug, Default)]
 pub(super) struct Echo {
     /// Reads that brought something.
     heard: AtomicU64,
-    /// How many there were when the peer was asked last, and one; 0: it was not.
+    /// Value of `heard` when the peer was probed last, plus 1; 0 if it was not.
     asked: AtomicU64,
-    /// Words for this stream alone.
+    /// Control frames that this stream alone may carry: probes, and replies to them.
     asks: AtomicBool,
     answers: AtomicBool,
 }
@@ -281,7 +281,7 @@ impl Echo {
         self.asks.store(true, Ordering::Release);
     }
 
-    /// As before the first word.
+    /// Resets the probe state, as before the first control frame.
     fn forget(&self) {
         self.asked.store(0, Ordering::Relaxed);
         self.asks.store(false, Ordering::Relaxed);
@@ -292,12 +292,12 @@ impl Echo {
         self.answers.store(true, Ordering::Release);
     }
 
-    /// The peer was asked, and nothing has come since.
+    /// Returns true if the peer was probed, and nothing has come since.
     pub(super) fn is_asked(&self) -> bool {
         self.asked.load(Ordering::Relaxed) == self.heard() + 1
     }
 
-    /// The next word.
+    /// Takes the next control frame: a reply first, then a probe.
     pub(super) fn word(&self) -> Option<Word> {
         let due = |flag: &AtomicBool| flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel);
         if due(&self.answers) { Some(Word::Here) } else { due(&self.asks).then_some(Word::Asked) }

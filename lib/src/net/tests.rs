@@ -206,7 +206,7 @@ fn no_way_is_an_error_at_both_ends_that_names_all_ports() {
     if elsewhere.others.is_empty() {
         assert!(listener.accept().unwrap().is_none(), "there is no address but loopback's");
     } else {
-        // The listener hears of it over another interface.
+        // The listener receives the error over another interface.
         let accepted = until("an error", || listener.accept().err()).to_string();
         assert!(accepted.contains(&dialed), "{accepted}");
     }
@@ -231,13 +231,13 @@ impl Ends {
         Ends { net, out, into }
     }
 
-    /// Streams that both ends take for alive.
+    /// Returns the numbers of the streams that both ends take for alive.
     fn alive(&self) -> Vec<usize> {
         let there = |index: usize| self.into.link.alive().any(|(i, _)| i == index);
         self.out.link.alive().map(|(index, _)| index).filter(|index| there(*index)).collect()
     }
 
-    /// A stream more in a place that both ends have left, or in a new one.
+    /// Adds a stream in a position that both ends have left, or in a new one.
     fn add(&self) {
         let (out, into) = (&self.out.link, &self.into.link);
         let next = |link: &link::Link, place| link.beside(place).map_or(place, |s| s.number() + link.places());

@@ -1,6 +1,7 @@
 //! A thread that reads and writes sockets, so that NCCL's own never waits for one. Where a connection's owner waits for
-//! it anyway, it does this thread's work: a handover to a thread and back takes longer than a short message. On a host
-//! with few cores, where these threads sleep, so does a thread that asks for a short message.
+//! it anyway, it drives this thread's progress inline: a handover to a thread and back takes longer than a short
+//! message. On a host with few cores, where these threads sleep, so does a thread that tests a request for a short
+//! message.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,61 +23,61 @@ use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::threads::{Thread, lock, poll, try_lock};
 
-/// How long the socket of a closed connection waits for the peer to close, too.
+/// Longest time that the socket of a closed connection waits for the peer to close, too.
 const LINGER: Duration = Duration::from_secs(5);
-/// Between two looks at those.
+/// Time between two checks of such sockets.
 const SLICE: Duration = Duration::from_millis(200);
-/// How long a thread leaves its work to an owner that did it a moment ago.
+/// Time for which a thread leaves its work to an owner that did it a moment ago.
 const ATTENDED: Duration = Duration::from_millis(2);
 /// The bell's key among events.
 const BELL: u64 = 0;
 
-/// Something to do for a thread.
+/// Something to do for a worker thread.
 #[derive(Debug)]
 pub(super) enum Task {
-    /// A new stream of its own.
+    /// A new stream, which this thread serves from now on.
     Add(Arc<Link>, usize),
     /// The stream may have something to send.
     Work(Arc<Link>, usize),
-    /// There may be a place for what the stream holds.
+    /// There may be a posted buffer for the fragment that the stream holds.
     Read(Arc<Link>, usize),
-    /// The sender has left this stream, and others bring its pieces.
+    /// The sender has left this stream, and others bring its fragments.
     Leave(Arc<Link>, usize),
-    /// A new queue pair of its own.
+    /// A new queue pair, which this thread serves from now on.
     Watch(Arc<Link>, usize),
-    /// That is closed.
+    /// The queue pair is closed.
     Unwatch(Arc<Link>, usize),
-    /// What the RDMA devices say.
+    /// The asynchronous events of RDMA devices, which this thread handles from now on.
     Hear(Arc<Devices>),
-    /// Its owner has closed it; `linger`: what is in the kernel should still arrive.
+    /// The stream's owner has closed it; `linger`: what is in the kernel should still arrive.
     Close { link: Arc<Link>, stream: usize, linger: bool },
 }
 
-/// What others share with a thread.
+/// State shared with the worker thread.
 #[derive(Debug)]
 pub(super) struct Worker {
     bell: Arc<Doorbell>,
-    /// Until the thread ends.
+    /// Tasks for the thread; `None` once it has ended.
     inbox: Mutex<Option<Vec<Task>>>,
     any: AtomicBool,
     asleep: AtomicBool,
     stop: AtomicBool,
-    /// How often an owner has done its work.
+    /// Number of times that an owner has driven the thread's progress inline.
     turns: AtomicUsize,
     epoll: Arc<OwnedFd>,
     run: Mutex<Run>,
 }
 
-/// How long a thread looks for something to do before it sleeps.
+/// Times for which a thread spins, in search of something to do, before it sleeps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spins {
     pub(super) idle: Duration,
-    /// While requests are open.
+    /// Time to spin while requests are open.
     pub(super) busy: Duration,
 }
 
 impl Worker {
-    /// The thread of this number.
+    /// Starts the thread of number `index`.
     pub(super) fn start(index: usize, spins: Spins, activity: &Arc<Activity>) -> Result<(Arc<Worker>, Thread)> {
         let bell = Doorbell::new()?;
         let epoll =
@@ -114,7 +115,7 @@ impl Worker {
         Ok((worker, thread))
     }
 
-    /// The thread ends when it has finished.
+    /// Has the thread end once it has finished.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.bell.ring();
@@ -138,44 +139,44 @@ impl Worker {
     }
 }
 
-/// A stream of this thread.
+/// A stream that this thread serves.
 struct Served {
     link: Arc<Link>,
     stream: usize,
-    /// Its owner is gone, and it goes then at the latest.
+    /// Time at which the stream goes at the latest, as its owner is gone; `None` while it has one.
     until: Option<Instant>,
 }
 
 impl Served {
-    /// Closed by its owner, with bytes that the peer's kernel does not have yet.
+    /// Returns true if the owner has closed it, and the peer's kernel does not have all of its bytes yet.
     fn has_unsent(&self) -> bool {
         let Some(of) = self.link.stream(self.stream).filter(|_| self.until.is_some()) else { return false };
         unacknowledged(of) > 0
     }
 }
 
-/// What a thread serves. Owners of connections do its work in the time that they wait for, and the thread when they do
-/// not.
+/// Streams, queue pairs and devices that a thread serves. Owners of connections drive their progress inline while they
+/// wait, and the thread when they do not.
 struct Run {
     epoll: Arc<OwnedFd>,
     activity: Arc<Activity>,
     spins: Spins,
-    /// When there was something to do last.
+    /// Time at which there was something to do last.
     active: Instant,
     crowd: Crowd,
     streams: HashMap<u64, Served>,
     queues: HashMap<u64, (Arc<Link>, usize)>,
     devices: HashMap<u64, (Arc<Devices>, usize)>,
     next_key: u64,
-    /// Streams whose turn was over before they were.
+    /// Streams whose time slice was over before they were done.
     again: Vec<u64>,
-    /// Streams that wait for a receive, and until when.
+    /// Streams that wait for a receive, each with the time at which it stops to wait.
     held: Vec<(u64, Instant)>,
     /// Streams whose owner is gone.
     lingering: usize,
 }
 
-/// Events at once.
+/// Buffer for the events of one wait.
 struct Events([MaybeUninit<epoll::Event>; 64]);
 
 impl Events {
@@ -183,7 +184,7 @@ impl Events {
         Events([const { MaybeUninit::uninit() }; 64])
     }
 
-    /// Waits so long for some.
+    /// Waits for events, for at most `time`.
     fn wait(&mut self, epoll: &OwnedFd, time: Duration) -> &[epoll::Event] {
         let most = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
         match epoll::wait(epoll, &mut self.0, Some(&most)) {
@@ -213,7 +214,7 @@ impl Worker {
                 lock(&self.run).round(self);
             } else {
                 turns = now;
-                // The end rings; so may one who saw this thread asleep before.
+                // The bell rings at the end; so may a thread that saw this one asleep before.
                 let _ = poll(&mut [PollFd::new(&*self.bell, PollFlags::IN)], ATTENDED);
             }
         }
@@ -230,8 +231,8 @@ impl Worker {
         run.devices.clear();
     }
 
-    /// An owner of a connection that waits for it does what is to be done now, unless another thread does. This
-    /// worker's own stays away from then on, until no owner has come for a while.
+    /// Drives the worker's progress inline, on the thread of an owner that waits for its connection, unless another
+    /// thread does. The worker's own thread stays away from then on, until no owner has come for a while.
     pub(super) fn attend(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
         if let Some(mut run) = try_lock(&self.run) {
@@ -242,7 +243,7 @@ impl Worker {
         }
     }
 
-    /// Its own thread does its work again, though an owner has done it a moment ago.
+    /// Has the worker's own thread do its work again, though an owner has done it a moment ago.
     pub(super) fn recall(&self) {
         self.bell.ring();
     }
@@ -254,7 +255,7 @@ impl Worker {
 }
 
 impl Run {
-    /// One round of the thread's.
+    /// Runs one round of the worker thread.
     fn round(&mut self, worker: &Worker) {
         let mut busy = self.tasks(worker);
         busy |= self.turns();
@@ -285,7 +286,7 @@ impl Run {
         self.sweep();
     }
 
-    /// Sees to events; true when there are some.
+    /// Handles events; true when there are some.
     fn events(&mut self, worker: &Worker, events: &[epoll::Event]) -> bool {
         for event in events {
             let (key, flags) = (event.data.u64(), event.flags);
@@ -294,8 +295,8 @@ impl Run {
         !events.is_empty()
     }
 
-    /// Before the thread ends: what was sent over closed connections must reach the peers' kernels. Closing a socket
-    /// with bytes in it that nobody has read would reset the connection.
+    /// Finishes before the thread ends: what was sent over closed connections must reach the peers' kernels. Closing a
+    /// socket with bytes in it that no thread has read would reset the connection.
     fn finish(&mut self, worker: &Worker) {
         self.tasks(worker);
         let until = Instant::now() + LINGER;
@@ -311,7 +312,7 @@ impl Run {
         next.map_or(most, |next| next.saturating_duration_since(Instant::now()).min(most))
     }
 
-    /// What others have asked for; true when there was something.
+    /// Executes the tasks of other threads; true when there were some.
     fn tasks(&mut self, worker: &Worker) -> bool {
         if !worker.any.swap(false, Ordering::AcqRel) {
             return false;
@@ -321,7 +322,7 @@ impl Run {
             match task {
                 Task::Add(link, stream) => self.add(link, stream),
                 Task::Work(link, stream) => {
-                    // Of whichever has the place now.
+                    // For whichever stream has the position now.
                     if let Some(of) = link.beside(stream) {
                         of.queued.store(false, Ordering::Release);
                         let stream = of.number();
@@ -337,7 +338,7 @@ impl Run {
                 }
                 Task::Leave(link, stream) => {
                     if let Some(of) = link.stream(stream) {
-                        // Its thread gives it another key when another one begins in its place.
+                        // Its thread gives it another key when another one begins in its position.
                         if lock(&of.input).leave(&link, stream) {
                             self.remove(of.key.load(Ordering::Relaxed));
                         }
@@ -365,7 +366,7 @@ impl Run {
         if let Err(e) = epoll::add(&self.epoll, of, epoll::EventData::new_u64(self.next_key), flags) {
             link.fail(format!("waiting for stream {stream}: {}", std::io::Error::from(e)));
         }
-        // The one before it in its place left the epoll when its socket was closed.
+        // The one before it in its position left the epoll when its socket was closed.
         self.streams.remove(&of.key.swap(self.next_key, Ordering::Relaxed));
         self.streams.insert(self.next_key, Served { link, stream, until: None });
     }
@@ -411,7 +412,7 @@ impl Run {
         }
     }
 
-    /// A device has said something; one that is lost is not heard any more.
+    /// Handles the events of a device; one that is lost is not watched any more.
     fn said(&mut self, key: u64) {
         let Some((devices, number)) = self.devices.get(&key) else { return };
         if !devices.event(*number) {
@@ -455,7 +456,7 @@ impl Run {
         }
     }
 
-    /// Streams that have more to do; true when there were some.
+    /// Serves the streams that have more to do; true when there were some.
     fn turns(&mut self) -> bool {
         let mut again = std::mem::take(&mut self.again);
         if !self.held.is_empty() {
@@ -470,7 +471,7 @@ impl Run {
         any
     }
 
-    /// Closed connections whose time is over.
+    /// Removes the streams of closed connections whose time is over.
     fn sweep(&mut self) {
         if self.lingering > 0 {
             let now = Instant::now();

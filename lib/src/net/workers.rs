@@ -10,9 +10,9 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::threads::Thread;
 
-/// Spinning while requests are open: a thread that sleeps is woken late, by 50 to 100 us in a virtual machine.
+/// Time to spin while requests are open: a thread that sleeps is woken late, by 50 to 100 us in a virtual machine.
 const BUSY_SPIN: Duration = Duration::from_millis(10);
-/// Spinning where threads share cores.
+/// Longest time to spin where threads share cores.
 const SHORT_SPIN: Duration = Duration::from_micros(2);
 
 /// A rank's other threads that spin: one that calls NCCL, and one that calls us. Another rank of the host has as many.
@@ -20,8 +20,9 @@ const OTHERS: usize = 2;
 /// The most threads of a process.
 const MOST: usize = 8;
 
-/// How many threads a process has: steady ones, which spin, and reserves, which sleep between the long messages that
-/// they alone take. Where none can spin there are two that sleep, as one is slower with long messages.
+/// Returns the numbers of threads of a process: steady ones, which spin, and bulk threads, which sleep between the long
+/// messages that they alone take. Where none can spin all of them sleep, one for every two cores: one alone is slower
+/// with long messages.
 fn threads(cores: usize) -> (usize, usize) {
     let all = (cores / 2).clamp(1, MOST);
     match (cores / 2).saturating_sub(OTHERS).min(MOST) {
@@ -34,9 +35,10 @@ fn threads(cores: usize) -> (usize, usize) {
 #[derive(Debug)]
 pub(super) struct Workers {
     all: Vec<(Arc<Worker>, Thread)>,
-    /// So many of them, the last ones, sleep between the long messages that they take.
+    /// Number of bulk threads, the last ones of `all`, which sleep between the long messages that they take.
     reserves: usize,
-    /// The thread that gets the next stream, and the next one that only receives; the same of the reserves.
+    /// Counters that choose the thread for the next stream: of steady and of bulk threads, each for streams that send
+    /// and for those that receive.
     next: [[AtomicUsize; 2]; 2],
     activity: Arc<Activity>,
 }
@@ -67,13 +69,14 @@ impl Workers {
         &self.activity
     }
 
-    /// Whether a stream of so many is one for long messages alone: as many of them as of the threads.
+    /// Returns true if stream `stream` of `streams` is for long messages alone: the last ones are, in the share that
+    /// bulk threads have of all.
     pub(super) fn is_reserve(&self, stream: usize, streams: usize) -> bool {
         stream >= streams - streams * self.reserves / self.all.len()
     }
 
-    /// The thread for a new stream: each in turn, and those that receive apart, because a rank often does only one of
-    /// the two, or one after the other.
+    /// Returns the thread for a new stream: each in turn, and those for receiving apart, because a rank often does only
+    /// one of the two, or one after the other.
     pub(super) fn next(&self, receives: bool, reserve: bool) -> Arc<Worker> {
         let (steady, reserves) = self.all.split_at(self.all.len() - self.reserves);
         let threads = if reserve { reserves } else { steady };

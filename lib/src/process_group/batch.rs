@@ -32,7 +32,7 @@ pub struct Batch<'a> {
     calls: Vec<Bound>,
     /// Messages to ourselves.
     own: Own,
-    /// Where the buffers are. Those of a device record their use in the stream with cudarc when they are dropped.
+    /// Memory of the calls. Buffers of a device record their use in the stream with cudarc when they are dropped.
     places: Vec<Place<'a>>,
 }
 

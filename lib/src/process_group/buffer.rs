@@ -108,7 +108,7 @@ impl<'a> BufferMut<'a> {
     /// As [`Buffer::from_address`], to write to.
     ///
     /// # Safety
-    /// As there, and nothing else may access the memory until the stream has completed the call.
+    /// As [`Buffer::from_address`], and nothing else may access the memory until the stream has completed the call.
     pub unsafe fn from_address(stream: impl Into<Stream>, dtype: DType, address: u64, len: usize) -> BufferMut<'a> {
         BufferMut::of(Span { address: address as *mut u8, len, dtype }, Place::Device(stream.into(), None))
     }

@@ -18,7 +18,7 @@ pub enum Device {
     /// None; backend nccl then takes the one of the local rank.
     #[default]
     None,
-    /// The one with the number of the local rank. If a host has more ranks than GPUs, they are assigned in turn.
+    /// The one with the number of the local rank. If a host has more ranks than GPUs, they are assigned round robin.
     LocalRank,
     /// The one of this number (`CUDA_VISIBLE_DEVICES` counts).
     Ordinal(usize),
@@ -56,13 +56,13 @@ impl InitOptions {
         InitOptions::of(Join::Environment)
     }
 
-    /// As `rank` of `world_size`, which meet at `host` and `port`, where rank 0 listens. The local rank is
-    /// `LOCAL_RANK`, or the rank where all ranks are on one host.
+    /// Joins as `rank` of `world_size` ranks, whose rendezvous is at `host` and `port`, where rank 0 listens. The local
+    /// rank is `LOCAL_RANK`, or the rank where all ranks are on one host.
     pub fn address(host: impl Into<String>, port: u16, rank: usize, world_size: usize) -> InitOptions {
         InitOptions::of(Join::Address { host: host.into(), port, rank, world_size })
     }
 
-    /// As `rank` of `world_size`, which meet at the server of `id`.
+    /// Joins as `rank` of `world_size` ranks, whose rendezvous is the server of `id`.
     pub fn id(id: &UniqueId, rank: usize, world_size: usize) -> InitOptions {
         InitOptions::of(Join::Id { id: id.clone(), rank, world_size })
     }

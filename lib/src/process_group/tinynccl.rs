@@ -11,7 +11,7 @@ use crate::comm::{Comm, Inner, RawCall};
 use crate::cuda::{self, DeviceComm, Stream};
 use crate::error::{Error, Result};
 
-/// How long a call that is overdue may take to say why.
+/// Longest wait for the own error of a call that is overdue.
 const OWN_ERROR: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What `avg` adds to a sum, as NCCL does.
+//! Average as a sum with a factor before it or a division behind it, as in NCCL.
 //!
 //! Floats are multiplied by 1/n before the sum, so that a sum of large values does not overflow. Integers are divided
 //! behind it, or they would lose their remainders one by one. (NCCL: `hostToDevRedOp` in `src/enqueue.cc`,

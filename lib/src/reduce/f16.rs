@@ -76,7 +76,7 @@ pub(super) fn kernels(op: ReduceOp) -> Kernels {
         ReduceOp::Prod => baseline::pair::<F16, Prod>(),
         ReduceOp::Min => baseline::pair::<F16, Min>(),
         ReduceOp::Max => baseline::pair::<F16, Max>(),
-        // Bits have kernels of their own.
+        // Bits have separate kernels.
         _ => baseline::pair::<F16, Sum>(),
     };
     let (scale, scaled_sum) =

@@ -71,7 +71,7 @@ macro_rules! registers {
     };
 }
 
-/// The 512-bit conversion wants to hear that exceptions stay masked.
+/// The 512-bit conversion requires the flag that exceptions stay masked.
 const NEAREST_512: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 registers!(F16x16 {
@@ -227,7 +227,7 @@ pub(super) fn kernels(level: Level, op: ReduceOp) -> Kernels {
         ReduceOp::Prod => reduce_at::<Prod>(level),
         ReduceOp::Min => simd::reduce_at::<F16, Min>(level),
         ReduceOp::Max => simd::reduce_at::<F16, Max>(level),
-        // Bits have kernels of their own.
+        // Bits have separate kernels.
         _ => reduce_at::<Sum>(level),
     };
     let scale = if level == Level::Avx512 { avx512::scale } else { avx2::scale };

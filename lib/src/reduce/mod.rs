@@ -81,7 +81,7 @@ pub type DivideFn = unsafe fn(buf: *mut u8, n: usize, divisor: usize);
 pub struct Kernels {
     /// One result.
     pub reduce: ReduceFn,
-    /// The same result in two places.
+    /// One result, stored in two places.
     pub reduce_dual: ReduceDualFn,
     /// Multiplication by a factor; floats only.
     pub scale: Option<ScaleFn>,
@@ -94,7 +94,7 @@ pub struct Kernels {
 /// An instruction set that the kernels are compiled for, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// What every processor of the target has (SSE2, NEON).
+    /// Instructions of every processor of the target (SSE2, NEON).
     Baseline,
     /// AVX2, FMA and F16C: 32-byte vectors.
     Avx2,
@@ -220,7 +220,7 @@ where
         ReduceOp::Prod => simd::reduce_at::<A, Prod>(level),
         ReduceOp::Min => simd::reduce_at::<M, Min>(level),
         ReduceOp::Max => simd::reduce_at::<M, Max>(level),
-        // Bits have a table of their own.
+        // Bits have a separate table.
         _ => simd::reduce_at::<A, Sum>(level),
     }
 }

@@ -1,4 +1,4 @@
-//! What the operators mean for one unit. Everything here is branch-free, so that the loops in `simd` vectorise.
+//! Operators on one unit. Everything here is branch-free, so that the loops in `simd` vectorise.
 
 /// The unit that a loop works on: usually one element; a unit may pack several.
 ///

@@ -38,7 +38,7 @@ impl Operand {
         Operand { at, input: false }
     }
 
-    /// What begins `bytes` bytes later.
+    /// Returns the operand that begins `bytes` bytes later.
     #[must_use]
     pub fn skip(self, bytes: usize) -> Operand {
         Operand { at: self.at.wrapping_add(bytes), ..self }

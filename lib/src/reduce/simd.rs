@@ -1,7 +1,7 @@
 //! The loops, written once and compiled for each instruction set.
 //!
 //! The compiler vectorises them. It can only do so where a store cannot reach a later load, so a result in the place of
-//! an operand has a loop of its own, over two buffers instead of three.
+//! an operand has a separate loop, over two buffers instead of three.
 
 use std::mem::MaybeUninit;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
@@ -9,8 +9,8 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 use super::ops::{Divide, Map, Op, Scaled, Sum, Unit};
 use super::{DivideFn, Level, ReduceDualFn, ReduceFn, ScaleFn, ScaledSumFn};
 
-/// `buf[i] = buf[i] op buf[i]` through the function of two buffers. Nobody does this for speed, so that no loop of its
-/// own is compiled for it.
+/// `buf[i] = buf[i] op buf[i]` through the function of two buffers. No caller does this for speed, so that no separate
+/// loop is compiled for it.
 ///
 /// # Safety
 /// `buf` is readable and writable for `n` elements of `size` bytes (at most 8), which are what `reduce` works on.

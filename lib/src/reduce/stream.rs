@@ -19,7 +19,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize) {
 /// As [`copy`], but later stores may overtake these until [`fence`]. For many short pieces.
 ///
 /// # Safety
-/// As [`copy`]. No other thread may be told that the bytes are there before [`fence`].
+/// As [`copy`]. No other thread may be notified that the bytes are there before [`fence`].
 pub unsafe fn copy_unordered(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: the caller's promise, passed on.
     unsafe {

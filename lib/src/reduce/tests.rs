@@ -10,7 +10,7 @@ use crate::{F8E4M3, F8E5M2};
 trait Reference: bytemuck::Pod + std::fmt::Debug {
     const DTYPE: DType;
     fn combine(op: ReduceOp, a: Self, b: Self) -> Self;
-    /// What an average does once per rank, or behind the sum: times 1/n, or over n.
+    /// Factor or division of an average: a float times 1/n, an integer over n.
     fn part(self, n: usize) -> Self;
     /// Rounded; floats only.
     fn times(self, factor: f64) -> Self;
@@ -104,7 +104,7 @@ float! {
     f64 F64 u64 0x7ff0_0000_0000_0000 f64 |x| x, |x| x;
     f16 F16 u16 0x7c00 f32 f16::to_f32_const, f16::from_f32_const;
     bf16 Bf16 u16 0x7f80 f32 bf16::to_f32_const, bf16::from_f32_const;
-    // "Infinity" stands for the first magnitude that is none of the finite ones. `float8` has a reference of its own.
+    // "Infinity" stands for the first magnitude that is none of the finite ones. `float8` has a separate reference.
     F8E4M3 F8E4M3 u8 0x7f f32 F8E4M3::to_f32, F8E4M3::from_f32;
     F8E5M2 F8E5M2 u8 0x7c f32 F8E5M2::to_f32, F8E5M2::from_f32;
 }
@@ -172,7 +172,7 @@ fn expect<T: Reference>(got: &[T], want: &[T], what: std::fmt::Arguments<'_>) {
     }
 }
 
-/// Where the results go, relative to the operands. The second is `None` for the single-result kernel.
+/// Destinations of the results, relative to the operands. The second is `None` for the single-result kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Place {
     Apart,

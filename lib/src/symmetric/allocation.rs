@@ -64,7 +64,7 @@ pub(super) struct Found {
 }
 
 impl Registry {
-    /// Whether this communicator has ever had symmetric memory; equal on all ranks.
+    /// True if this communicator has ever had symmetric memory; equal on all ranks.
     #[inline]
     pub(crate) fn in_use(&self) -> bool {
         self.made > 0

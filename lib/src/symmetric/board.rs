@@ -48,7 +48,7 @@ impl Board {
         self.checks = Some(Checks::new(self.ranks()));
     }
 
-    /// Whether a rank reads even its own line through [`Board::verify`].
+    /// True if a rank reads even its own line through [`Board::verify`].
     #[inline]
     pub(super) fn checks(&self) -> bool {
         self.checks.is_some()
@@ -117,7 +117,7 @@ impl Board {
         self.ends(self.rank).stamp.set(stamp);
     }
 
-    /// Whether `rank`'s last stamp shows that it has made other calls than we have.
+    /// True if `rank`'s last stamp shows that it has made other calls than we have.
     #[inline]
     fn strayed(&self, rank: usize) -> bool {
         let theirs = self.ends(rank).stamp.get();
@@ -157,13 +157,13 @@ impl Board {
         self.no_credit(call, LINES)
     }
 
-    /// The same for the line and the slot.
+    /// Returns the rank that keeps us from writing the line and the slot of `call`, as [`Board::no_line`].
     #[inline]
     pub(super) fn no_area(&mut self, call: u64) -> Option<Turn> {
         self.no_credit(call, DEPTH)
     }
 
-    /// The same for the line and the stage.
+    /// Returns the rank that keeps us from writing the line and the stage of `call`, as [`Board::no_line`].
     pub(super) fn no_stage(&mut self, call: u64) -> Option<Turn> {
         self.no_credit(call, STAGES)
     }
@@ -211,7 +211,7 @@ impl Board {
         self.wake();
     }
 
-    /// Whether `rank`'s line of `call` is complete.
+    /// True once `rank`'s line of `call` is complete.
     #[inline]
     pub(super) fn has_arrived(&self, rank: usize, call: u64) -> bool {
         self.line(rank, call).number.published() == call
@@ -253,13 +253,13 @@ impl Board {
         self.wake();
     }
 
-    /// Whether `rank` has finished `call`.
+    /// True once `rank` has finished `call`.
     #[inline]
     pub(super) fn has_finished(&self, rank: usize, call: u64) -> bool {
         self.ends(rank).finished.get() >= call
     }
 
-    /// Whether the awaited event of `rank` has happened.
+    /// True once the awaited event of `rank` has happened.
     pub(super) fn has(&self, rank: usize, what: Wait) -> bool {
         match what {
             Wait::Arrival(call) => self.has_arrived(rank, call),

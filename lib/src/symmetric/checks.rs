@@ -59,7 +59,7 @@ impl Checks {
     /// After `rank`'s line of `call` has arrived. `payload` is the location and capacity of its payload.
     ///
     /// # Errors
-    /// The mismatch, in words.
+    /// The mismatch, as text.
     ///
     /// # Safety
     /// The payload must be readable.

@@ -20,10 +20,11 @@ use crate::transport::shm::Sequence;
 
 /// Calls a rank may be ahead of the slowest one. (The model has few, so that they are reused soon.)
 pub(crate) const LINES: usize = if cfg!(loom) { 2 } else { 32 };
-/// The same for calls that use a slot. Few would suffice for the data, but with more ranks than cores a root without a
-/// free slot yields its core.
+/// Calls with a slot that a rank may be ahead of the slowest one. Few would suffice for the data, but with more ranks
+/// than cores a root without a free slot yields its core.
 pub(crate) const DEPTH: usize = if cfg!(loom) { 1 } else { 16 };
-/// The same for chunks that use a stage; at least two, because the next is written while others read this one.
+/// Chunks with a stage that a rank may be ahead of the slowest one; at least two, because the next is written while
+/// others read this one.
 pub(crate) const STAGES: usize = if cfg!(loom) { 2 } else { 4 };
 /// Words that different ranks write are this far apart: two cache lines, because some cores prefetch lines in pairs.
 /// (The model's atomics are larger.)
@@ -80,11 +81,11 @@ impl Layout {
         self.stage_bytes.next_multiple_of(PAGE)
     }
 
-    /// Where a rank's lines begin, and its slots.
+    /// Offsets of a rank's lines, and of its slots.
     const FIRST_LINE: usize = 3 * APART + SUMS;
     const AREAS: usize = Self::FIRST_LINE + LINES * size_of::<Line>();
 
-    /// Where a rank's stages begin.
+    /// Offset of a rank's stages.
     fn stages(&self) -> usize {
         (Self::AREAS + DEPTH * self.area_stride()).next_multiple_of(PAGE)
     }

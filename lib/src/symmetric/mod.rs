@@ -2,8 +2,8 @@
 //!
 //! A link moves a message from one rank to one other. Here every rank writes memory that all others read:
 //! - **one-shot** ([`one_shot`]): each rank has slots in a *shared region*. It writes its (small) input once; all ranks
-//!   read it and reduce it themselves. Two ranks need one cache line from core to core each way, any number of ranks
-//!   one step.
+//!   read it and reduce it themselves. Two ranks need one cache line from core to core in each direction, any number of
+//!   ranks one step.
 //! - **two-shot** ([`two_shot`]): *symmetric buffers*, from `Comm::alloc`, are in memory that all ranks map. A rank
 //!   reads its peers' inputs and writes its peers' outputs directly. Nothing is copied through slots.
 //!
@@ -18,7 +18,7 @@
 //! | `turn` | a rank's message as it was read, and the result of looking for one |
 //! | `task` | a call's plan and its memory |
 //! | `checks` | optional checksums of published data |
-//! | `run` | one call from start to end: turns, spinning, yielding, sleeping |
+//! | `run` | one call from start to end: steps, spinning, yielding, sleeping |
 //! | `one_shot`, `two_shot`, `staged` | the three algorithms |
 //! | `work` | reducing and copying between mapped buffers |
 //! | `allocation` | symmetric memory and how a call's buffers are found in it |

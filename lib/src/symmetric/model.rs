@@ -88,7 +88,7 @@ fn world(ranks: usize) -> Vec<Rank> {
     (0..ranks).map(rank).collect()
 }
 
-/// Each rank does the same, in a thread of its own.
+/// Each rank does the same, in a separate thread.
 fn together(ranks: usize, each: impl Fn(&mut Rank) + Copy + Send + 'static) {
     let mut world = world(ranks);
     let mut first = world.remove(0);
@@ -106,7 +106,7 @@ fn together(ranks: usize, each: impl Fn(&mut Rank) + Copy + Send + 'static) {
     let _ranks: Vec<Rank> = others.into_iter().map(|thread| thread.join().unwrap()).collect();
 }
 
-/// Sums of `u64`; the model is told what they read and write.
+/// Sums of `u64`; the model is notified of what they read and write.
 ///
 /// # Safety
 /// As [`crate::reduce::ReduceFn`].
@@ -212,7 +212,7 @@ impl Rank {
         self.all_reduce_by(Algorithm::OneShot, count, wait);
     }
 
-    /// The same by another algorithm.
+    /// Sums over the ranks by `algorithm`.
     fn all_reduce_by(&mut self, algorithm: Algorithm, count: usize, wait: Wait) {
         self.seq += 1;
         let input: Vec<u64> = (0..count).map(|i| self.element(self.rank, i)).collect();
@@ -228,7 +228,7 @@ impl Rank {
         self.broadcast_by(Algorithm::OneShot, count, wait);
     }
 
-    /// The same by another algorithm.
+    /// Sends from rank 0 by `algorithm`.
     fn broadcast_by(&mut self, algorithm: Algorithm, count: usize, wait: Wait) {
         self.seq += 1;
         let mine = |i| if self.rank == 0 { self.element(0, i) } else { 0 };
@@ -281,7 +281,7 @@ fn lines_are_reused_by_credit() {
     LINE.into_iter().chain(END).for_each(|steps| must_fail("short broadcasts", None, steps, scenario));
 }
 
-/// The same for slots.
+/// A slot is read after its line is published, and written again when all ranks have finished its call.
 #[test]
 fn areas_are_reused_by_credit() {
     let scenario = || together(2, |rank| (0..DEPTH + 1).for_each(|_| rank.all_reduce(LONG, Wait::Yield)));
@@ -318,7 +318,7 @@ fn stages_are_reused_by_credit() {
     LINE.into_iter().chain(END).for_each(|steps| must_fail("staged broadcast", Some(3), steps, scenario));
 }
 
-/// The same where each step passes on the data that the step before has reduced.
+/// A stage is reused by credit also where each step passes on the data that the step before has reduced.
 #[test]
 fn reduced_parts_follow_the_chunks() {
     let scenario = || together(2, |rank| rank.all_reduce_by(Algorithm::Staged, (STAGES + 1) * STAGE, Wait::Yield));

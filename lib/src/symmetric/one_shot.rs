@@ -11,7 +11,7 @@ use crate::sync;
 use crate::transport::shm::{INLINE, pack};
 use crate::wire::Collective;
 
-/// How far a rank is.
+/// Progress of a rank in a one-shot call.
 #[derive(Debug, Default)]
 pub(super) struct OneShot {
     published: bool,
@@ -28,7 +28,7 @@ pub(crate) fn slot_bytes(shape: &Shape, segment: usize) -> usize {
     segments.saturating_mul(segment)
 }
 
-/// Whether `rank` writes its slot. In a reduction the root does, too: in place, the first step overwrites its input.
+/// True if `rank` writes its slot. In a reduction the root does, too: in place, the first step overwrites its input.
 pub(super) fn writes(shape: &Shape, rank: usize) -> bool {
     match shape.collective {
         Collective::Broadcast | Collective::Scatter => rank == shape.root,
@@ -37,7 +37,7 @@ pub(super) fn writes(shape: &Shape, rank: usize) -> bool {
     }
 }
 
-/// Whether `rank` takes from `source`'s slot.
+/// True if `rank` takes from `source`'s slot.
 fn reads(shape: &Shape, rank: usize, source: usize) -> bool {
     match shape.collective {
         Collective::Broadcast | Collective::Scatter => source == shape.root,
@@ -176,7 +176,7 @@ unsafe fn take(board: &Board, task: &Task<'_>, source: usize) {
 }
 
 /// The payload that `source` has published: in `words` when it is short. Ours is read here, too, because in place the
-/// input is overwritten before its turn.
+/// input is overwritten before our rank comes in the order.
 ///
 /// # Safety
 /// `source`'s slot must be complete.

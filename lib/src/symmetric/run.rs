@@ -1,4 +1,4 @@
-//! A call from start to end: its turns, and the waits between them.
+//! A call from start to end: its steps, and the waits between them.
 
 use std::time::{Duration, Instant};
 

@@ -17,10 +17,10 @@ use crate::algorithm::Shape;
 use crate::reduce::{Operand, stream};
 use crate::wire::Collective;
 
-/// Outputs of so many bytes or more are written by non-temporal stores.
+/// Bytes of an output from which on it is written by non-temporal stores.
 const STREAM: usize = 8 << 20;
 
-/// How far a rank is.
+/// Progress of a rank in a staged call.
 #[derive(Debug)]
 pub(super) struct Staged {
     /// Number of the first step in the shared region.
@@ -36,7 +36,7 @@ pub(super) struct Staged {
     streams: bool,
 }
 
-/// Whether each rank reduces a part for the others.
+/// True if each rank reduces a part for the others.
 fn is_two_shot(shape: &Shape) -> bool {
     matches!(shape.collective, Collective::AllReduce | Collective::Reduce)
 }
@@ -54,7 +54,7 @@ pub(crate) fn largest_chunk(shape: &Shape, elem: usize, area: usize) -> usize {
     }
 }
 
-/// Whether `rank` reads from `source`'s stage.
+/// True if `rank` reads from `source`'s stage.
 fn reads(shape: &Shape, rank: usize, source: usize) -> bool {
     let needs = match shape.collective {
         Collective::Broadcast | Collective::Scatter => source == shape.root,
@@ -137,7 +137,7 @@ impl Staged {
         }
     }
 
-    /// Whether everything that this step reads has arrived.
+    /// Fails with the rank that is missing unless everything that this step reads has arrived.
     fn others_are_here(&self, board: &Board, task: &Task<'_>) -> Result<(), Turn> {
         let (shape, rank) = (&task.plan.shape, board.rank());
         if self.taken == self.chunks && !has_output(shape, rank) {

@@ -1,4 +1,4 @@
-//! A rank's message in the shared region, and the result of one turn of a call that looks for messages.
+//! A rank's message in the shared region, and the result of one step of a call that looks for messages.
 
 use crate::transport::shm::{agree, to_words};
 use crate::wire::Header;
@@ -27,7 +27,7 @@ pub(super) enum Wait {
     Finished(u64),
 }
 
-/// How a call ended.
+/// End of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
@@ -35,7 +35,7 @@ pub(crate) enum Outcome {
     NotSymmetric,
 }
 
-/// The result of one turn.
+/// The result of one step.
 #[derive(Debug)]
 pub(super) enum Turn {
     Ended(Outcome),

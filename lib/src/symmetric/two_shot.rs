@@ -17,7 +17,7 @@ use super::work::{combine, copy, share};
 use crate::reduce::{Operand, stream};
 use crate::wire::Collective;
 
-/// From so many bytes per rank on, outputs are written by non-temporal stores.
+/// Bytes per rank from which on outputs are written by non-temporal stores.
 const STREAM: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ enum Stage {
     Leave { next: usize },
 }
 
-/// How far a rank is.
+/// Progress of a rank in a two-shot call.
 #[derive(Debug)]
 pub(super) struct TwoShot {
     stage: Stage,

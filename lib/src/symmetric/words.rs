@@ -51,7 +51,7 @@ pub(super) struct Ends {
     pub(super) stamp: Stamp,
 }
 
-/// How many ranks sleep, or are about to.
+/// Number of ranks that sleep, or are about to.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct Sleepers(AtomicU32);
@@ -73,7 +73,7 @@ impl Sleepers {
     }
 }
 
-/// Whether a rank sleeps: 1 from before it sleeps until it is woken or wakes by itself. All changes are atomic
+/// Sleep state of a rank: 1 from before it sleeps until it is woken or wakes by itself. All changes are atomic
 /// exchanges, so sleeper and wakers agree on their order without reasoning about plain stores.
 #[repr(transparent)]
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! What a measured model depends on: the processor, its caches, the kernel.
+//! Description of a machine that a measured model depends on: the processor, its caches, the kernel.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -51,7 +51,7 @@ impl Host {
 pub struct Cores {
     /// Their numbers, as bits of 64-bit words.
     mask: Vec<u64>,
-    /// How many of them at once: fewer than there are, where a container limits the time.
+    /// Number of them that run at once: fewer than there are, where a container limits the time.
     pub most: usize,
 }
 
@@ -69,7 +69,7 @@ impl Cores {
         Cores { mask, most }
     }
 
-    /// How many cores processes with these cores have together.
+    /// Returns the number of cores that processes with these cores have together.
     pub fn together<'a>(all: impl Iterator<Item = &'a Cores>) -> usize {
         let (mut mask, mut limit) = (Vec::new(), usize::MAX);
         for cores in all {

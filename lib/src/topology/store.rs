@@ -47,7 +47,7 @@ pub struct Key {
     pub checksum: bool,
     /// Socket buffers, if set.
     pub socket_buffer: usize,
-    /// How long ranks spin, in nanoseconds: who waits longer than that has to be woken.
+    /// Time that ranks spin, in nanoseconds: a rank that waits longer has to be woken.
     pub spin_ns: u64,
 }
 
@@ -71,7 +71,7 @@ struct Record {
     model: CostModel,
 }
 
-/// Where models are kept.
+/// Location of the models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Store {
     /// A file per key in this folder.
@@ -165,7 +165,7 @@ fn write(path: &Path, record: &Record) -> io::Result<()> {
     let whole = File::options().write(true).create_new(true).open(&part).and_then(|mut file| file.write_all(&text));
     let outcome = whole.and_then(|()| fs::rename(&part, path));
     if outcome.is_err() {
-        // Best effort: what is left is a hidden file that nobody reads.
+        // Best effort: what is left is a hidden file that no process reads.
         let _ = fs::remove_file(&part);
     }
     outcome

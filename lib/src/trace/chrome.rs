@@ -246,7 +246,7 @@ impl Page<'_> {
                 format_args!("\"by\":\"{by}\",\"calls\":{calls},\"bytes\":{bytes}"),
             ),
             Span::Queued { collective, bytes } => {
-                // Asynchronous slices have tracks of their own, where they may overlap.
+                // Asynchronous slices have separate tracks, where they may overlap.
                 let pid = self.pid;
                 let id = mix(e.begin ^ mix(u64::from(self.source.comm)) ^ mix(self.source.sink.rank as u64));
                 let name = format!("queued {}", name_of(collective));

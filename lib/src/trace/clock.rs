@@ -11,7 +11,7 @@ pub(crate) fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What to add to our time to get the reference's.
+/// Difference to add to our time to get the reference's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ClockOffset {
     pub(crate) ns: i64,
@@ -19,9 +19,9 @@ pub(crate) struct ClockOffset {
     pub(crate) uncertainty_ns: u64,
 }
 
-/// Asks the reference for its time `rounds` times; the shortest round trip counts (Cristian 1989). The reference looked
+/// Requests the reference's time `rounds` times; the shortest round trip counts (Cristian 1989). The reference looked
 /// at its clock at some time between `now()` before and after `ask()`, so the middle is wrong by half the round trip at
-/// most, however unequal the two ways were.
+/// most, however unequal the two directions were.
 pub(crate) fn measure(
     rounds: usize,
     mut now: impl FnMut() -> u64,
@@ -48,7 +48,7 @@ mod tests {
 
     use super::*;
 
-    /// Two clocks with one true time; each way of a round trip takes what the lists say.
+    /// Two clocks with one true time; each direction of a round trip takes as long as `ways` says.
     fn simulate(offset: i64, ways: &[(u64, u64)]) -> ClockOffset {
         let time = Cell::new(1_000_000_000_000u64);
         let mut ways = ways.iter();

@@ -1,4 +1,4 @@
-//! What is recorded: plain values of one cache line each.
+//! Recorded events: plain values of one cache line each.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub(super) enum Track {
     Calls,
     /// Lane of a run, by its number among the lanes of all its calls.
     Lane(u32),
-    /// A thread of the application, by the order in which we met them.
+    /// A thread of the application, by the order of their first events.
     Thread(u32),
 }
 
@@ -61,7 +61,7 @@ pub(super) enum Content {
     Span(Span),
 }
 
-/// What is recorded outside the executor, on the application's threads.
+/// Event that is recorded outside the executor, on the application's threads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Span {
     /// Making the communicator, from the point where it has a tracer.
@@ -80,16 +80,16 @@ pub(crate) enum Span {
     LateWake { peer: u32 },
     /// `Ddp::finish` waits for one bucket.
     BucketWait { bucket: u32 },
-    /// Calls that no executor of ours carries out, `collective` the first of them: the time that they kept this thread.
+    /// Calls that our executor does not run, `collective` the first of them: the time that they kept this thread.
     Carried { collective: u8, calls: u32, bytes: u64, by: By },
 }
 
-/// What carries out a call that is not the executor's.
+/// Backend of a call that our executor does not run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum By {
     /// Kernels over the peers' memory; the thread puts them into a stream.
     Kernels(Choice),
-    /// A device communicator's path that has one way only.
+    /// A device communicator's path that has no choices.
     Path(Path),
     /// Kernels of a message between two ranks.
     Message(Path),
@@ -140,7 +140,7 @@ pub(super) struct Step {
     pub(super) seq: u32,
     pub(super) window: u32,
     pub(super) bytes: u32,
-    /// How long before its end the step was tried for the last time: no message leaves earlier.
+    /// Time in nanoseconds from the last try of the step to its end: no message leaves earlier.
     pub(super) work_ns: u32,
     /// Links, or [`NONE`].
     pub(super) recv: u32,
@@ -178,7 +178,7 @@ impl StepKind {
     }
 }
 
-/// What a thread does while it waits.
+/// Activity of a thread while it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Phase {
     /// Looks at the links again and again.

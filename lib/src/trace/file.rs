@@ -67,7 +67,7 @@ pub(super) fn append(path: &Path, write: impl FnOnce(&mut Lines) -> std::io::Res
     outcome.map_err(error)
 }
 
-/// Where the last whole line ends, and whether no event is before it.
+/// Returns the end of the last whole line, and true if no event is before it.
 fn cut(file: &mut File) -> std::io::Result<(u64, bool)> {
     let length = file.metadata()?.len();
     let from = length.saturating_sub(LINE);
@@ -78,7 +78,7 @@ fn cut(file: &mut File) -> std::io::Result<(u64, bool)> {
     if text.ends_with(TAIL) {
         end -= TAIL.len();
     } else {
-        // Whoever wrote last did not come to the end: what is behind its last separator may be half a line.
+        // The last writer did not come to the end: what is behind its last separator may be half a line.
         end = text.windows(2).rposition(|w| w == b",\n").unwrap_or(1.min(end));
     }
     let first = from == 0 && !text[..end].contains(&b'{');

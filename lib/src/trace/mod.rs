@@ -1,4 +1,4 @@
-//! What every rank did when, as a file for [Perfetto](https://ui.perfetto.dev) or `chrome://tracing`.
+//! Activity of every rank over time, as a file for [Perfetto](https://ui.perfetto.dev) or `chrome://tracing`.
 //!
 //! `TINYNCCL_TRACE=run.json` ([`Config::trace`](crate::Config::trace)) records every call, step and wait of every rank
 //! that has it set, on one clock. Ranks are world ranks everywhere in the file.
@@ -18,7 +18,7 @@
 //! - **queue**: how long asynchronous calls waited for the progress thread.
 //!
 //! An arrow goes from each step that sends to the step that receives the message. Its id is a hash of (communicator,
-//! channel, sender, receiver, number of the message on that link), which both ends know without telling each other.
+//! channel, sender, receiver, number of the message on that link), which both ends know without an exchange.
 //!
 //! # Cost
 //! Off: the executor is compiled twice, with hooks that are empty and with hooks that record. One test per call, of a
@@ -28,18 +28,18 @@
 //! is dropped. A process that ends by `exit` writes nothing.
 //!
 //! # One clock
-//! Ranks of one host share `CLOCK_MONOTONIC`. For each other host, the lowest rank asks the first traced rank for its
+//! Ranks of one host share `CLOCK_MONOTONIC`. For each other host, the lowest rank requests the first traced rank's
 //! time, several times over a link, when the communicator starts; the shortest round trip counts (F. Cristian,
 //! "Probabilistic clock synchronization", 1989). Half of that round trip bounds the error; it is in the file. Clocks
 //! that drift afterwards are not corrected.
 //!
 //! # One file
 //! A JSON array, one event per line. Each rank appends its lines when it is done, under an advisory lock, in place of
-//! the closing bracket: so the file is complete JSON whenever nobody writes, also when a rank dies without writing, and
-//! what is left of a rank that dies while it writes can be read (the format allows a missing bracket; the next writer
-//! cuts the broken line). No rank waits for another one at the end. The first traced rank starts the file with the
-//! run's id. A rank that does not find that id under the same path has another file system: the lowest rank of its host
-//! starts a file there; `jq -s add` joins the files of several hosts. A rank that shares with nobody writes to
+//! the closing bracket: so the file is complete JSON whenever no rank writes, also when a rank dies without writing,
+//! and what is left of a rank that dies while it writes can be read (the format allows a missing bracket; the next
+//! writer cuts the broken line). No rank waits for another one at the end. The first traced rank starts the file with
+//! the run's id. A rank that does not find that id under the same path has another file system: the lowest rank of its
+//! host starts a file there; `jq -s add` joins the files of several hosts. A rank that shares with no other writes to
 //! `run.json.rank3` and logs so. `%r` in the path stands for the rank: a file for each. A path that cannot be written
 //! is an error when the communicator starts.
 

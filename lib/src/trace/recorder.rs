@@ -31,12 +31,12 @@ impl Probe for Recorder {
     }
 }
 
-/// Where a lane is in time.
+/// State of a lane in time.
 #[derive(Debug, Clone, Copy)]
 struct LaneState {
     /// End of the last step: the present one begins there.
     begin: u64,
-    /// What the present step waits for, and since when.
+    /// Link that the present step waits for, and the beginning of that wait; `None`: it does not wait.
     waits: Option<(Waiting, u64)>,
 }
 
@@ -68,15 +68,16 @@ pub(crate) struct Recorder {
     lanes: Vec<LaneState>,
     /// The lane that is running.
     lane: usize,
-    /// When it was entered, or its last step ended.
+    /// Time when the lane was entered, or its last step ended.
     stamp: u64,
-    /// What the thread does while no lane can go on: link, since when.
+    /// Activity of the thread while no lane can go on: phase, link, beginning.
     idle: Option<(Phase, u32, u64)>,
-    /// As `idle`, for calls in memory that all ranks map: world rank, whether it is to come, since when.
+    /// Rank that a call in memory that all ranks map waits for: world rank, true if it is to come, beginning.
     awaited: Option<(u32, bool, u64)>,
-    /// When the present run began.
+    /// Beginning of the present run.
     begin: u64,
-    /// When links were opened or a plan was compiled for a call that has not begun.
+    /// Beginning of the preparation of a call that has not begun: links opened, a plan compiled, or a run without a
+    /// result.
     preparing: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Where a rank's events go, and which clock they are on.
+//! Destination of a rank's events, and their clock.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ const TRACKS: u64 = 10_000;
 /// Begin of time before the first traced rank's start, in nanoseconds: another host's clock may seem earlier.
 const EARLIER: u64 = 1_000_000;
 
-/// What the ranks of one run agree on.
+/// Agreement of the ranks of one run: its id, and its zero of time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Run {
     id: String,
@@ -36,18 +36,18 @@ impl Run {
     }
 }
 
-/// Where one rank's communicators write.
+/// Destination of the events of one rank's communicators.
 #[derive(Debug)]
 pub(crate) struct Sink {
     /// World rank.
     pub(super) rank: usize,
     run: Run,
     host: String,
-    /// What `TINYNCCL_TRACE` says, for this rank.
+    /// Path by `TINYNCCL_TRACE`, for this rank.
     path: PathBuf,
-    /// It says so for each rank apart.
+    /// `TINYNCCL_TRACE` names a separate file for each rank.
     alone: bool,
-    /// Where we write, once it is clear that it is ours.
+    /// File that we write to; not set before it is clear that it belongs to our run.
     target: OnceLock<PathBuf>,
     clock: OnceLock<ClockOffset>,
     pub(super) events: usize,
@@ -128,7 +128,7 @@ impl Sink {
         ns as i64 + self.clock().ns - self.run.zero_ns as i64
     }
 
-    /// Where to write; `None` before the start is over.
+    /// The file to write to; `None` before the start is over.
     pub(super) fn target(&self) -> Option<&PathBuf> {
         self.target.get()
     }
@@ -138,7 +138,7 @@ impl Sink {
         self.rank + 1
     }
 
-    /// The rank in words.
+    /// Description of the rank, for people.
     pub(super) fn process(&self) -> String {
         format!("rank {} ({}, pid {})", self.rank, self.host, std::process::id())
     }

@@ -1,4 +1,4 @@
-//! Whose events they are: a communicator and its links.
+//! Source of events: a communicator and its links.
 
 use std::sync::Arc;
 

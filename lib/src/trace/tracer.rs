@@ -1,4 +1,4 @@
-//! What a communicator's threads record outside the executor, where a lock does not matter.
+//! Events that a communicator's threads record outside the executor, where a lock does not matter.
 
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;

@@ -5,7 +5,7 @@ use super::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
 use crate::error::Result;
 use crate::wire::Header;
 
-/// CRC-32 of a message: of its header, without the place of the checksum, and its payload.
+/// CRC-32 of a message: of its header, without the field of the checksum, and its payload.
 fn sum(header: &Header, payload: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(bytemuck::bytes_of(&Header { crc: 0, ..*header }));
@@ -104,7 +104,7 @@ impl RecvLink for ChecksumRecv {
         if !self.check()? {
             return Ok(None);
         }
-        // The checksum has the place of the digest, which is not told.
+        // The checksum has the place of the digest, which is not shown.
         Ok(self.inner.peek()?.map(|(header, payload)| (Header { crc: 0, ..header }, payload)))
     }
     fn release(&mut self) -> Result<()> {

@@ -10,13 +10,13 @@ use super::handshake::Reply;
 ///
 /// [`StreamConn`](super::StreamConn) is one over any stream of bytes.
 pub trait Conn: Any + Send + fmt::Debug {
-    /// Fills `bytes` when so many are here; `false` until then. It is asked again with the same length.
+    /// Fills `bytes` once as many are here; `false` until then. It is asked again with the same length.
     ///
     /// # Errors
     /// Why they will not come.
     fn read(&mut self, bytes: &mut [u8]) -> Result<bool, String>;
 
-    /// Sends a few hundred bytes, for which a new connection has room.
+    /// Sends a few hundred bytes, for which a new connection has buffer space.
     ///
     /// # Errors
     /// Why they cannot be sent.

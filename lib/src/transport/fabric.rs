@@ -1,4 +1,4 @@
-//! A transport as an [`Endpoint`](super::Endpoint) sees it: it says how it is reached, dials, and accepts.
+//! A transport as an [`Endpoint`](super::Endpoint) sees it: it describes how it is reached, dials, and accepts.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 
-/// What a transport listens with.
+/// Parameters with which a transport listens.
 pub(crate) struct Site<'a> {
     pub(crate) rank: usize,
     pub(crate) config: &'a Config,
@@ -37,7 +37,7 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Name of the transport and of its links ([`LinkPair::kind`]).
     fn kind(&self) -> &'static str;
 
-    /// What errors call it.
+    /// Name of the transport in errors.
     fn name(&self) -> &'static str {
         self.kind()
     }
@@ -45,11 +45,10 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Adds to `info` how other ranks reach this fabric.
     fn describe(&self, info: &mut EndpointInfo);
 
-    /// Whether it reaches a peer. Both results are reasons, for the log and for errors. Both ends must come to the
-    /// same.
+    /// Returns the reason why it reaches a peer, for the log. Both ends must come to the same result.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The reason why it does not, for the log and for errors.
     fn reaches(&self, ours: &EndpointInfo, theirs: &EndpointInfo) -> Result<&'static str, String>;
 
     /// Connections of one link. Both ends must have the same number.
@@ -78,15 +77,15 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Outer ones are final. After an inner one the dialer may come again.
     fn accept(&self, conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Result<LinkPair, String>>;
 
-    /// Takes in what its devices say.
+    /// Handles the events of its devices.
     fn handle_events(&self) {}
 
-    /// Whether a peer can be reached without another rank between, as far as this end can tell before it tries.
+    /// Returns true if a peer can be reached without another rank between, as far as this end can tell before it tries.
     fn leads_to(&self, ours: &EndpointInfo, theirs: &EndpointInfo) -> bool {
         self.reaches(ours, theirs).is_ok()
     }
 
-    /// From so many bytes on, zero copy of memory on ordinary pages is faster, by measuring.
+    /// Sets the length in bytes from which zero copy of memory on ordinary pages is faster, by measuring.
     fn zero_copy_from(&self, _bytes: usize) {}
 
     /// Registers a caller's memory with its devices, if it has any.
@@ -116,13 +115,13 @@ impl Registration {
 
 /// A link that is to be dialed.
 pub struct Dial<'a> {
-    /// How the peer is reached.
+    /// Addresses of the peer.
     pub info: &'a EndpointInfo,
     /// Channel of the link.
     pub channel: u32,
     /// Equal at both ends.
     pub options: &'a LinkOptions,
-    /// What the peer rings when our thread sleeps, unless it polls a descriptor.
+    /// Doorbell that the peer rings when our thread sleeps, unless our thread polls a descriptor.
     pub bell: &'a Arc<Doorbell>,
     pub(crate) ours: &'a EndpointInfo,
     pub(crate) caller: Caller,
@@ -139,13 +138,13 @@ impl Dial<'_> {
     ///
     /// # Errors
     /// [`Error::Timeout`], the abort's error, [`Error::Protocol`] when the peer does not want the link,
-    /// [`Error::PeerLost`] when whoever answers is not the peer.
+    /// [`Error::PeerLost`] when another process than the peer answers.
     pub fn greet<S: Stream>(&self, socket: &mut S, peer: &Peer) -> Result<()> {
         stream::greet(socket, &self.caller, self.wait, peer).map_err(|failure| failure.of(peer))
     }
 }
 
-/// How a dial ended, unless in an error.
+/// Outcome of a dial that did not end in an error.
 #[derive(Debug)]
 pub enum Dialed {
     /// The link stands.
@@ -160,7 +159,7 @@ pub enum Dialed {
 pub struct Accept<'a> {
     /// Equal at both ends.
     pub options: &'a LinkOptions,
-    /// What the peer rings when our thread sleeps, unless it polls a descriptor.
+    /// Doorbell that the peer rings when our thread sleeps, unless our thread polls a descriptor.
     pub bell: &'a Arc<Doorbell>,
     pub(crate) wait: &'a Wait<'a>,
     pub(crate) further: &'a dyn Fn(usize) -> Result<Box<dyn Conn>>,
@@ -189,7 +188,7 @@ impl Accept<'_> {
     }
 }
 
-/// What an error says of a fabric that does not reach a peer.
+/// Returns the error for a fabric that does not reach a peer, for the reason `why`.
 pub(crate) fn unreachable(name: &str, rank: usize, peer: usize, why: &str) -> Error {
     Error::Unsupported {
         what: format!("{name} between rank {rank} and rank {peer}"),

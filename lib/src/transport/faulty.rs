@@ -6,7 +6,7 @@ use super::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
 use crate::error::Result;
 use crate::wire::Header;
 
-/// What goes wrong. The default is nothing.
+/// Faults of a pair of links. The default is none.
 ///
 /// Messages are counted per direction, from 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,9 +59,9 @@ struct Injector {
     calls: Option<u32>,
     /// Bytes of it that a split call has moved.
     moved: usize,
-    /// The last "not now" came from here, not from below: nobody will ring for it.
+    /// The last "not now" came from here, not from below: no one will ring for it.
     held: bool,
-    /// When the receiving end may give the next message.
+    /// Time before which the receiving end may not give the next message.
     rests_until: Option<Instant>,
 }
 
@@ -86,7 +86,7 @@ impl Injector {
         }
     }
 
-    /// Whether a call may go on; else its answer is "not now".
+    /// Returns true if a call may go on; else its answer is "not now".
     fn goes_on(&mut self, op: &str, peer: &Peer) -> Result<bool> {
         self.reset(op, peer)?;
         if self.stalled() {
@@ -105,7 +105,7 @@ impl Injector {
         Ok(left == 0)
     }
 
-    /// How far a split call goes this time.
+    /// Returns the offset in the message up to which a split call moves it this time.
     fn split(&mut self, len: usize) -> usize {
         let most = (len - self.moved.min(len)) as u64;
         self.moved + (self.random() % (most + 1)) as usize

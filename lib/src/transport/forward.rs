@@ -1,4 +1,4 @@
-//! How a link that wraps another one hands calls on to it.
+//! Forwarding of calls from a link that wraps another one to that one.
 
 /// Methods of [`SendLink`](super::SendLink) or [`RecvLink`](super::RecvLink) that go to `self.inner` as they are.
 macro_rules! forward {

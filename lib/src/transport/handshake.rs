@@ -9,8 +9,8 @@
 //!                                          ◀─  reply: welcome, or why not
 //! ```
 //! The key of the proofs belongs to one start of the job ([`Session::secret`](crate::bootstrap::Session::secret)). So a
-//! rank of another job, or of an older start, does not get in, nor do bytes that were heard on another connection; and
-//! the dialer tells nothing, and hands over no memory, before the acceptor has proven itself.
+//! rank of another job, or of an older start, does not get in, nor do bytes that were recorded on another connection;
+//! and the dialer sends nothing but its hello, and hands over no memory, before the acceptor has proven itself.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ const VERBS: u32 = 2;
 /// Status of the reply that asks for a proof.
 const PROVE: u32 = 4;
 
-/// What a dialer says. 80 bytes, little endian.
+/// First message of a dialer. 80 bytes, little endian.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Hello {
@@ -61,7 +61,7 @@ impl Hello {
     /// Bytes on the wire.
     pub(crate) const BYTES: usize = size_of::<Hello>();
 
-    /// Its nonce is zero: [`Caller::fresh`].
+    /// Makes a hello whose nonce is zero: see [`Caller::fresh`].
     pub(crate) fn new(
         (from, to): (usize, usize),
         (comm, channel): (u32, u32),
@@ -87,17 +87,18 @@ impl Hello {
         }
     }
 
-    /// The same for one hop of a link between two other ranks.
+    /// Returns this hello for one hop of a link between the ranks `origin` and `target`.
     pub(crate) fn on_the_way(self, origin: usize, target: usize) -> Hello {
         Hello { origin: origin as u32, target: target as u32, ..self }
     }
 
-    /// The same for a link over RDMA: this connection only makes it.
+    /// Returns this hello for a link over RDMA, if `verbs`: this connection only makes the link.
     pub(crate) fn over_verbs(self, verbs: bool) -> Hello {
         Hello { flags: self.flags & !VERBS | if verbs { VERBS } else { 0 }, ..self }
     }
 
-    /// What came: `Err(None)` is not for our ears (no answer), `Err(Some(reason))` is answered.
+    /// Parses a hello to rank `rank`. `Err(None)`: it is not of our protocol and gets no reply; `Err(Some(reason))`: it
+    /// gets `reason` as the reply.
     pub(crate) fn parse(bytes: &[u8], rank: usize) -> Result<Hello, Option<String>> {
         let hello: Hello = bytemuck::try_pod_read_unaligned(bytes).map_err(|_| None)?;
         if hello.magic != MAGIC {
@@ -136,12 +137,12 @@ impl Hello {
         })
     }
 
-    /// What both ends of the link have agreed on, if they have: for a relay, which takes what they want.
+    /// Options that both ends of the link have agreed on, if they have: for a relay, which takes what they want.
     pub(crate) fn options(&self) -> LinkOptions {
         LinkOptions { max_message: self.max_message as usize, depth: self.depth as usize }
     }
 
-    /// Whether the ends check every message.
+    /// Returns true if the ends check every message.
     pub(crate) fn checksum(&self) -> bool {
         self.flags & CHECKSUM != 0
     }
@@ -151,12 +152,12 @@ impl Hello {
         self.streams as usize
     }
 
-    /// Which of them this connection is.
+    /// Index of this connection among the link's TCP streams; 0 over RDMA.
     pub(crate) fn stream(&self) -> usize {
         self.stream as usize
     }
 
-    /// The same for another stream of the link.
+    /// Returns this hello for stream `stream` of the link.
     pub(crate) fn of_stream(&self, stream: usize) -> Hello {
         Hello { stream: stream as u32, ..*self }
     }
@@ -169,7 +170,7 @@ impl fmt::Debug for Hello {
     }
 }
 
-/// A dialer: what it says, and the secret that it shares with the acceptor.
+/// A dialer: its hello, and the secret that it shares with the acceptor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller {
     pub(crate) hello: Hello,
@@ -177,12 +178,12 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// The same for another connection.
+    /// Returns this caller with a fresh nonce, for another connection.
     pub(crate) fn fresh(&self) -> OurResult<Caller> {
         Ok(Caller { hello: Hello { nonce: secret::random()?, ..self.hello }, ..*self })
     }
 
-    /// What the dialer shows, if the acceptor has shown that it knows the secret.
+    /// Returns the dialer's proof, if the acceptor has proven that it knows the secret.
     pub(crate) fn answer(&self, challenge: &Challenge) -> Result<Proof, String> {
         let parts: [&[u8]; 2] = [bytemuck::bytes_of(&self.hello), &challenge.nonce];
         match self.secret.accepts(&challenge.proof, ACCEPTOR, &parts) {
@@ -192,7 +193,7 @@ impl Caller {
     }
 }
 
-/// What the acceptor asks of a dialer, with its own proof.
+/// The acceptor's challenge to a dialer, with its own proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Challenge {
@@ -210,25 +211,26 @@ impl Challenge {
         Ok(Challenge { nonce, proof: secret.prove(ACCEPTOR, &[bytemuck::bytes_of(hello), &nonce]) })
     }
 
-    /// Whether the dialer of `hello` has shown that it knows the secret.
+    /// Returns true if `proof` shows that the dialer of `hello` knows the secret.
     pub(crate) fn is_met(&self, hello: &Hello, secret: &Secret, proof: &Proof) -> bool {
         secret.accepts(proof, DIALER, &[bytemuck::bytes_of(hello), &self.nonce])
     }
 }
 
-/// Why one side turns from the other.
+/// Reason for which one side rejects the other.
 pub(crate) const WRONG_SECRET: &str = "it does not know this job's secret";
 
-/// What the acceptor answers.
+/// Reply of an acceptor to a dialer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// First it wants a proof, and shows its own.
+    /// The acceptor requests a proof first, and sends its own.
     Prove(Challenge),
     /// The link stands.
     Welcome,
     /// It does not, and will not: the ranks want different links.
     Refused(String),
-    /// Whoever answers is not the one meant, or this way does not work out: another address may be right.
+    /// The process that answers is not the one meant, or this connection does not work out: another address may be
+    /// right.
     Stranger(String),
 }
 
@@ -330,13 +332,13 @@ mod tests {
         let challenge = Challenge::to(&hello, &ours).unwrap();
         let proof = caller.answer(&challenge).unwrap();
         assert!(challenge.is_met(&hello, &ours, &proof));
-        // A replay meets another nonce; the acceptor's own proof is no dialer's; a stranger has none.
+        // A replay gets another nonce; the acceptor's own proof is no dialer's; an unauthenticated client has none.
         assert!(!Challenge::to(&hello, &ours).unwrap().is_met(&hello, &ours, &proof));
         assert!(!challenge.is_met(&hello, &ours, &challenge.proof));
         let forged = Challenge { nonce: challenge.nonce, proof: theirs.prove(ACCEPTOR, &[b"hello"]) };
         assert!(caller.answer(&forged).unwrap_err().contains("secret"));
         assert!(!challenge.is_met(&hello, &theirs, &proof));
-        // Everything that the hello says is covered.
+        // Every byte of the hello is covered.
         for at in 0..Hello::BYTES {
             let mut bytes = bytemuck::bytes_of(&hello).to_vec();
             bytes[at] ^= 1;

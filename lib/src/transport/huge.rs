@@ -6,7 +6,7 @@
 //!    `/sys/kernel/mm/transparent_hugepage/shmem_enabled` (memfd) or `enabled` (private memory) lets it.
 //! 3. Else pages of 4 KiB.
 //!
-//! Which one it is is logged at level debug. Source: Linux `Documentation/admin-guide/mm/{hugetlbpage,transhuge}.rst`.
+//! The one in use is logged at level debug. Source: Linux `Documentation/admin-guide/mm/{hugetlbpage,transhuge}.rst`.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// Whether memory of `len` bytes consists of whole huge pages.
+/// Returns true if memory of `len` bytes consists of whole huge pages.
 pub(super) fn is_whole(len: usize) -> bool {
     len >= HUGE_PAGE && len.is_multiple_of(HUGE_PAGE)
 }
@@ -36,7 +36,7 @@ pub(super) fn from_pool(len: usize) -> Option<OwnedFd> {
         .ok()
 }
 
-/// Pages of the pool that nobody has been promised.
+/// Pages of the pool that are free and not reserved.
 fn in_pool() -> usize {
     let count = |name: &str| -> Option<usize> {
         std::fs::read_to_string(format!("{POOL}/{name}_hugepages")).ok()?.trim().parse().ok()

@@ -1,4 +1,4 @@
-//! The ways in which the other ranks reach one.
+//! Addresses at which the other ranks reach one.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::VerbsAddress;
 use crate::bootstrap::Host;
 
-/// How others reach a rank. The rendezvous tells it to all of them.
+/// Addresses at which other ranks reach a rank. The rendezvous sends them to all ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointInfo {
     /// Addresses and ports, loopback included.
@@ -18,7 +18,8 @@ pub struct EndpointInfo {
     /// Ports of RDMA devices; empty when RDMA is not asked for.
     #[serde(default)]
     pub verbs: Vec<VerbsAddress>,
-    /// What fabrics of the caller's own say ([`Endpoint::with_fabrics`](super::Endpoint::with_fabrics)), by [`Fabric::kind`](super::Fabric::kind).
+    /// Descriptions by the caller's own fabrics ([`Endpoint::with_fabrics`](super::Endpoint::with_fabrics)), by
+    /// [`Fabric::kind`](super::Fabric::kind).
     #[serde(default)]
     pub other: BTreeMap<String, String>,
     /// Machine, network namespace and user.

@@ -23,10 +23,10 @@ pub(crate) trait Closing: Send + fmt::Debug {
     }
 }
 
-/// What links leave behind, until the endpoint's thread collects it.
+/// Work that dropped links leave behind, until the endpoint's thread collects it.
 #[derive(Debug)]
 pub(crate) struct Linger {
-    /// `None` once nobody collects any more.
+    /// `None` once no thread collects any more.
     left: Mutex<Option<Vec<Box<dyn Closing>>>>,
     bell: Arc<Doorbell>,
     /// The process whose thread collects.
@@ -39,7 +39,7 @@ impl Linger {
         Arc::new(Linger { left: Mutex::new(Some(Vec::new())), bell, origin: Origin::here() })
     }
 
-    /// Leaves something behind; it is dropped at once when nobody collects any more.
+    /// Leaves something behind; it is dropped at once when no thread collects any more.
     pub(crate) fn take(&self, closing: Box<dyn Closing>) {
         if !self.origin.is_here() {
             // Its parent's connection is none of a child's, and there is no thread to collect.
@@ -51,12 +51,12 @@ impl Linger {
         }
     }
 
-    /// What came since the last call.
+    /// Takes the work that was left behind since the last call.
     pub(crate) fn collect(&self) -> Vec<Box<dyn Closing>> {
         lock(&self.left).as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// From now on nothing is kept. What came since the last [`Linger::collect`].
+    /// Keeps nothing from now on. Returns what came since the last [`Linger::collect`].
     pub(crate) fn stop(&self) -> Vec<Box<dyn Closing>> {
         lock(&self.left).take().unwrap_or_default()
     }

@@ -8,7 +8,7 @@
 //! | carries links between | any hosts | processes of one host | threads of one process | RDMA ports of one subnet |
 //! | `mod.rs`: what it is, and what both halves share | yes | yes | yes | yes |
 //! | `fabric.rs`: what an [`Endpoint`] sees of it | yes | yes | – | yes |
-//! | `connect.rs`: the rank that dials | yes | yes | both meet in a hub | yes |
+//! | `connect.rs`: the rank that dials | yes | yes | both connect in a hub | yes |
 //! | `listen.rs`: the rank that accepts | yes | yes | – | yes |
 //! | `send.rs`, `recv.rs`: the halves of a link | yes | yes | those of `shm` | yes |
 //! | `options.rs`: settings of sockets and ports | yes | – | – | yes |
@@ -18,9 +18,9 @@
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
 //! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] wrap a pair of any transport. [`relay`] joins
-//! links where two ranks do not reach each other. Links over several cables (`net::links`) have a transport above this
-//! module, which takes TCP's place. All transports share the rest: `handshake` and `stream` (dialing and
-//! its proofs), `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors over Unix
+//! links where two ranks do not reach each other. Links over several NIC pairs (`net::links`) have a transport above
+//! this module, which takes TCP's place. All transports share the rest: `handshake` and `stream` (dialing and its
+//! proofs), `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors over Unix
 //! sockets), `linger`, and `wait` (deadlines).
 //!
 //! # The contract of a link
@@ -34,8 +34,8 @@
 //!   which the receiver's *executor* has not asked for yet, provided the receiver's process calls
 //!   [`RecvLink::progress`] and the sender's calls [`SendLink::progress`]. A bounded number more fits; then the sender
 //!   is refused, so memory per link is bounded.
-//! - **Zero copy.** What is sent with [`SendLink::send_from`] is the caller's again when that says `true`. What is sent
-//!   with [`ZeroCopy::send`] may be read until the link is flushed.
+//! - **Zero copy.** What is sent with [`SendLink::send_from`] is the caller's again when that returns `true`. What is
+//!   sent with [`ZeroCopy::send`] may be read until the link is flushed.
 //! - **Sleeping.** Before its thread sleeps, an executor calls `arm` on each link that it waits for, and does not sleep
 //!   when one of them returns `true`. Then it polls the [`Doorbell`] and every descriptor in [`Interest`]; after waking
 //!   it calls `disarm` on each and [`Doorbell::drain`] before it looks again. No wake-up is lost between. One armed
@@ -118,7 +118,7 @@ impl LinkOptions {
     }
 }
 
-/// Who is at the other end, for errors.
+/// Names of a link's peer, for errors: both ranks, and the peer's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Our rank in the world.
@@ -193,7 +193,7 @@ pub enum Received {
     Mismatch(Header),
 }
 
-/// What to poll for before sleeping: a descriptor and whether it should become readable or writable.
+/// Descriptor to poll before sleeping, and whether it should become readable or writable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Interest {
     /// Descriptor; `None` when the [`Doorbell`] rings for this link.
@@ -206,7 +206,7 @@ pub struct Interest {
 
 /// The sending end of a link.
 pub trait SendLink: Send {
-    /// Who receives.
+    /// Returns the peer, which receives.
     fn peer(&self) -> &Peer;
 
     /// Memory for the next message (`max_message` bytes, 64-byte aligned), or `None` without credit.
@@ -220,7 +220,7 @@ pub trait SendLink: Send {
     /// [`LinkOptions::max_message`] but where [`LinkPair::any_length`].
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
-    /// The same link for messages that are not copied on the way out, if it can do that.
+    /// Returns the link for messages that are not copied on the way out, if it can do that.
     fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
         None
     }
@@ -256,7 +256,7 @@ pub trait SendLink: Send {
         0
     }
 
-    /// What to poll for while armed.
+    /// Returns what to poll for while armed.
     fn interest(&self) -> Interest;
 }
 
@@ -269,11 +269,11 @@ impl fmt::Debug for dyn SendLink {
 /// Sending from where the data is: a device reads it there, or the receiver does. See [`SendLink::zero_copy`].
 pub trait ZeroCopy {
     /// As [`SendLink::send_from`], but `true` may come while `data` is still read. That is over when
-    /// [`SendLink::is_flushed`] says `true` or [`ZeroCopy::revoke`] has returned. `two_way`: the caller receives at the
-    /// same time, so that a copy which the peer makes alone costs nobody a core.
+    /// [`SendLink::is_flushed`] returns `true` or [`ZeroCopy::revoke`] has returned. `two_way`: the caller receives at
+    /// the same time, so that a copy which the peer makes alone leaves no core idle.
     ///
     /// # Safety
-    /// Until then `data` must stay allocated and nobody may write to it.
+    /// Until then `data` must stay allocated and must not be written to.
     unsafe fn send(&mut self, header: &Header, data: &[u8], two_way: bool) -> Result<bool>;
 
     /// True when [`ZeroCopy::send`] is sure to take this memory without a copy.
@@ -283,8 +283,8 @@ pub trait ZeroCopy {
 
     /// True when the receiver reads the memory, not a device. Then the link is done with it only after the peer has
     /// received the message, and a call must not wait for that before it has received what the peer waits to send. Nor
-    /// does zero copy save anything where the receiver reduces a message: it would have to fetch it to memory of its
-    /// own first.
+    /// does zero copy save anything where the receiver reduces a message: it would have to fetch it to its own memory
+    /// first.
     fn receiver_pulls(&self) -> bool;
 
     /// Messages sent without a copy so far.
@@ -297,7 +297,7 @@ pub trait ZeroCopy {
 
 /// The receiving end of a link.
 pub trait RecvLink: Send {
-    /// Who sends.
+    /// Returns the peer, which sends.
     fn peer(&self) -> &Peer;
 
     /// The oldest message, if it is here whole: its header and its payload, 8-byte aligned or better.
@@ -352,7 +352,7 @@ pub trait RecvLink: Send {
         0
     }
 
-    /// What to poll for while armed.
+    /// Returns what to poll for while armed.
     fn interest(&self) -> Interest;
 }
 
@@ -374,6 +374,6 @@ pub struct LinkPair {
     pub kind: &'static str,
     /// Messages of any length can be sent from the caller's memory. The receiver takes those that are longer than
     /// [`LinkOptions::max_message`] by [`RecvLink::recv_into`] or [`RecvLink::recv_chunks`]; [`RecvLink::peek`] shows
-    /// nothing but their header. The same at both ends.
+    /// nothing but their header. Equal at both ends.
     pub any_length: bool,
 }

@@ -26,7 +26,8 @@ impl Cards {
         Arc::new(Cards { bytes_per_second, busy: Mutex::new(vec![[None; 2]; ranks]) })
     }
 
-    /// When a message of `bytes` that is there at `now` has come through both cards, which are busy until then.
+    /// Returns the time at which a message of `bytes` that is there at `now` has come through both cards, which are
+    /// busy until then.
     fn book(&self, from: usize, to: usize, bytes: usize, now: Instant) -> Instant {
         let takes = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second).unwrap_or_default();
         let mut busy = lock(&self.busy);
@@ -54,14 +55,14 @@ struct PacedRecv {
     cards: Arc<Cards>,
     from: usize,
     to: usize,
-    /// When the message that lies in the link below is here.
+    /// Time at which the message that lies in the link below is here; `None` while none has been seen there.
     due: Option<Instant>,
-    /// The last "not now" came from here, not from below: nobody will ring for it.
+    /// The last "not now" came from here, not from below: no one will ring for it.
     held: bool,
 }
 
 impl PacedRecv {
-    /// Whether a message is here.
+    /// Returns true if a message is here.
     fn ready(&mut self) -> Result<bool> {
         self.held = false;
         let due = match (self.due, self.inner.peek()?) {
@@ -121,7 +122,7 @@ mod tests {
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
         let cards = Cards::new(4, 10.0);
-        // All to rank 0: its card receives them in turn.
+        // All to rank 0: its card receives them one after the other.
         assert_eq!([1, 2, 3].map(|from| cards.book(from, 0, 20, now)), [2, 4, 6].map(after));
         // Rank 0 sends meanwhile, and so do ranks round a ring at once.
         assert_eq!(cards.book(0, 1, 10, now), after(1));

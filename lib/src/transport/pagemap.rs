@@ -1,4 +1,4 @@
-//! On what pages a buffer lies, as the kernel says.
+//! Kind of the pages on which a buffer lies, as the kernel reports it.
 //!
 //! Source: Linux `include/uapi/linux/fs.h` and `Documentation/admin-guide/mm/pagemap.rst`, `PAGEMAP_SCAN`.
 
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use rustix::fs::{Mode, OFlags};
 
-/// What `PAGEMAP_SCAN` is asked: `struct pm_scan_arg` of `linux/fs.h`.
+/// Argument of `PAGEMAP_SCAN`: `struct pm_scan_arg` of `linux/fs.h`.
 #[repr(C)]
 struct ScanArg {
     size: u64,
@@ -24,7 +24,7 @@ struct ScanArg {
     return_mask: u64,
 }
 
-/// And what it answers: `struct page_region`.
+/// Result of `PAGEMAP_SCAN`: `struct page_region`.
 #[repr(C)]
 #[derive(Default)]
 struct Region {
@@ -37,8 +37,8 @@ struct Region {
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610u32 as libc::Ioctl;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
-/// Whether at least half of `data` lies on huge pages, by one system call on this process's page tables; `false` where
-/// the kernel does not tell (before Linux 6.7).
+/// Returns true if the first run of huge pages in `data` is at least half of it, by one system call on this process's
+/// page tables; false where the kernel does not report that (before Linux 6.7).
 pub(crate) fn is_huge(data: &[u8]) -> bool {
     static PAGEMAP: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let open = || rustix::fs::open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();

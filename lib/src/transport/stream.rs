@@ -26,7 +26,7 @@ impl<S: Read + Write + AsFd + Send + fmt::Debug + 'static> Stream for S {}
 
 /// Why a dialed address did not do.
 pub(crate) enum Failure {
-    /// Nobody listens there, or not the one meant.
+    /// No process listens there, or not the one meant.
     Wrong(String),
     /// It may work later.
     Slow(String),
@@ -58,7 +58,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Says hello, proves that we know the secret once the acceptor has, and waits for its welcome.
+/// Sends the hello, proves that we know the secret once the acceptor has, and waits for its welcome.
 pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>, who: &Peer) -> Result<(), Failure> {
     let proof = hail(socket, caller, wait)?;
     enter(socket, &proof, wait, who)
@@ -70,7 +70,7 @@ pub(crate) fn hail<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>) 
     write(socket, bytemuck::bytes_of(&caller.hello))?;
     match recv_reply(socket, wait)? {
         Reply::Prove(challenge) => caller.answer(&challenge).map_err(Failure::Wrong),
-        // Whoever has not proven itself is not the peer: the next address may be.
+        // A process that has not proven itself is not the peer: the next address may be.
         Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
         _ => Err(Failure::Wrong("expected a challenge".to_owned())),
     }
@@ -87,12 +87,12 @@ pub(crate) fn enter<S: Stream>(socket: &mut S, proof: &Proof, wait: &Wait<'_>, w
     }
 }
 
-/// A new connection's send buffer has room for a hello and a proof.
+/// Writes `bytes` at once: a new connection's send buffer holds a hello and a proof.
 fn write<S: Stream>(socket: &mut S, bytes: &[u8]) -> Result<(), Failure> {
     socket.write_all(bytes).map_err(|e| Failure::Slow(e.to_string()))
 }
 
-/// The next reply. Whoever does not speak our protocol is not the peer.
+/// Receives the next reply. A process that does not speak our protocol is not the peer.
 pub(crate) fn recv_reply<S: Stream>(socket: &mut S, wait: &Wait<'_>) -> Result<Reply, Failure> {
     // The peer answers once its own thread asks for the link.
     let late = "it took the connection and has not asked for this link yet";
@@ -131,7 +131,7 @@ pub(crate) fn read_exact<S: Stream>(
 pub struct StreamConn<S> {
     socket: Kept<S>,
     address: String,
-    /// What has come of the bytes that are being read.
+    /// Bytes being read, of which `got` have come.
     bytes: [u8; Hello::BYTES],
     got: usize,
 }

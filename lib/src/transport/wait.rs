@@ -19,7 +19,7 @@ pub(crate) struct Wait<'a> {
     abort: &'a dyn Fn() -> Option<Error>,
     /// Our rank.
     pub(crate) rank: usize,
-    /// Whom we wait for.
+    /// The rank that we wait for.
     pub(crate) peer: usize,
 }
 

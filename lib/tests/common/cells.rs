@@ -9,7 +9,7 @@ use tinynccl::{Comm, DType, ReduceOp, Result};
 use super::memory::Memory;
 use super::values::{Number, combined, datum, operand, reduced, with_dtype};
 
-/// The collectives with methods of their own; send/recv has its own tests.
+/// The collectives that have their own methods; send/recv has its own tests.
 pub const COLLECTIVES: [Collective; 10] = [
     Collective::AllReduce,
     Collective::AllGather,
@@ -23,7 +23,7 @@ pub const COLLECTIVES: [Collective; 10] = [
     Collective::Scan,
 ];
 
-/// What is called.
+/// One call of a collective, the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
     pub collective: Collective,
@@ -78,7 +78,7 @@ fn check_as<T: Number>(comm: &Comm, cell: Cell, context: &dyn fmt::Display) -> R
     let sum = |i: usize| reduced::<T>(op, n, i);
     let data = |i: usize| datum(rank, i);
     let of_root = |i: usize| datum(root, i);
-    // Segment s of what everybody sent.
+    // Segment s of what all ranks sent.
     let gathered = |i: usize| datum(i / count, i % count);
     let memory = Memory { comm, most: n * count };
     match collective {

@@ -1,4 +1,4 @@
-//! Where a cell's buffers lie: in symmetric memory when the algorithm is the one for it, else on the heap.
+//! Memory of a cell's buffers: symmetric memory when the algorithm is the one for it, else the heap.
 
 use std::ops::{Deref, DerefMut};
 

@@ -12,7 +12,7 @@ use tinynccl::config::{TransportChoice, Tune};
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, Config, Result};
 
-/// What carries the links of a test world.
+/// Transport of the links of a test world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fabric {
     /// Threads of one process over heap memory.
@@ -46,7 +46,7 @@ pub fn lengths(collective: Collective, n: usize, count: usize) -> (usize, usize)
     }
 }
 
-/// Runs `f` once per rank, each in a thread of its own, and gives the results in rank order.
+/// Runs `f` once per rank, each in a separate thread, and gives the results in rank order.
 pub fn run<R: Send>(fabric: Fabric, ranks: usize, config: &Config, f: impl Fn(Comm) -> R + Sync) -> Vec<R> {
     let f = &f;
     match fabric {

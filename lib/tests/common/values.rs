@@ -9,7 +9,7 @@ pub trait Number: Element {
     /// A large value, whose sum over two ranks overflows where there is no more range.
     const LARGE: u64;
     fn of(value: u64) -> Self;
-    /// The average over so many ranks, in their order, as NCCL defines it: floats times 1/n, which is rounded to the
+    /// The average over `ranks` ranks, in their order, as NCCL defines it: floats times 1/n, which is rounded to the
     /// type, as are the products and the sums; the sum of integers, which wraps, over n.
     fn average(values: impl Iterator<Item = Self>, ranks: usize) -> Self;
 }
@@ -159,7 +159,7 @@ pub fn datum<T: Number>(rank: usize, i: usize) -> T {
     T::of(((rank * 31 + i * 7 + i / 13 + i / 1009) % 120) as u64)
 }
 
-/// What buffers hold before a call; no operand, datum or result.
+/// Value of all elements of buffers before a call; no operand, datum or result.
 pub const UNTOUCHED: u64 = 127;
 
 /// A buffer that nothing was received into yet.

@@ -1,4 +1,4 @@
-//! Order, sizes, every way to send with every way to receive; idle links, misuse, mismatch.
+//! Order, sizes, every method to send with every method to receive; idle links, misuse, mismatch.
 
 use crate::harness::*;
 use tinynccl::error::Error;
@@ -11,7 +11,7 @@ pub(crate) fn pairings(backend: Backend) {
     type Call = fn(&mut LinkPair, u32, usize);
     let sends: [Call; 2] = [send_from, send_reserved];
     let recvs: [Call; 3] = [recv_into, recv_peeked, recv_chunks];
-    // Every pairing in turn, message by message too: no state of one is left over for the other.
+    // Every pairing in sequence, message by message too: no state of one is left over for the other.
     let plan: Vec<(Call, Call, usize)> = (0..6)
         .flat_map(|i| SIZES.map(|len| (sends[i % 2], recvs[i / 2], len)))
         .chain((0..300).map(|i| (sends[i / 3 % 2], recvs[i / 5 % 3], SIZES[i * 5 % SIZES.len()])))

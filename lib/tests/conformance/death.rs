@@ -1,4 +1,4 @@
-//! The other end goes away: after its messages, to everybody who asks or sleeps, and without a panic.
+//! The other end goes away: after its messages, to every thread that polls or sleeps, and without a panic.
 
 use crate::harness::*;
 use tinynccl::error::Error;
@@ -8,7 +8,7 @@ pub(crate) fn drained(backend: Backend) {
     let [mut a, mut b] = ends(backend);
     let lens = [8, 60_000, 0];
     for (seq, len) in lens.into_iter().enumerate() {
-        // The receiver's process makes progress, as the credits ask for.
+        // The receiver's process makes progress, as the credits require.
         let data = payload(seq as u32, len);
         until("credit", || {
             b.link.recv.progress().unwrap();
@@ -48,7 +48,7 @@ pub(crate) fn wakes(backend: Backend) {
     let [mut a, b] = ends(backend);
     std::thread::scope(|s| {
         let sleeper = s.spawn(move || {
-            // As an executor, which asks in between: an end that is dropped in good order is read for a while.
+            // As an executor, which checks in between: an end that is dropped in good order is read for a while.
             let mut send = |i| send_sleeping(&mut a, i, OPTIONS.max_message).and_then(|()| a.link.send.check_peer());
             (0u32..).map(&mut send).find(Result::is_err).unwrap()
         });
@@ -90,7 +90,7 @@ pub(crate) fn flushed(backend: Backend) {
 }
 
 pub(crate) fn in_flight(backend: Backend) {
-    // Messages on their way in both directions, reserved memory, one half sent: all ends dropped in some order.
+    // Messages in flight in both directions, reserved memory, one half sent: all ends dropped in some order.
     for order in 0..4 {
         let [mut a, mut b] = ends(backend);
         let max = OPTIONS.max_message;

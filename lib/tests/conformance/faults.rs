@@ -31,7 +31,7 @@ fn a_flipped_bit_is_caught_by_the_checksum_and_by_nothing_else() {
             assert!(matches!(&e, Error::Protocol { rank: 1, peer: 0, .. }) && e.to_string().contains("CRC-32"), "{e}");
             assert!(b.link.recv.peek().is_err());
         }
-        // Without checksums nobody notices.
+        // Without checksums neither rank notices.
         let [mut a, mut b] = faulty_ends(faults());
         send(&mut a);
         recv_into(&mut b.link, 0, 500);
@@ -43,7 +43,7 @@ fn a_flipped_bit_is_caught_by_the_checksum_and_by_nothing_else() {
     }
 }
 
-/// Also where the payload is whole, and in any field: some would be told as another rank's other call.
+/// Also where the payload is whole, and in any field: some would be reported as another rank's other call.
 #[test]
 fn a_flipped_bit_of_a_header_is_caught_by_the_checksum() {
     for seed in 0..40 {
@@ -118,7 +118,7 @@ fn a_link_that_rests_keeps_the_next_message_back() {
         send_from(&mut a.link, 1, 8);
         recv_into(&mut b.link, 0, 8);
         let held = b.link.recv.peek().unwrap().is_none();
-        // Nobody will ring when the rest is over.
+        // Nothing rings the doorbell when the rest is over.
         assert_eq!(b.link.recv.arm().unwrap(), held || b.link.recv.peek().unwrap().is_some());
         b.link.recv.disarm();
         held

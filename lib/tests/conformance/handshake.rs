@@ -1,4 +1,4 @@
-//! Who gets in: strangers do not, and they do not keep others from getting in.
+//! Admission of connections: unauthenticated ones are rejected, and do not keep others from being accepted.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -29,9 +29,9 @@ fn strangers_are_turned_away_while_a_good_connection_succeeds() {
         half.write_all(b"tinynccl and then nothing").unwrap();
         let mut garbage = TcpStream::connect(addr).unwrap();
         garbage.write_all(&[b'G'; 4096]).unwrap();
-        // Closed, maybe with a reset, without a word.
+        // Closed, maybe with a reset, without a reply.
         assert!(!matches!(garbage.read(&mut [0; 1]), Ok(n) if n > 0));
-        // Another job's rank, and one that wants somebody else.
+        // Another job's rank, and one that dials a rank that this is not.
         let other_job = Endpoint::new(0, Secret::new([1; 32]), &config).unwrap();
         let e = connect(&other_job, &high, 1, OPTIONS, PATIENCE).unwrap_err();
         assert!(e.to_string().contains("does not know this job's secret"), "{e}");
@@ -153,7 +153,7 @@ fn both_ends_choose_alike_and_shared_memory_falls_back_to_tcp() {
     let e = forced.connect(&to, &Doorbell::new().unwrap(), &|| None, PATIENCE).unwrap_err();
     assert!(matches!(e, Error::Unsupported { .. }), "{e}");
 
-    // A Unix socket that is not there: the dialer turns to TCP, and the acceptor takes what comes.
+    // A Unix socket that is not there: the dialer falls back to TCP, and the acceptor takes what comes.
     let [a, b] = both(|rank| {
         let mut info = endpoints[1 - rank].info();
         info.unix = info.unix.map(|name| format!("{name}-nobody"));

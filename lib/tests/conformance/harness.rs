@@ -142,7 +142,7 @@ fn rails(change: impl Fn(&mut Config)) -> [End; 2] {
     between([0, 1].map(|rank| Arc::new(tinynccl::net::endpoint(rank, SECRET, &config).unwrap())))
 }
 
-/// Whether this build and this machine have RDMA; says so once per process when they do not. With
+/// Returns true if this build and this machine have RDMA; prints once per process that they do not. With
 /// `TINYNCCL_TEST_VERBS=1` they must.
 pub(crate) fn has_verbs() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
@@ -159,7 +159,7 @@ pub(crate) fn has_verbs() -> bool {
 }
 
 impl Backend {
-    /// Whether it can be tested here.
+    /// Returns true if the backend can be tested here.
     pub(crate) fn is_available(self) -> bool {
         let verbs = [Backend::Verbs, Backend::TwoQpVerbs, Backend::ChecksumVerbs, Backend::SplitVerbs];
         match self {
@@ -169,7 +169,7 @@ impl Backend {
         }
     }
 
-    /// Faulty links say "not now" before they look at anything.
+    /// Faulty links return "not now" before they look at anything.
     pub(crate) fn looks_at_arguments(self) -> bool {
         !matches!(self, Backend::SplitInProc | Backend::SplitTcp | Backend::SplitVerbs | Backend::SplitRails)
     }
@@ -180,7 +180,7 @@ impl Backend {
     }
 }
 
-/// What links between endpoints can be asked to go over, here.
+/// Transports that links between endpoints can be requested to use here.
 pub(crate) fn transports() -> Vec<TransportChoice> {
     let mut all = vec![TransportChoice::Tcp, TransportChoice::Shm];
     if has_verbs() {
@@ -249,10 +249,10 @@ pub(crate) fn relayed(config: &Config, relays: usize) -> [End; 2] {
     let world: Vec<_> = endpoints.iter().map(|e| e.info()).collect();
     let way: Vec<usize> = [0].into_iter().chain(2..2 + relays).chain([1]).collect();
     let hop = |a, b| way.windows(2).any(|w| w == [a, b] || w == [b, a]);
-    // On a line the addresses say it.
+    // On a line the addresses decide it.
     let near = |a: usize, b| if line { !endpoints[a].far(&world).contains(&b) } else { hop(a, b) };
     let routes = || Routes::new(world.len(), near);
-    // A relay may be asked before it has heard of the others.
+    // A relay may receive a request before it has the member table.
     let (ends, between) = endpoints.split_at(2);
     ends.iter().for_each(|e| e.introduce(world.clone(), routes()));
     std::thread::scope(|s| {

@@ -1,4 +1,4 @@
-//! The loops that all tests of the contract share, whatever made the links.
+//! The loops that all tests of the contract share, for links of every backend.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,7 +58,7 @@ pub(crate) fn until<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
 pub(crate) fn send_from(link: &mut LinkPair, seq: u32, len: usize) {
     let data = payload(seq, len);
     until("send_from", || {
-        // A process takes in what comes for it while it waits, or two that send to each other could wait for ever.
+        // A process receives while it waits, or two that send to each other could wait forever.
         link.recv.progress().unwrap();
         link.send.send_from(&header(seq, len), &data).unwrap().then_some(())
     });

@@ -114,7 +114,7 @@ fn when_the_relay_goes_both_ends_name_it_and_each_other() {
         assert!(matches!(e, Error::PeerLost { rank: r, peer: p, .. } if (r, p) == (rank, peer)), "{text}");
         assert!(text.contains("rank 1 of the world") && text.contains("closed its communicator and left"), "{text}");
     }
-    // And who wants a link now hears it, too.
+    // A rank that wants a link now gets the error, too.
     let e = connect(&endpoints[0], &world, 2, 1, PATIENCE).unwrap_err();
     let text = e.to_string();
     assert!(matches!(e, Error::PeerLost { rank: 0, peer: 2, .. }) && text.contains("through rank 1"), "{text}");

@@ -1,4 +1,4 @@
-//! Arm, look, poll, disarm: nobody sleeps through a message or a credit.
+//! Arm, look, poll, disarm: no thread sleeps through a message or a credit.
 
 use crate::harness::*;
 
@@ -34,7 +34,7 @@ pub(crate) fn credit(backend: Backend) {
         ends(backend),
         |mut end| {
             (0..messages).for_each(|i| send_sleeping(&mut end, i, len(i)).unwrap());
-            // Messages that were reserved and committed may wait for room in the socket's buffer.
+            // Messages that were reserved and committed may wait for space in the socket's buffer.
             flush(&mut end.link);
             end
         },

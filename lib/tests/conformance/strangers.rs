@@ -1,4 +1,4 @@
-//! Strangers that know everything but the secret: what is public, where ranks listen, what others have said.
+//! Unauthenticated connections that know everything but the secret: what is public, where ranks listen, what was sent.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -24,7 +24,7 @@ const HEAD: usize = 16;
 const STRANGER: u32 = 3;
 const PROVE: u32 = 4;
 
-/// What rank 0 says to rank 1 first. Nothing in it is secret.
+/// First message of rank 0's handshake to rank 1. Nothing in it is secret.
 fn hello() -> Vec<u8> {
     let mut bytes = b"tinynccl".to_vec();
     bytes.extend([0; 16]);
@@ -48,7 +48,7 @@ fn reply(stream: &mut TcpStream) -> (u32, Vec<u8>) {
     (u32::from_le_bytes(head[8..12].try_into().unwrap()), detail)
 }
 
-/// The stranger's connection is answered so, and then closed.
+/// The unauthenticated connection gets this reply, and is then closed.
 fn is_turned_away(stream: &mut TcpStream) {
     let (status, reason) = reply(stream);
     assert_eq!(status, STRANGER);
@@ -79,8 +79,8 @@ fn link(low: &Endpoint, high: &Endpoint, high_info: &EndpointInfo) {
 #[test]
 fn what_is_public_makes_nobody_rank_0_over_tcp() {
     let [low, high] = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &config(TransportChoice::Tcp)).unwrap());
-    // Before rank 0 dials: shows bytes of its own, the acceptor's proof, or a proof for another secret; or goes on as
-    // if welcome.
+    // Before rank 0 dials: sends other bytes, the acceptor's proof, or a proof for another secret; or goes on as if it
+    // was accepted.
     let mut strangers = Vec::new();
     for show in 0..4 {
         let mut stream = TcpStream::connect(loopback(&high)).unwrap();
@@ -128,7 +128,7 @@ fn a_replayed_hello_and_proof_are_turned_away() {
     let between = EndpointInfo { tcp: vec![listener.local_addr().unwrap()], ..high.info() };
     let heard = Mutex::new(Vec::new());
     std::thread::scope(|s| {
-        // Somebody on the path, who hears all and changes nothing.
+        // A proxy on the path, which records the handshake and changes nothing.
         s.spawn(|| {
             let (mut dialer, _) = listener.accept().unwrap();
             let mut acceptor = TcpStream::connect(target).unwrap();

@@ -1,4 +1,4 @@
-//! What only goes wrong over RDMA: settings and subnets. For networks that fail see `tests/cpu/rdma_faults.rs`.
+//! Errors that occur over RDMA only: settings and subnets. For networks that fail see `tests/cpu/rdma_faults.rs`.
 
 use crate::harness::*;
 use tinynccl::config::TransportChoice;
@@ -71,7 +71,7 @@ fn without_a_common_subnet_both_ends_name_all_ports_at_once() {
         assert!(matches!(e, Error::Unsupported { .. }), "{text}");
         assert!(text.contains("far_away port 1") && text.contains(&ours) && text.contains("share a subnet"), "{text}");
     }
-    // A rank that was not told to use RDMA has no ports.
+    // A rank that was not configured to use RDMA has no ports.
     let tcp = Endpoint::new(1, SECRET, &crate::harness::config(TransportChoice::Tcp)).unwrap();
     let e = connect(&endpoints[0], &tcp, 1).unwrap_err().to_string();
     assert!(e.contains("The other: none"), "{e}");

@@ -28,7 +28,7 @@ pub(crate) fn wrap(pair: LinkPair) -> LinkPair {
 #[derive(Debug)]
 struct ZeroCopySender {
     inner: Box<dyn SendLink>,
-    /// What is being sent, and what was.
+    /// Copy of the message that is being sent; `held` has those of messages sent since the link was last flushed.
     next: Option<Vec<u8>>,
     held: Vec<Vec<u8>>,
 }
@@ -152,7 +152,7 @@ fn sending_process() {
     for (seq, data) in data.iter().enumerate() {
         // SAFETY: `data` outlives the link's use of it: until this process ends.
         if !unsafe { link.send.zero_copy().unwrap().send(&header(seq as u32, LONG), data, false) }.unwrap() {
-            // We cannot be read: the parent says so.
+            // Our memory cannot be read: the parent reports it.
             break;
         }
     }

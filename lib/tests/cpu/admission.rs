@@ -1,4 +1,4 @@
-//! Where the ranks of a job listen, and whom they let in: ranks as processes that are started by hand.
+//! Addresses at which the ranks of a job listen, and connections that they accept: ranks as processes started by hand.
 //!
 //! This test binary runs itself again, once per rank.
 
@@ -56,7 +56,7 @@ fn listen_to_warnings() {
     log::set_max_level(log::LevelFilter::Warn);
 }
 
-/// One rank: adds up, says so, and stays until its input ends. It does nothing unless it is started for that.
+/// One rank: adds up, prints the sum, and stays until its input ends. It does nothing unless it is started for that.
 #[test]
 fn a_rank() {
     if std::env::var_os(ROLE).is_none() {
@@ -91,7 +91,7 @@ fn a_port_that_is_held_is_free_for_whoever_asks_for_it_by_number() {
     assert_eq!(refused(), std::io::ErrorKind::ConnectionRefused);
 }
 
-/// A rank that was started by hand, to meet at `master`.
+/// A rank that was started by hand, with the rendezvous at `master`.
 fn rank(rank: usize, world: usize, master: SocketAddr, settings: &[(&str, &str)]) -> Child {
     Command::new(std::env::current_exe().expect("this binary"))
         .args(["--exact", "admission::a_rank", "--nocapture", "--test-threads=1"])
@@ -111,7 +111,7 @@ fn rank(rank: usize, world: usize, master: SocketAddr, settings: &[(&str, &str)]
         .expect("a process")
 }
 
-/// What a rank says about how it went, and how often it warned that there is no secret.
+/// Outcome that a rank prints, and the number of its warnings that there is no secret; `None` if it printed no number.
 fn said(child: &mut Child) -> (String, Option<usize>) {
     let mut warned = None;
     for line in BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok) {
@@ -203,7 +203,7 @@ fn ranks_started_by_hand_with_one_secret_meet_and_one_without_is_warned_about_on
         for (child, times) in ranks.iter_mut().zip(warned) {
             assert_eq!(said(child), ("sum 2".to_owned(), Some(times)));
         }
-        // The meeting is elsewhere, the ranks are of one host all the same: for their links loopback will do.
+        // The rendezvous is at another address, but the ranks are on one host: for their links loopback will do.
         let links = listening(ranks[1].id());
         assert!(!links.is_empty() && links.iter().all(|a| a.ip().is_loopback()), "{links:?}");
         end(ranks);
@@ -238,7 +238,7 @@ fn ranks_with_a_wrong_or_missing_secret_are_told_so_on_both_sides() {
     }
 }
 
-/// Connects `n` times and says something that nobody wants to hear; until it is turned away, every time.
+/// Connects `n` times and sends bytes that are no hello; waits until the connection is rejected, every time.
 fn strangers(address: SocketAddr, n: usize) {
     for _ in 0..n {
         let mut stream = TcpStream::connect(address).expect("it listens");
@@ -276,7 +276,7 @@ fn many_strangers_make_few_lines_in_the_log() {
 
 #[test]
 fn links_listen_at_the_ports_that_were_named() {
-    // In a process of its own: one that another test forks here holds our sockets, too, until it runs its program.
+    // In a separate process: one that another test forks here holds our sockets, too, until it runs its program.
     const ALONE: &str = "TINYNCCL_TEST_PORTS";
     if std::env::var_os(ALONE).is_none() {
         let mut alone = Command::new(std::env::current_exe().expect("this binary"));
@@ -285,7 +285,7 @@ fn links_listen_at_the_ports_that_were_named() {
         let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
         return assert!(output.status.success() && text.contains("1 passed"), "{text}");
     }
-    // Held by this test: below the ports that the kernel gives away, so that nobody else takes it in between.
+    // Held by this test: below the ports that the kernel gives away, so that no other process takes it in between.
     let (first, port) = (10_000 + std::process::id() as u16 % 10_000..30_000)
         .find_map(|port| Some((TcpListener::bind(("127.0.0.1", port)).ok()?, port)))
         .expect("a free port");

@@ -140,7 +140,7 @@ fn fixed(algorithm: Option<Algorithm>) -> Config {
 #[test]
 fn every_type_on_every_path_has_the_bits_of_the_definition() {
     for fabric in FABRICS {
-        // Links carry the same steps whatever they are made of.
+        // Links carry the same steps over every transport.
         let sizes: &[usize] = if fabric == Fabric::Inproc { &[1, 2, 3, 4, 5, 7] } else { &[2, 3] };
         for &ranks in sizes {
             for algorithm in Algorithm::ALL.map(Some).into_iter().chain([None]) {
@@ -151,7 +151,7 @@ fn every_type_on_every_path_has_the_bits_of_the_definition() {
     }
 }
 
-/// Of two ranks every algorithm has the same order, and messages, windows and chunks are many.
+/// Averages over two ranks: every algorithm has the same order, and messages, windows and chunks are many.
 #[test]
 fn two_ranks_by_every_algorithm_in_several_messages() {
     for fabric in FABRICS {
@@ -212,7 +212,7 @@ fn outputs_too_large_for_the_cache() {
     }
 }
 
-/// What a sum that is divided at its end would make infinite.
+/// Averages of values whose sum, if it was divided at its end, would be infinite.
 #[test]
 fn sums_that_would_overflow() {
     fn check<T: Edge>(comm: &Comm, large: T) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What a communicator promises beyond single results: pipelining, groups, asynchronous calls, split, disagreement,
+//! Properties of a communicator beyond single results: pipelining, groups, asynchronous calls, split, disagreement,
 //! missing and leaving ranks. The results of every collective: `exhaustive.rs`.
 
 use std::sync::Barrier;

@@ -1,4 +1,4 @@
-//! Ranks that make different calls are told so, on every path, and by the last call before `close` at the latest.
+//! Ranks that make different calls get an error, on every path, and by the last call before `close` at the latest.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ fn other_roots_in_the_last_call() {
     last_call(&patient());
 }
 
-/// Links do not tell the digest then.
+/// With checksums links do not send the digest.
 #[test]
 fn other_roots_in_the_last_call_with_checksums() {
     let mut config = patient();
@@ -82,7 +82,7 @@ fn last_call(config: &Config) {
     }
 }
 
-/// Both ranks are roots all the time: nobody reads what the other says.
+/// Both ranks are roots all the time: neither reads what the other sends.
 #[test]
 fn other_roots_in_every_call() {
     for fabric in FABRICS {
@@ -189,7 +189,7 @@ fn halves_that_do_different_things_do_not_disagree() {
     }
 }
 
-/// Who closes early waits for nobody but for those who have not made its calls yet.
+/// A rank that closes early waits only for ranks that have not made its calls yet.
 #[test]
 fn one_thread_may_close_all_ranks_in_turn() {
     let comms = Comm::threads(3, patient()).unwrap();

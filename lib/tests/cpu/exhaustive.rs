@@ -61,8 +61,8 @@ fn check_world(ranks: usize) {
     for algorithm in Algorithm::ALL {
         let cells = cells(algorithm, ranks);
         run_ok(Fabric::Inproc, ranks, &short_messages(algorithm, ranks), |comm| {
-            // A broadcast from one allocation to another takes a schedule: the other ranks do not say that they have
-            // both.
+            // A broadcast from one allocation to another takes a schedule: the other ranks do not announce that they
+            // have both.
             let (last, first): (Vec<Cell>, Vec<Cell>) =
                 cells.iter().partition(|c| algorithm == Algorithm::TwoShot && c.collective == Collective::Broadcast);
             first.iter().try_for_each(|&cell| check(&comm, cell, &algorithm))?;

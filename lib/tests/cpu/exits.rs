@@ -1,5 +1,5 @@
-//! How a rank can end, and what is in flight then: the other ranks name it, the launcher names it, and nobody waits for a
-//! deadline.
+//! Ends of a rank, with each kind of call in flight: the other ranks name it, the launcher names it, and no rank waits
+//! for a deadline.
 //!
 //! This test binary runs itself again, as a launcher and as its ranks. Deadlines are an hour: what is only noticed at a
 //! deadline does not end by [`LIMIT`].
@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Calls that are queued when it ends.
 const QUEUED: usize = 4;
 
-/// How a rank ends.
+/// Kind of end of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Return,
@@ -36,7 +36,7 @@ enum End {
     ChildStays,
 }
 
-/// What is in flight then.
+/// Calls that are in flight when the rank ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flight {
     Nothing,
@@ -116,7 +116,7 @@ fn victim(comm: Comm, end: End, flight: Flight) {
         works.extend((0..QUEUED).map(|_| comm.all_reduce_async(vec![1.0f32; 50_000], ReduceOp::Sum).expect("queued")));
     }
     if flight == Flight::Inside {
-        // They are on their way into the call.
+        // They are about to enter the call.
         (0..RANKS).filter(|&rank| rank != VICTIM).for_each(|rank| comm.recv(&mut [0u8], rank).expect("a message"));
     }
     let mut group = comm.group_start();
@@ -161,7 +161,7 @@ fn outcome(cell: (End, Flight)) -> Outcome {
     run(&mut command, LIMIT).expect("a launcher")
 }
 
-/// The exit code of the launcher, and what it says of the ranks.
+/// The exit code of the launcher, and its message about the ranks.
 fn expected(end: End) -> (i32, &'static str) {
     let without_a_word = "rank 1 failed first (its connection closed without a goodbye: the process ended or was killed; it exited with code 0), then rank ";
     match end {

@@ -1,6 +1,6 @@
-//! What was closed leaves nothing behind: the memory of a process after thousands of communicators is that after some.
+//! Leaks of closed communicators: after thousands of them the memory of a process is that after some.
 //!
-//! Counted by the allocator of this test program, in processes of their own.
+//! Counted by the allocator of this test program, in separate processes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::{Child, Command};

@@ -22,7 +22,7 @@ const ROLE: &str = "TINYNCCL_TEST_FORK";
 const RANKS: usize = 3;
 /// The rank that forks.
 const PARENT: usize = 1;
-/// How long the test's own process waits for a line of a rank.
+/// Longest time that the test's own process waits for a line of a rank.
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn config() -> Config {
@@ -34,7 +34,8 @@ fn config() -> Config {
     config
 }
 
-/// Forks. The child runs `f`, which says whether all was well, and ends without running anything else of this program.
+/// Forks. The child runs `f`, which returns true if all was well, and ends without running anything else of this
+/// program.
 fn fork(f: impl FnOnce() -> bool) -> Pid {
     // SAFETY: the child is single-threaded from here on. It takes locks that other threads of this process may hold at
     // this moment (of the allocator, which libc sees to, and those of what is tested), as children of real programs do.
@@ -53,7 +54,7 @@ fn ended_well(child: Pid) -> bool {
     status.exit_status() == Some(0)
 }
 
-/// Small and large collectives; the large one uses links between two ranks, the small one the board where there is one.
+/// Small and large collectives; the large one uses links between two ranks, the small one the shared region if any.
 fn round(comm: &Comm, round: u64) -> tinynccl::Result<()> {
     let n = comm.size() as u64;
     let mut small = [round, comm.rank() as u64];

@@ -68,7 +68,7 @@ const KINDS: [Kind; 22] = {
 #[derive(Debug, Clone, Copy)]
 struct Op {
     kind: Kind,
-    /// Of `bf16`, else `i32`.
+    /// True for `bf16` elements, false for `i32`.
     short: bool,
     op: ReduceOp,
     /// Root, or sender.
@@ -81,7 +81,7 @@ struct Op {
 /// The two buffers of a call; one of them holds both where it is in place.
 type Pair<T> = (Vec<T>, Vec<T>);
 
-/// What a rank's buffers hold before, and its output after.
+/// Contents of a rank's buffers before the call, and of its output after it.
 fn buffers<T: Number>(op: &Op, rank: usize, n: usize) -> (Pair<T>, Vec<T>) {
     let Op { kind, op: reduction, root, to, count, .. } = *op;
     let is_root = rank == root;
@@ -239,7 +239,7 @@ proptest! {
     fn any_mixture_of_calls(ops in prop::collection::vec(any_op(), 0..25), ranks in 1usize..6, config in any_config()) {
         run_ok(Fabric::Inproc, ranks, &config, |comm| {
             check_group(&comm, &ops)?;
-            // The same again, with links open and plans made, and a call of its own after it.
+            // The same again, with links open and plans cached, and a separate call after it.
             check_group(&comm, &ops)?;
             comm.barrier()
         });
@@ -402,7 +402,7 @@ fn lists_that_a_short_hash_cannot_tell_apart_are_a_mismatch() {
     }
 }
 
-/// Of the library's digests nothing can be known beforehand: they differ from job to job.
+/// Hashes of lists cannot be known beforehand: they differ from job to job.
 #[test]
 fn lists_are_told_by_a_hash_of_this_job_alone() {
     let told = || {

@@ -1,4 +1,4 @@
-//! Calls that can never end: the error at the deadline says why.
+//! Calls that can never end: the error at the deadline gives the reason.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn impatient() -> Config {
     config
 }
 
-/// The texts of the ranks' errors, all of which must be a time-out or its news.
+/// The texts of the ranks' errors, all of which must be a time-out or a report of one.
 fn texts(errors: Vec<tinynccl::Result<()>>) -> Vec<String> {
     let text = |error: tinynccl::Result<()>| match error {
         Err(e @ (Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. })) => e.to_string(),
@@ -24,8 +24,8 @@ fn texts(errors: Vec<tinynccl::Result<()>>) -> Vec<String> {
 #[test]
 fn communicators_used_in_different_orders() {
     for fabric in [Fabric::Inproc, Fabric::Shm, Fabric::Tcp] {
-        // Also where both communicators have been used before; over TCP only there: the opening of a link has an error
-        // of its own.
+        // Also where both communicators have been used before; over TCP only there: the opening of a link has its own
+        // error.
         for warm in [false, true].into_iter().filter(|&warm| warm || fabric != Fabric::Tcp) {
             let errors = run(fabric, 2, &impatient(), |world: Comm| {
                 let two = [(); 2].map(|()| world.split(Some(0), 0).expect("split").expect("a colour"));

@@ -43,7 +43,7 @@ fn a_rank() {
     }
 }
 
-/// Tells the parent.
+/// Sends a line to the parent.
 fn say(text: &str) {
     println!("said: {text}");
     std::io::stdout().flush().expect("a pipe");
@@ -61,7 +61,7 @@ fn exchange(comm: &Comm, peer: usize, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Waits until rank 1 has relayed exactly so many bytes more than `before`: its thread counts after it sends.
+/// Waits until rank 1 has relayed exactly `bytes` bytes more than `before`: its thread counts after it sends.
 fn relayed(comm: &Comm, before: u64, bytes: u64) {
     let start = Instant::now();
     while comm.census().relayed.bytes != before + bytes {
@@ -141,7 +141,7 @@ fn relay_leaves(comm: Comm) -> Result<()> {
     comm.close()
 }
 
-/// Ranks 0 and 2 alone, who hear of rank 1 only from their links.
+/// Ranks 0 and 2 alone, which learn of rank 1's end only from their links.
 fn relay_dies(comm: Comm) {
     let rank = comm.rank();
     let ends = comm.split((rank == 0 || rank == 2).then_some(0), 0).expect("split");
@@ -168,7 +168,7 @@ fn end_dies(comm: Comm) {
     let pair = |a: usize, b: usize| comm.split((rank == a || rank == b).then_some(0), 0).expect("split");
     let (first, second) = (pair(0, 2), pair(0, 3));
     if rank == 1 {
-        // Not the last word: the relay stays.
+        // Returning does not end it: the relay stays.
         return;
     }
     if let (Some(pair), 2) = (&first, rank) {
@@ -189,7 +189,7 @@ fn end_dies(comm: Comm) {
     }
 }
 
-/// Runs the ranks in a role: what each of them said, and how it ended.
+/// Runs the ranks in a role: the lines that each of them sent, and its exit.
 fn run(role: &str) -> Option<Vec<(String, Output)>> {
     let mut settings = config();
     settings.transport = TransportChoice::Verbs;

@@ -1,5 +1,5 @@
-//! Ranks on two nodes with cables between them, and the connection to the rendezvous store over one of these: it goes on
-//! over the other when that one is cut, and over the same when it is back.
+//! Ranks on two nodes with NIC pairs between them, and the connection to the rendezvous store over one of these: it
+//! goes on over the other when that one is cut, and over the same when it is back.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn rank(_: &str) {
     say("here");
     assert_eq!(hear(), "cabled");
     let comm = Comm::from_env().expect("a communicator");
-    // Links are made by the first call, over the other cable.
+    // Links are opened by the first call, over the other NIC pair.
     assert_eq!(sum(&comm), 3.0);
     say("joined");
     while hear() == "split" {
@@ -29,13 +29,13 @@ fn rank(_: &str) {
         assert_eq!(sum(&half), 3.0);
         say("split");
     }
-    // The end of a process shows over the cable that is left, too.
+    // The end of a process shows over the NIC pair that is left, too.
     let lost = comm.split(Some(0), 0).expect_err("rank 1 has ended");
     assert!(matches!(lost, Error::PeerLost { peer: 1, .. }), "{lost}");
     say("done");
 }
 
-/// Two ranks on nodes with cables of these names, of which `cut` carries the connection to the store.
+/// Two ranks on nodes with NIC pairs of these names, of which `cut` carries the connection to the store.
 fn meet(test: &str, cables: [&str; 2], cut: &str, rails: &str) {
     if !makes_nodes(test, rank) {
         return;
@@ -44,13 +44,13 @@ fn meet(test: &str, cables: [&str; 2], cut: &str, rails: &str) {
     split(&mut ranks);
     run(&ranks[1], &format!("ip link set {cut} down"));
     split(&mut ranks);
-    // The store has no use for a cable that comes back.
+    // The store has no use for a NIC pair that comes back.
     run(&ranks[1], &format!("ip link set {cut} up"));
     split(&mut ranks);
     end(ranks);
 }
 
-/// Two ranks on nodes with these cables, `meet` of which carries the connection to the store.
+/// Two ranks on nodes with these NIC pairs, `meet` of which carries the connection to the store.
 fn joined(test: &str, cables: &[&str], meet: &str, settings: &[(&str, &str)]) -> [Process; 2] {
     let mut ranks = on_nodes::ranks(test, ["10.0.9.1"; 2], settings);
     let [a, b] = &ranks;
@@ -80,7 +80,7 @@ fn end([mut zero, one]: [Process; 2]) {
     say("done");
 }
 
-/// Milliseconds for which something is away: fewer and more than it takes until another way is looked for.
+/// Milliseconds for which something is away: fewer and more than it takes until another route is looked for.
 const AWAY: [u64; 4] = [400, 700, 2500, 1200];
 
 /// Address by address, of the store's host and of the other one, is away for a while.
@@ -114,7 +114,7 @@ fn an_address_that_comes_back_ends_no_rank_that_has_another() {
     addresses_go_and_come(TEST, &["r0", "meet"], "r");
 }
 
-/// What one host sends over a cable is lost, one cable and direction after the other.
+/// Loss of all packets that one host sends over a NIC pair, one pair and direction after the other.
 #[test]
 fn a_cable_that_is_blocked_one_way_ends_no_rank() {
     const TEST: &str = "meeting::a_cable_that_is_blocked_one_way_ends_no_rank";
@@ -128,7 +128,7 @@ fn a_cable_that_is_blocked_one_way_ends_no_rank() {
             let (subnet, name) = [(9, "meet"), (1, "r0")][round % 2];
             let neighbour = format!("10.0.{subnet}.{} dev {name}", 2 - end);
             split_during(&mut ranks, |ranks| {
-                // To an address of nobody's.
+                // To an address that no interface has.
                 run(&ranks[end], &format!("ip neigh replace {neighbour} lladdr 02:00:00:00:00:77 nud permanent"));
                 std::thread::sleep(Duration::from_millis(away));
                 run(&ranks[end], &format!("ip neigh del {neighbour}"));

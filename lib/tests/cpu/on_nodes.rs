@@ -3,7 +3,7 @@
 use program_kit::again::Process;
 use program_kit::nodes::{node, run};
 
-/// A rank on a node of its own for each address at which it finds rank 0, before there are cables.
+/// A rank on a separate node for each address at which it finds rank 0, before there are NIC pairs.
 pub(crate) fn ranks<const N: usize>(test: &str, meet: [&str; N], settings: &[(&str, &str)]) -> [Process; N] {
     let mut rank = 0..;
     meet.map(|meet| {

@@ -20,7 +20,7 @@ fn config() -> Config {
     config
 }
 
-/// A rank, which begins when it is told to.
+/// A rank, which begins when the test sends it a line.
 fn rank(role: &str) {
     let (rank, id) = role.split_once(' ').expect("two words");
     let rank: usize = rank.parse().expect("a rank");

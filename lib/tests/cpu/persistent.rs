@@ -14,7 +14,7 @@ use tinynccl::{Comm, Config, ReduceOp, Result};
 const MESSAGE: usize = 16 << 10;
 const COUNT: usize = 50_007;
 
-/// Whether this build and machine have RDMA; `TINYNCCL_TEST_VERBS=1` says that they must.
+/// Returns true if this build and machine have RDMA, which `TINYNCCL_TEST_VERBS=1` requires.
 fn has_verbs() -> bool {
     match tinynccl::transport::rdma_ports(&Config::default()) {
         Ok(_) => true,
@@ -130,7 +130,7 @@ fn compare(comm: &Comm, verbs: bool) {
 fn registered_buffers_give_the_results_of_ordinary_ones() {
     for transport in transports() {
         for algorithm in [None, Some(Algorithm::Ring), Some(Algorithm::Direct), Some(Algorithm::RecursiveDoubling)] {
-            // With its board, shared memory would have no links.
+            // With the shared region, ranks that share memory would have no links.
             let mut config = config();
             (config.algorithm, config.one_shot) = (algorithm, 0);
             run(transport, &config, |comm| compare(&comm, transport == TransportChoice::Verbs));
@@ -142,7 +142,7 @@ fn registered_buffers_give_the_results_of_ordinary_ones() {
 /// address.
 const LARGE: usize = 36 << 20;
 
-/// What a cache of registrations by address gets wrong: memory is freed, other memory gets its address, and the device
+/// Guards against a cache of registrations by address: memory is freed, other memory gets its address, and the device
 /// sends the pages of before.
 #[test]
 fn memory_at_an_address_that_was_registered_before_is_sent_as_it_is() {
@@ -191,7 +191,7 @@ fn a_failed_call_lets_go_of_the_buffer() {
             comm.barrier().unwrap();
             let mut buffer = comm.register_persistent(vec![1u8; 4 << 20]).unwrap();
             if comm.rank() == 0 {
-                // Nobody receives: sooner or later the link is full.
+                // The other rank does not receive: sooner or later the link is full.
                 let error = (0..64).find_map(|_| comm.send(&buffer, 1).err()).expect("64 times 4 MiB are too much");
                 assert!(error.to_string().contains("rank"), "{error}");
             } else {

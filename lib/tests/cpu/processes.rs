@@ -20,7 +20,7 @@ const WORLD: &str = "TINYNCCL_TEST_WORLD";
 const ID: &str = "TINYNCCL_TEST_ID";
 /// Set for the part of the table that an emulated machine does in a minute.
 const SHORT: &str = "TINYNCCL_TEST_SHORT";
-/// Set for the process that hosts the rendezvous, and ends when it is told to.
+/// Set for the process that hosts the rendezvous, and ends when its input does.
 const HOST: &str = "TINYNCCL_TEST_HOST";
 const MESSAGE: usize = 4 << 10;
 
@@ -151,7 +151,7 @@ fn over_rdma() {
     for algorithm in ["ring", "direct", "auto"] {
         let before = sent_packets();
         run("verbs", world, algorithm);
-        // On a triangle, each pair of ranks has a subnet of its own, and every one of them carries its pair's messages.
+        // On a triangle, each pair of ranks has a separate subnet, and every one of them carries its pair's messages.
         // On a line the ends' messages pass through both.
         let after = sent_packets();
         let devices = match variable("RXE_VM").as_deref() {

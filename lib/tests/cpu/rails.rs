@@ -1,4 +1,4 @@
-//! Ranks on two nodes with two cables between them, over rails: both cables carry a call, and one that is cut in
+//! Ranks on two nodes with two NIC pairs between them, over rails: both pairs carry a call, and one that is cut in
 //! mid-run costs no call and is taken back.
 
 use program_kit::again::{Process, hear, say};
@@ -9,12 +9,12 @@ use crate::on_nodes;
 
 /// Elements of a call, 4 MiB of them.
 const COUNT: usize = 1 << 20;
-/// Calls without a byte over a cable after which it counts as left.
+/// Calls without a byte over a NIC pair after which it counts as left.
 const WITHOUT: usize = 20;
-/// Bytes over a cable that a few packets of the kernel's do not make.
+/// Bytes over a NIC pair that a few packets of the kernel's do not add up to.
 const SOME: u64 = 8 << 20;
 
-/// One call with every element checked; the ranks go on while rank 0 says so.
+/// One call with every element checked; returns true while rank 0 goes on.
 fn call(comm: &Comm, number: usize, go_on: bool) -> Result<bool> {
     let value = |rank: usize, i: usize| (i % 1000 + 3 * rank + number) as f32;
     let mut buffer: Vec<f32> = (0..COUNT).map(|i| value(comm.rank(), i)).collect();
@@ -25,14 +25,14 @@ fn call(comm: &Comm, number: usize, go_on: bool) -> Result<bool> {
     Ok(buffer[0] != 0.0)
 }
 
-/// A rank on a node. It has a phase of calls for each line that it is told: until rank 0 has sent enough over the
-/// second cable, or nothing for long.
+/// A rank on a node. It has a phase of calls for each line that it receives: until rank 0 has sent enough over the
+/// second NIC pair, or nothing for long.
 fn rank(name: &str) {
     say("here");
     assert_eq!(hear(), "cabled");
     let comm = Comm::from_env().expect("a communicator");
     let mut number = 0;
-    // Links are made by the first call.
+    // Links are opened by the first call.
     call(&comm, number, false).expect("the first call");
     say(comm.census().links.first().expect("a link").0);
     loop {
@@ -76,9 +76,9 @@ fn a_cut_cable_costs_no_call_and_is_taken_back() {
     }
     let settings = [
         ("TINYNCCL_TCP_RAILS", "1"),
-        // The ranks meet over a network that is not for data.
+        // The rendezvous is over a network that is not for data.
         ("TINYNCCL_IFNAME", "r"),
-        // Nothing but the interface says that a cable is cut.
+        // Nothing but the interface shows that a NIC pair is cut.
         ("TINYNCCL_NET_RAIL_TIMEOUT", "60"),
     ];
     let mut ranks = on_nodes::ranks(TEST, ["10.0.9.1"; 2], &settings);

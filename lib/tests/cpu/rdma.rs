@@ -14,7 +14,7 @@ const NETWORK: &str = "TINYNCCL_TEST_NETWORK";
 const ID: &str = "TINYNCCL_TEST_ID";
 const PHASE: &str = "TINYNCCL_TEST_PHASE";
 
-/// Whether networks can be made here; says so once when they cannot. With `TINYNCCL_TEST_VERBS=1` they must.
+/// Returns true if networks can be made here; prints once that they cannot. With `TINYNCCL_TEST_VERBS=1` they must.
 pub(crate) fn has_verbs() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| {
@@ -91,7 +91,7 @@ impl Network {
         format!("{}{}{}", ["f", "g"][rail], self.n, ["a", "b"][rank])
     }
 
-    /// What the rank's interfaces have sent, in bytes: headers, acknowledgements and all.
+    /// Bytes that the rank's interfaces have sent, by rail: headers, acknowledgements and all.
     pub(crate) fn sent_bytes(&self, rank: usize) -> Vec<u64> {
         let of = |rail| {
             let path = format!("/sys/class/net/{}/statistics/tx_bytes", self.on_rail(rail, rank));
@@ -114,12 +114,12 @@ impl Network {
         config
     }
 
-    /// Drops so many packets of a hundred, both ways.
+    /// Drops `percent` of a hundred packets of the first rail, in both directions.
     pub(crate) fn lose(&self, percent: u8) {
         self.treat(0, &format!("loss {percent}%"));
     }
 
-    /// What netem does to packets of that rail, both ways.
+    /// Sets what netem does to packets of that rail, in both directions: `how`.
     pub(crate) fn treat(&self, rail: usize, how: &str) {
         for rank in [0, 1] {
             sh(&format!("tc qdisc replace dev {} root netem limit 100000 {how}", self.on_rail(rail, rank)));
@@ -168,7 +168,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process sleeps, or has ended.
+/// Returns true if the child sleeps, or has ended and was not waited for.
 pub(crate) fn is_asleep(child: &Child) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
     stat.rsplit(") ").next().is_none_or(|rest| rest.starts_with(['S', 'D', 'Z']))
@@ -196,7 +196,7 @@ pub(crate) fn run<T: Send>(network: &Network, f: impl Fn(Comm) -> T + Sync) -> [
     both(rank(0), rank(1)).into()
 }
 
-/// Rank 0 here, rank 1 as a process of its own: this test binary's `test`, which asks [`child`] what to do.
+/// Rank 0 here, rank 1 as a separate process: this test binary's `test`, which gets its phase from [`child`].
 pub(crate) fn with_child(network: &Network, test: &str, phase: &str, timeout: Duration) -> (Comm, Child, Server) {
     let server = server(network);
     let id = server.unique_id();
@@ -211,7 +211,7 @@ pub(crate) fn with_child(network: &Network, test: &str, phase: &str, timeout: Du
     (Comm::init(&id, 0, 2, config).unwrap(), child, server)
 }
 
-/// What [`with_child`] has started us for. The network is its parent's.
+/// Network, id and phase that [`with_child`] has started us for. The network is its parent's.
 pub(crate) fn child() -> Option<(std::mem::ManuallyDrop<Network>, UniqueId, String)> {
     let variable = |name: &str| std::env::var(name).ok();
     let network = Network { n: variable(NETWORK)?.parse().unwrap(), rails: 1 };

@@ -1,9 +1,9 @@
-//! What befalls an RDMA network, and what the ranks say: lost packets, stopped processes, links and devices that go
+//! Faults of an RDMA network, and the errors of the ranks: lost packets, stopped processes, links and devices that go
 //! away, MTUs that differ, a limit of locked memory, rails of which one fails. Each ends in an error that names peer
 //! and status, or in the right result.
 //!
-//! Each test makes a network of its own, of two nodes in one machine, and takes it away again: so they disturb neither
-//! each other nor a network that others use. That needs root and a kernel to play with: `scripts/rxe-vm.sh`.
+//! Each test makes its own network, of two nodes in one machine, and takes it away again: so they disturb neither each
+//! other nor a network that others use. That needs root and a kernel to play with: `scripts/rxe-vm.sh`.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,7 +43,7 @@ fn disturb(
             run(network, |comm| {
                 let mut outcome = Ok(());
                 let mut n = 0;
-                // Rank 0 says to both when it is enough.
+                // Rank 0 decides for both when it is enough.
                 let mut last = [0u8];
                 while outcome.is_ok() && last == [0] {
                     n += 1;
@@ -71,7 +71,7 @@ fn disturb(
         let named = match e {
             Error::PeerLost { rank: r, peer, .. } => (*r, *peer) == (rank, 1 - rank),
             Error::Timeout { rank: r, missing, .. } => (*r, missing.as_slice()) == (rank, &[1 - rank]),
-            // What the other one has said first.
+            // The error that the other one has sent first.
             Error::Aborted { reason, .. } => reason.contains(&format!("rank {}", 1 - rank)),
             _ => false,
         };
@@ -89,7 +89,7 @@ fn break_down(network: &Network, call: impl Fn(&Comm) -> Result<()> + Sync, faul
     disturb(network, call, fault).map(|outcome| outcome.expect_err("the network was broken"))
 }
 
-/// At least one end has an error of its own that says all of `words`.
+/// At least one end has its own error, whose text has all of `words`.
 fn says(errors: &[Error; 2], words: &[&str]) {
     let found = errors.iter().any(|e| {
         let text = e.to_string();
@@ -135,9 +135,9 @@ fn an_interface_that_goes_down_is_named_by_its_status() {
     }
     let network = Network::new(3, 4200);
     let errors = break_down(&network, reduce, || rdma::sh("ip link set f3b down"));
-    // Once in fifteen times rxe of Linux 6.1 says nothing at all (the kernel's log has "rdma_rxe: Failed sending ACK"
-    // then; seen also before links had several queue pairs): the deadline names the peer, which `disturb` has checked.
-    // The rank whose deadline comes first may tell the other before that one's own.
+    // Once in fifteen times rxe of Linux 6.1 reports nothing at all (the kernel's log has "rdma_rxe: Failed sending
+    // ACK" then; seen also before links had several queue pairs): the deadline names the peer, which `disturb` has
+    // checked. The rank whose deadline comes first may notify the other before that one's own.
     let silent = |e: &Error| match e {
         Error::Timeout { .. } => true,
         Error::Aborted { reason, .. } => reason.contains("made no progress"),
@@ -147,7 +147,7 @@ fn an_interface_that_goes_down_is_named_by_its_status() {
         println!("the driver has said nothing");
         return;
     }
-    // 12 where packets are lost, 2 where the device finds no way out.
+    // 12 where packets are lost, 2 where the device finds no route.
     says(&errors, &["completion status", "10.1.103."]);
 }
 
@@ -198,7 +198,7 @@ fn a_rail_that_goes_down_in_a_flood_is_named_with_its_device_and_status() {
     says(&errors, &["queue pair 2 of 2", "rxe_g12", "10.1.162.", "completion status 12"]);
 }
 
-/// The last words of a link go over the first rail, and overtake stripes on a slower one.
+/// The last control frames of a link go over the first rail, and overtake stripes on a slower one.
 #[test]
 fn what_is_still_on_a_slow_rail_arrives_after_the_other_end_has_closed() {
     const OPTIONS: LinkOptions = LinkOptions { max_message: 128 << 10, depth: 4 };
@@ -245,7 +245,7 @@ fn the_smaller_mtu_of_both_ports_counts() {
         return;
     }
     let network = Network::new(4, 4200);
-    // The second device says 1024 from now on, the first one 4096.
+    // The MTU of the second device is 1024 from now on, that of the first one 4096.
     network.set_mtu(1, 1500);
     let before = network.counted(&["sent_pkts"]);
     run(&network, |comm| all_reduce(&comm, 256 << 10).unwrap());
@@ -313,11 +313,11 @@ fn a_low_limit_of_locked_memory_is_explained_by_the_rank_that_has_it() {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Where the second rank stops itself.
+/// Points at which the second rank stops itself.
 const PHASES: [&str; 3] = ["handshake", "idle", "flood"];
 const MESSAGE: usize = 64 << 10;
 
-/// What each rank does; the second one stops itself at `phase`.
+/// Makes a rank's calls; the second rank stops itself at `phase`.
 fn calls(comm: &Comm, phase: &str) -> Result<()> {
     let stop = |here: &str| {
         if here == phase && comm.rank() == 1 {

@@ -1,4 +1,4 @@
-//! Three ranks on nodes in a line, whose ends have no network in common: what they tell each other goes through the
+//! Three ranks on nodes in a line, whose ends have no network in common: their messages to each other go through the
 //! middle, over TCP and over rails.
 
 use program_kit::again::{Process, hear, say};
@@ -24,7 +24,7 @@ fn calls(comm: &Comm) {
     }
 }
 
-/// The middle is rank 0, where the ranks meet.
+/// Runs a rank; the middle is rank 0, which hosts the rendezvous.
 fn rank(_: &str) {
     say("here");
     let kind = hear();
@@ -43,12 +43,12 @@ fn rank(_: &str) {
     say("done");
 }
 
-/// A line with two cables between neighbours; `then` may do something to them between two rounds of calls.
+/// A line with two NIC pairs between neighbours; `then` may do something to them between two rounds of calls.
 fn line(test: &str, kind: &str, rails: &str, then: impl FnOnce(&[Process; 3])) {
     if !makes_nodes(test, rank) {
         return;
     }
-    // Each end reaches the middle at an address of its own.
+    // Each end reaches the middle at a separate address.
     let meet = ["10.0.1.1", "10.0.1.1", "10.0.2.1"];
     let mut ranks = on_nodes::ranks(test, meet, &[("TINYNCCL_TCP_RAILS", rails)]);
     let [middle, one, two] = &ranks;

@@ -1,14 +1,14 @@
-//! A storm of cable faults: two ranks on two nodes with two cables over rails make calls, and compare every value,
-//! while one or two cables at a time are cut, block one way, drop at the sender, lose long packets or some, are slow, or
-//! lose their address, and are mended in any order. No call may fail.
+//! A storm of faults: two ranks on two nodes with two NIC pairs over rails make calls, and compare every value, while
+//! one or two NIC pairs at a time are cut, block one direction, drop at the sender, lose long packets or some, are
+//! slow, or lose their address, and are mended in any order. No call may fail.
 //!
 //! `scripts/storm.sh` runs it for longer. Settings of the environment, all optional:
 //!
 //! | setting | |
 //! |---|---|
-//! | `TINYNCCL_TEST_STORM_SECONDS` | how long it lasts; 30 |
-//! | `TINYNCCL_TEST_STORM_SEED` | what is drawn; the same faults for the same seed |
-//! | `TINYNCCL_TEST_STORM_STORE` | 1: also on the cable over which the ranks meet and say that they are there |
+//! | `TINYNCCL_TEST_STORM_SECONDS` | seconds that it lasts; 30 |
+//! | `TINYNCCL_TEST_STORM_SEED` | seed of what is drawn; the same faults for the same seed |
+//! | `TINYNCCL_TEST_STORM_STORE` | 1: also on the NIC pair that carries the rendezvous and the heartbeats |
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,13 +21,13 @@ use tinynccl::{Comm, ReduceOp, Result};
 use crate::on_nodes;
 
 const TEST: &str = "storm::a_storm_of_cable_faults_costs_no_call";
-/// After the last fault is mended calls go on, and so do bytes over each cable, within this. A kernel may wait for as
-/// long as a fault lasted, and ranks for their cores.
+/// After the last fault is mended calls go on, and so do bytes over each NIC pair, within this. A kernel may wait for
+/// as long as a fault lasted, and ranks for their cores.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Elements of calls, in turn.
+/// Elements of calls, one after the other.
 const COUNTS: [usize; 5] = [2, 300, 1 << 20, 5000, 1 << 18];
 
-/// A rank on a node: it calls until rank 0 is told to end, and says how often it has when it is asked.
+/// A rank on a node: it calls until rank 0 gets a line to end, and sends the number of its calls on request.
 fn rank(name: &str) {
     say("here");
     assert_eq!(hear(), "cabled");
@@ -64,12 +64,12 @@ fn call(comm: &Comm, number: usize, goes_on: bool) -> Result<bool> {
     Ok(buffer[0] != 0.0)
 }
 
-/// What can happen to a cable.
+/// Kind of fault of a NIC pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Its interface at one end is down, so that at the other end is, too.
     Cut,
-    /// What one end sends reaches nobody.
+    /// All packets that one end sends are lost.
     OneWay,
     /// One end's host drops what it is to send.
     Silent,
@@ -83,7 +83,7 @@ enum Kind {
     Address,
 }
 
-/// A fault of a cable at one of its ends.
+/// A fault of a NIC pair at one of its ends.
 #[derive(Debug, Clone, Copy)]
 struct Fault {
     kind: Kind,
@@ -93,7 +93,7 @@ struct Fault {
 }
 
 impl Fault {
-    /// What begins it and what ends it, each with the node where that is said.
+    /// Commands that begin it and commands that end it, each with the node on which it runs.
     fn commands(&self) -> [Vec<(usize, String)>; 2] {
         let Fault { kind, cable, subnet, end } = *self;
         let here = |words: String| (end, words);
@@ -132,7 +132,7 @@ impl Fault {
     }
 }
 
-/// Kinds of faults that can be made here; says which ones cannot.
+/// Kinds of faults that can be caused here; prints which ones cannot.
 fn kinds(nodes: &[Process; 2]) -> Vec<Kind> {
     let mut kinds = vec![Kind::Cut, Kind::OneWay, Kind::Hole, Kind::Address];
     let works = |words: &str| nodes.iter().all(|node| within(node, words).status.success());
@@ -165,7 +165,7 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(&name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is {text}")))
 }
 
-/// Waits until `there`, and says what did not come.
+/// Waits until `there`; panics with `what` after [`LIMIT`].
 fn until(what: &str, mut there: impl FnMut() -> bool) {
     let start = Instant::now();
     while !there() {
@@ -219,7 +219,7 @@ fn a_storm_of_cable_faults_costs_no_call() {
             let fault = Fault { kind, cable: at.0, subnet: at.1, end };
             eprintln!("storm: {:.1} s: {kind:?} on {} at node {end}", start.elapsed().as_secs_f64(), at.0);
             let [begin, _] = fault.commands();
-            // Two faults of a cable may exclude each other.
+            // Two faults of a NIC pair may exclude each other.
             begin.iter().for_each(|(node, words)| drop(within(&ranks[*node], words)));
             open.push(fault);
             faults += 1;

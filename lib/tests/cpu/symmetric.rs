@@ -5,14 +5,14 @@ use crate::common::{Fabric, config, run};
 use tinynccl::comm::SymmetricBuffer;
 use tinynccl::{Comm, Config, ReduceOp};
 
-/// Where ranks share memory.
+/// Fabrics over which ranks share memory.
 const SHARED: [Fabric; 2] = [Fabric::Inproc, Fabric::Shm];
 
 fn ranks<R: Send>(n: usize, config: &Config, body: impl Fn(&Comm) -> R + Sync) -> Vec<R> {
     SHARED.into_iter().flat_map(|fabric| run(fabric, n, config, |comm| body(&comm))).collect()
 }
 
-/// What rank `rank` has at `i`: small integers, exact in f32 also when summed.
+/// Element `i` of rank `rank`'s buffer: small integers, exact in f32 also when summed.
 fn value(rank: usize, i: usize) -> f32 {
     ((rank * 31 + i * 7) % 101) as f32
 }
@@ -191,7 +191,7 @@ fn sizes_around_the_slot_and_the_line() {
     }
 }
 
-/// A root that broadcasts runs ahead of the others, but never over slots that somebody still reads.
+/// A root that broadcasts runs ahead of the others, but never over slots that another rank still reads.
 #[test]
 fn a_root_that_runs_ahead_waits_for_the_slowest() {
     ranks(3, &config(), |comm| {

@@ -92,7 +92,7 @@ impl Trace {
         trace
     }
 
-    /// What holds for every trace of a run that ended well.
+    /// Asserts the properties of every trace of a run that ended well.
     fn check(&self) {
         let mut tracks: BTreeMap<u64, Vec<&Slice>> = BTreeMap::new();
         for slice in &self.slices {
@@ -382,7 +382,7 @@ fn a_call_that_times_out_is_in_the_file_before_the_communicator_is_dropped() {
     let timeouts = run(Fabric::Inproc, 3, &config, |comm| {
         all_reduces(&comm, 1).expect("all are there");
         let outcome = if comm.rank() < 2 { comm.barrier() } else { Ok(()) };
-        // Nobody writes between the two: each has written its failure, nobody is dropped.
+        // No thread writes between the two: each rank has written its failure, none is dropped.
         all_done.wait();
         let text = std::fs::read_to_string(&path).expect("a file");
         all_done.wait();

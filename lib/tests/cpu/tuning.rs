@@ -175,7 +175,7 @@ fn choices(comm: &Comm) -> Result<String> {
     Ok(all)
 }
 
-/// Whether all ranks hold the same text, found out over the communicator itself.
+/// Asserts that all ranks make the same choices, compared over the communicator itself.
 fn same_everywhere(comm: &Comm) -> Result<()> {
     let text = choices(comm)?;
     let mut lengths = vec![0u64; comm.size()];

@@ -31,12 +31,12 @@ fn spread(counts: &[usize], first: usize, gap: usize) -> (Vec<Range<usize>>, usi
 
 const UNTOUCHED: u32 = 999;
 
-/// What rank `from` sends to rank `to`.
+/// Message that rank `from` sends to rank `to`.
 fn message(from: usize, to: usize, len: usize) -> Vec<u32> {
     (0..len).map(|i| (1000 * (from * 10 + to)) as u32 + datum::<u32>(from, i)).collect()
 }
 
-/// A buffer of `len` elements with these messages at these places.
+/// A buffer of `len` elements with these messages in these ranges.
 fn laid_out(len: usize, ranges: &[Range<usize>], message: impl Fn(usize, usize) -> Vec<u32>) -> Vec<u32> {
     let mut buffer = vec![UNTOUCHED; len];
     for (rank, range) in ranges.iter().enumerate() {

@@ -1,13 +1,13 @@
-//! Drivers that are missing, too old or not usable, on any machine: stand-ins for libcuda.so, made by the C compiler
+//! Drivers that are missing, too old or not usable, on any machine: stand-ins for libcuda.so, built by the C compiler
 //! that links Rust programs. This test binary runs itself again with each of them in `LD_LIBRARY_PATH`.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Set for a process that only says what it finds.
+/// Set for a process that only prints what it finds.
 const ASKS: &str = "TINYNCCL_TEST_ASKS";
 
-/// What a program sees of its GPUs. It does nothing unless it is started for that.
+/// Prints the GPUs that a program sees. It does nothing unless it is started for that.
 #[test]
 fn a_program() {
     if std::env::var_os(ASKS).is_none() {
@@ -21,7 +21,7 @@ fn a_program() {
     println!("@{inventory}");
 }
 
-/// The lines that a program says where `library` is found first.
+/// The lines that a program prints where `library` is found first.
 fn said(library: &Path) -> Vec<String> {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "driver::a_program", "--nocapture"])

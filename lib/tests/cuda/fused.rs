@@ -157,7 +157,7 @@ fn groups_of_more_ranks() {
     }
 }
 
-/// Sums of so many elements, in place.
+/// Sums of `counts` elements, in place.
 fn sums(rank: &Rank, memory: &CudaSlice<i32>, counts: [usize; 4]) -> Vec<RawCall> {
     let at = memory.device_ptr(&rank.stream).0;
     let sum = |(i, count): (u64, usize)| {

@@ -16,13 +16,13 @@ use crate::ranks::{contexts, in_processes, in_threads};
 /// Elements of a call in lines of LL, and of one in slots.
 const SMALL: usize = 100;
 const LARGE: usize = 5 << 20;
-/// Of the longest message in lines, and of one in slots.
+/// Elements of the longest message in lines, and of one in slots.
 const SHORT: usize = 8192;
 const LONG: usize = SHORT + 1;
-/// Of a window without its extension, for 8 ranks without LL128.
+/// Most bytes of a window without its extension, for 8 ranks without LL128.
 const MOST_AT_FIRST: usize = 40 << 20;
 
-/// One rank: its communicator, a stream, and memory of so many `i32`.
+/// One rank: its communicator, a stream, and memory of `LARGE` `i32`.
 struct Rank {
     device: DeviceComm,
     stream: Arc<CudaStream>,
@@ -272,7 +272,7 @@ fn ranks_of_one_thread() {
         rank.expect(SMALL, rank.total(1) * size);
         assert!(rank.device.window_bytes() > at_first);
     }
-    // The communicators meet when they go.
+    // The communicators wait for each other when they are dropped.
     std::thread::scope(|scope| {
         for (rank, comm) in ranks.into_iter().zip(comms) {
             scope.spawn(|| {
@@ -290,7 +290,7 @@ fn a_rank_that_does_not_make_the_call_is_named() {
     let errors = in_threads(&contexts, config(3), |comm, context| {
         let rank = Rank::new(&comm, context);
         if rank.device.rank() == last {
-            // It hears of the failure.
+            // It is notified of the failure.
             return loop {
                 if let Err(error) = rank.device.check() {
                     break error;
@@ -303,7 +303,7 @@ fn a_rank_that_does_not_make_the_call_is_named() {
     });
     let named = |error: &Error| matches!(error, Error::Timeout { missing, .. } if *missing == [last]);
     assert!(errors.iter().any(named), "{errors:?}");
-    // The others hear of it.
+    // The others are notified of it.
     for error in errors {
         assert!(error.to_string().contains("did not offer the memory"), "{error}");
     }

@@ -88,7 +88,7 @@ fn value(rank: usize, i: usize) -> i32 {
     (i as i32).wrapping_mul(31) ^ (rank as i32 * 1_000_003)
 }
 
-/// Every collective, at counts of no, one and many chunks, against what it must give; twenty of them on the way at a
+/// Every collective, at counts of no, one and many chunks, against what it must give; twenty of them in flight at a
 /// time.
 fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
     let (rank, n) = (comm.rank(), comm.size());

@@ -15,11 +15,11 @@ use tinynccl::{Call, DType, ReduceOp};
 use crate::peers::{PATIENCE, Rank, ranks};
 use crate::ranks::capture;
 
-/// Bytes around a buffer that nobody may write.
+/// Bytes around a buffer that nothing may write.
 const GUARD: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
-/// Of a message: none, around a word of 8 bytes, a pack of 16, the longest of one block and the longest in lines, one
-/// and several pieces.
+/// Bytes of a message: none, around a word of 8 bytes, a pack of 16, the longest of one block and the longest in lines,
+/// one and several pieces.
 const LENGTHS: [usize; 16] = [0, 1, 7, 8, 9, 15, 16, 17, 4095, 4096, 4097, 32_767, 32_768, 32_769, 100_003, LONG];
 const LONG: usize = 5_000_011;
 /// Bytes by which buffers are off the alignment that CUDA gives them.
@@ -33,7 +33,7 @@ fn bytes(from: usize, number: usize, len: usize) -> Vec<u8> {
 /// One rank's part of a test: its calls, given the addresses of input and output.
 struct Part {
     input: Vec<u8>,
-    /// What the output holds before; an input in place is in it.
+    /// Contents of the output before the calls; an input in place is in it.
     output: Vec<u8>,
     expected: Vec<u8>,
     calls: Box<dyn Fn(u64, u64) -> Vec<RawCall>>,
@@ -182,8 +182,8 @@ fn messages_to_oneself_beside_others() {
     }
 }
 
-/// More messages than there are slots, short and long ones in turn, before their receiver begins; then in both
-/// directions at once, each in an order of its own.
+/// More messages than there are slots, short and long ones alternately, before their receiver begins; then in both
+/// directions at once, each in its own order.
 #[test]
 fn short_and_long_messages_in_a_row() {
     let Some(ranks) = ranks(PATIENCE) else { return };
@@ -325,7 +325,7 @@ fn all_to_all_of_buffers_that_overlap_partly_is_refused() {
     comm.check().unwrap();
 }
 
-/// Each replay of an all_to_all in place turns the segments once more; a gather's copy is a part of its kernel.
+/// Each replay of an all_to_all in place exchanges the segments once more; a gather's copy is a part of its kernel.
 #[test]
 fn in_place_and_beside_messages_in_a_graph() {
     let Some(ranks) = ranks(PATIENCE) else { return };
@@ -353,12 +353,12 @@ fn in_place_and_beside_messages_in_a_graph() {
             // SAFETY: the buffers live until the streams are waited for.
             unsafe { comm.enqueue_group(stream, &group(rank)) }.unwrap();
         };
-        // Code is loaded before anybody waits.
+        // Code is loaded before any rank waits.
         (0..n).for_each(|rank| ranks[rank].comm.prepare(&group(rank)).unwrap());
         (0..n).for_each(calls);
         ranks.iter().for_each(|r| r.comm.synchronize().unwrap());
         let graphs: Vec<_> = ranks.iter().enumerate().map(|(rank, r)| capture(&r.stream, || calls(rank))).collect();
-        // A graph with memory of its own gets it at its first launch otherwise, which may wait for the other rank's
+        // A graph that allocates memory gets it at its first launch otherwise, which may wait for the other rank's
         // kernel.
         for (r, graph) in ranks.iter().zip(&graphs) {
             // SAFETY: as below.

@@ -39,7 +39,7 @@ impl Drop for Memory {
 }
 
 fn write(at: u64, data: &[u32]) {
-    // SAFETY: memory of so many elements.
+    // SAFETY: memory of at least `data.len()` elements.
     unsafe { result::memcpy_htod_sync(at, data) }.unwrap();
     // SAFETY: the default stream: the copy may be from pageable memory.
     unsafe { result::stream::synchronize(std::ptr::null_mut()) }.unwrap();
@@ -47,7 +47,7 @@ fn write(at: u64, data: &[u32]) {
 
 fn read(at: u64, elements: usize) -> Vec<u32> {
     let mut data = vec![0; elements];
-    // SAFETY: memory of so many elements.
+    // SAFETY: memory of at least `elements` elements.
     unsafe { result::memcpy_dtoh_sync(&mut data, at) }.unwrap();
     data
 }
@@ -56,7 +56,7 @@ fn value(from: usize, to: usize, round: usize, i: usize) -> u32 {
     (((from * 8 + to) * 64 + round) * COUNT + i) as u32
 }
 
-/// One rank's memory: a source per rank, and a window with a place per rank.
+/// One rank's memory: a source per rank, and a window with a region per rank.
 struct Sides<'a> {
     device: &'a DeviceComm,
     stream: &'a Arc<CudaStream>,

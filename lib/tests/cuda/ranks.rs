@@ -7,7 +7,7 @@ use tinynccl::launch::{self, Launcher};
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, Config, cuda};
 
-/// The collectives that have kernels of their own.
+/// The collectives that have their own kernels.
 pub(crate) const COLLECTIVES: [Collective; 6] = [
     Collective::AllReduce,
     Collective::AllGather,
@@ -33,7 +33,7 @@ pub(crate) fn contexts() -> Option<Vec<Arc<CudaContext>>> {
     Some((0..count.min(8)).map(|i| CudaContext::new(i).unwrap()).collect())
 }
 
-/// `body` for each rank in a thread of its own.
+/// `body` for each rank in a separate thread.
 pub(crate) fn in_threads<T: Send>(
     contexts: &[Arc<CudaContext>],
     config: Config,
@@ -47,7 +47,7 @@ pub(crate) fn in_threads<T: Send>(
     })
 }
 
-/// `body` for each rank in a process of its own: the test of this name starts itself again, once with each of these
+/// `body` for each rank in a separate process: the test of this name starts itself again, once with each of these
 /// environments.
 pub(crate) fn in_processes(test: &str, environments: &[&[(&str, &str)]], body: impl FnOnce(&Comm, &Arc<CudaContext>)) {
     if launch::is_rank() {
@@ -69,7 +69,7 @@ pub(crate) fn in_processes(test: &str, environments: &[&[(&str, &str)]], body: i
     }
 }
 
-/// What `work` enqueues, as a graph.
+/// Graph of what `work` enqueues.
 pub(crate) fn capture(stream: &Arc<CudaStream>, work: impl FnOnce()) -> sys::CUgraphExec {
     use cudarc::driver::result::stream as streams;
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;

@@ -15,7 +15,7 @@ const NEED_KERNELS: &[&str] = &[
 
 /// Runs the tests that begin with `which` over the stand-in.
 fn over_the_stand_in(which: &str, settings: &[(&str, &str)]) {
-    // They start processes of their own: one set after the other.
+    // They start separate processes: one set after the other.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock();
     let output = Command::new(std::env::current_exe().unwrap())

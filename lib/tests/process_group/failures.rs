@@ -1,4 +1,4 @@
-//! What must fail, and how it must say so.
+//! Calls that must fail, and the errors that they must give.
 
 use tinynccl::process_group::{BackendType, Device, ProcessGroup};
 use tinynccl::{Error, ReduceOp, Result};
@@ -74,7 +74,7 @@ pub(crate) fn mismatch(group: &ProcessGroup) {
 /// Two ranks that disagree about the length of a message.
 pub(crate) fn message_mismatch(group: &ProcessGroup) {
     match group.rank() {
-        // It may be on its way before the receiver looks at it.
+        // It may be in flight before the receiver looks at it.
         0 => drop(group.send(&[1.0f64; 5], 1)),
         1 => {
             let e = text(group.recv(&mut [0.0f64; 6], 0));
@@ -140,7 +140,7 @@ fn ranks_that_ask_for_different_backends_are_told() {
     assert!(told.iter().all(|e| e.contains("rank 0 asks for backend auto, rank 1 for tinynccl")), "{told:?}");
 }
 
-/// What a backend that is not here says: never another one instead.
+/// Error of a backend that is not available: never another one instead.
 #[test]
 fn a_backend_that_is_missing_says_what_was_looked_for() {
     let alone = |backend| {
@@ -160,7 +160,7 @@ fn a_backend_that_is_missing_says_what_was_looked_for() {
     assert!(group.why().contains("host memory"), "{}", group.why());
 }
 
-/// A program that was not started by mpirun, but asks for mpi.
+/// A program that was not started by mpirun, but requests mpi.
 #[test]
 fn mpi_without_mpirun_says_so() {
     if !cfg!(feature = "mpi") {

@@ -1,4 +1,4 @@
-//! The ways into a group.
+//! Groups that are opened by address and by id.
 
 use program_kit::port::Port;
 use tinynccl::ReduceOp;

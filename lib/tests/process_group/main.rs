@@ -24,7 +24,7 @@ fn skip(what: &str, why: &dyn std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "SKIPPED: {what}: {why}");
 }
 
-/// Runs `f` once per rank, each a thread with a group of its own.
+/// Runs `f` once per rank, each a thread with a separate group.
 fn threads<R: Send>(
     ranks: usize,
     backend: BackendType,
@@ -65,7 +65,7 @@ fn mpi_under_mpirun() {
     }
 }
 
-/// GPUs for so many ranks, or says that it is skipped.
+/// Returns true if there are GPUs for `ranks` ranks; prints that the test is skipped if not.
 fn gpus(ranks: usize) -> bool {
     match cuda::device_count() {
         Ok(count) if count >= ranks => true,

@@ -1,4 +1,4 @@
-//! Where a test's buffers lie: on the host or on the group's GPU.
+//! Location of a test's buffers: on the host or on the group's GPU.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tinynccl::process_group::{Buffer, BufferMut, OnDevice, Owned, ProcessGroup};
 
 use super::common::values::Number;
 
-/// Where buffers lie.
+/// Location of buffers.
 pub(crate) enum Site {
     Host,
     Gpu(Arc<CudaStream>),

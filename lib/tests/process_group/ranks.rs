@@ -9,7 +9,7 @@ use super::place::Site;
 use super::{failures, random, suite};
 use program_kit::port::Port;
 
-/// What a rank is to do.
+/// Task of a rank: a backend, or `mpi-alone`.
 const TASK: &str = "TINYNCCL_TEST_TASK";
 
 fn variable(name: &str) -> Option<String> {
@@ -106,7 +106,7 @@ pub(crate) fn by_mpirun(world: usize) {
     finish(child, &format!("mpirun -n {world}"));
 }
 
-/// Two ranks that no mpirun started: each is a world of its own to MPI.
+/// Two ranks that no mpirun started: each is a separate world to MPI.
 pub(crate) fn mpi_without_mpirun() {
     by_environment("mpi-alone", 2);
 }

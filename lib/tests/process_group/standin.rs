@@ -1,4 +1,4 @@
-//! Groups on GPUs without a GPU: this test program runs tests of its own again, over a stand-in for CUDA's driver
+//! Groups on GPUs without a GPU: this test program runs its own tests again, over a stand-in for CUDA's driver
 //! (`tools/cuda-standin`), and for the backend NCCL over this project's own `libnccl.so.2` (`bindings/nccl`).
 
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! What every backend must do alike: every collective in all its forms, against values computed without communication.
+//! Tests that every backend must pass alike: every collective in all its forms, against values computed without
+//! communication.
 
 use tinynccl::process_group::{BackendType, Buffer, BufferMut, ProcessGroup};
 use tinynccl::{DType, ReduceOp, Result};
@@ -235,7 +236,7 @@ fn batch(group: &ProcessGroup, site: &Site) -> Result<()> {
         let (mut c, mut all) = (check.put::<u8>(count, |i| datum(rank, i)), check.blank::<f64>(n * count));
         let mut batch = group.batch();
         batch.all_reduce(&mut a, ReduceOp::Sum)?;
-        // Everybody to everybody, itself included, all sends first.
+        // Every rank to every rank, itself included, all sends first.
         for peer in 0..n {
             batch.send(&mine, peer)?;
         }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::framing::{read_frame, write_frame};
 
-/// How a client uses its socket.
+/// Socket settings of a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SocketOptions {
     /// Leave Nagle's algorithm on (TCP_NODELAY off).

@@ -131,7 +131,7 @@ pub(crate) fn decode(header: [u8; HEADER], limit: usize) -> Result<usize, FrameE
     if length > limit { Err(FrameError::TooLong { length, limit }) } else { Ok(length) }
 }
 
-/// Sends one frame. `split` sends the header in a call of its own, as naive programs do (see the README on Nagle).
+/// Sends one frame. `split` sends the header in a separate call, as naive programs do (see the README on Nagle).
 pub(crate) fn write_frame(stream: &mut impl Write, payload: &[u8], split: bool) -> Result<(), FrameError> {
     let header =
         encode(payload.len()).ok_or(FrameError::TooLong { length: payload.len(), limit: u32::MAX as usize })?;

@@ -33,7 +33,7 @@ struct Cli {
 enum Mode {
     /// Send every frame back to whoever sent it, until stopped.
     Server {
-        /// Where to listen, HOST:PORT; port 0 takes a free one.
+        /// Address to listen on, HOST:PORT; port 0 takes a free one.
         #[arg(long, default_value = "127.0.0.1:4701")]
         listen: String,
         /// Longest payload accepted: bytes, K, M or G may follow.
@@ -48,7 +48,7 @@ enum Mode {
     },
     /// Measure latency and bandwidth against a server.
     Client {
-        /// Where the server is, HOST:PORT.
+        /// Address of the server, HOST:PORT.
         #[arg(long, default_value = "127.0.0.1:4701")]
         connect: String,
         #[command(flatten)]

@@ -17,14 +17,14 @@ pub(crate) struct Cli {
     pub(crate) talk: Talk,
 }
 
-/// What to do.
+/// Subcommand of the program.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mode {
     /// Print devices and GID tables.
     List,
     /// Wait for one client, receive its text, answer, end.
     Server {
-        /// Where to listen for the side channel, HOST:PORT; port 0 takes a free one.
+        /// Address to listen on for the side channel, HOST:PORT; port 0 takes a free one.
         #[arg(long, default_value = "127.0.0.1:4702")]
         listen: String,
     },
@@ -36,7 +36,7 @@ pub(crate) enum Mode {
     },
 }
 
-/// How to talk.
+/// Settings of the conversation.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Talk {
     /// Text to send [default: a greeting].
@@ -45,7 +45,7 @@ pub(crate) struct Talk {
     /// Size in bytes of the buffer posted for the peer's text.
     #[arg(long, global = true, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) recv_bytes: u32,
-    /// Which interface connects the QP: `steps` shows each step, `safe` is the crate's handshake in one call.
+    /// Interface that connects the QP: `steps` shows each step, `safe` is the crate's handshake in one call.
     #[arg(long, global = true, value_enum, default_value_t = Api::Steps)]
     pub(crate) api: Api,
     /// Leave out the attributes of each step.
@@ -53,7 +53,7 @@ pub(crate) struct Talk {
     pub(crate) brief: bool,
 }
 
-/// Which interface to libibverbs.
+/// Interface to libibverbs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Api {
     /// RESET, INIT, RTR, RTS one by one.

@@ -31,7 +31,7 @@ impl fmt::Display for Endpoint {
 impl FromStr for Endpoint {
     type Err = String;
 
-    /// Accepts exactly the output of `Display`: a stranger's bytes must not become a QP's attributes.
+    /// Accepts exactly the output of `Display`: bytes of an unauthenticated peer must not become a QP's attributes.
     // EXERCISE 2 (How it works): parse the output of `Display` field by field and refuse everything else: extra
     // fields, a qpn or psn of more than 24 bits, an invalid MTU.
     fn from_str(text: &str) -> Result<Endpoint, String> {

@@ -36,7 +36,7 @@ impl FromStr for Gid {
     }
 }
 
-/// How packets with this GID travel.
+/// Protocol that carries packets with this GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand.
@@ -93,7 +93,7 @@ pub struct GidRow {
     pub index: u32,
     /// The address.
     pub gid: Gid,
-    /// How packets with this GID travel.
+    /// Protocol that carries packets with this GID.
     pub kind: GidKind,
     /// The network device that the address belongs to; empty on InfiniBand.
     pub netdev: String,

@@ -33,7 +33,7 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     qp.to_init(&init)?;
     explain("RESET -> INIT", &qp, &init.attributes(), talk)?;
 
-    // 3. A place for the peer's message, before the peer can send: a message without a RECV is refused.
+    // 3. A posted buffer for the peer's message, before the peer can send: a message without a RECV is refused.
     say!("RECV of up to {inbox} bytes, wr_id {RECV_ID}");
     qp.post_recv(RECV_ID, &mr, 0..inbox)?;
 

@@ -53,7 +53,7 @@ impl End {
 pub struct Pair {
     /// The device, its port and the rest of our address.
     pub local: Local,
-    /// Of both queue pairs, and of the memory that they use.
+    /// Protection domain of both queue pairs, and of the memory that they use.
     pub pd: Arc<Pd>,
     /// One end.
     pub sender: End,
@@ -62,8 +62,8 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Either end allows the peer `access` (`enum ibv_access_flags`). It asks for a pause of `min_rnr_timer` when it
-    /// has no RECV, and repeats a message `rnr_retry` times when the peer has none, 7 for ever.
+    /// Either end allows the peer `access` (`enum ibv_access_flags`). It requests a pause of `min_rnr_timer` when it
+    /// has no RECV, and repeats a message `rnr_retry` times when the peer has none; 7 is forever.
     ///
     /// # Errors
     /// No device; a step that the driver refuses.

@@ -24,8 +24,8 @@ pub(crate) fn show(bytes: &[u8]) {
     say!("received {} bytes: {:?}", bytes.len(), String::from_utf8_lossy(bytes));
 }
 
-/// Waits until the request with number `wr_id` has completed and prints every completion on the way. Completions of
-/// the two queues arrive in any order, so `early` keeps those that nobody has waited for yet.
+/// Waits until the request with number `wr_id` has completed and prints every completion on the way. Completions of the
+/// two queues arrive in any order, so `early` keeps those that no caller has waited for yet.
 // EXERCISE 4 (How it works): poll until the completion with this number arrives or the deadline passes;
 // keep the completions of other requests for later, and turn a failed one into an error.
 pub(crate) fn await_completion(

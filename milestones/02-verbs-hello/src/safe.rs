@@ -1,6 +1,6 @@
-//! The same conversation through the safe interface of the crate `ibverbs`: `unsafe` only for the two posts, and one
-//! call for INIT, RTR and RTS. The crate hides the steps that this milestone shows, fixes the first sequence number to
-//! 0 and the port to 1, and offers only SEND and RECV. Milestone 05 needs more.
+//! The conversation of `hello` through the safe interface of the crate `ibverbs`: `unsafe` only for the two posts, and
+//! one call for INIT, RTR and RTS. The crate hides the steps that this milestone shows, fixes the first sequence number
+//! to 0 and the port to 1, and offers only SEND and RECV. Milestone 05 needs more.
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use ibverbs::ibv_qp_type::IBV_QPT_RC;

@@ -21,7 +21,7 @@ impl Unavailable {
         ))
     }
 
-    /// A process that this one started said so, in a line of its own.
+    /// A process that this one started has printed the reason, on a separate line.
     pub fn of_side(side: &str) -> Unavailable {
         Unavailable(format!("the {side} cannot run here; it says why above"))
     }

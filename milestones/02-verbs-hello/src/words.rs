@@ -6,7 +6,7 @@
 pub struct Status {
     /// `SUCCESS`, `REM_ACCESS_ERR` and so on.
     pub name: &'static str,
-    /// What happened, and the usual cause.
+    /// Description of the outcome, with the usual cause.
     pub meaning: &'static str,
 }
 

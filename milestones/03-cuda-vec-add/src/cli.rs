@@ -19,7 +19,7 @@ pub(crate) enum Mode {
     Faults,
     /// Make one of the mistakes, in this process.
     Fault {
-        /// Which one.
+        /// The mistake to make.
         kind: Fault,
     },
 }

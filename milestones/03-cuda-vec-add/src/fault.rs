@@ -11,7 +11,7 @@ use crate::compile::{KERNELS, SOURCE, compile};
 use crate::device::{Device, cuda};
 use crate::unavailable::EXIT_UNAVAILABLE;
 
-/// Runs each mistake in a process of its own, because some leave the process without a usable device.
+/// Runs each mistake in a separate process, because some leave the process without a usable device.
 pub(crate) fn all(options: &Options) -> Result<()> {
     // If nothing can run here, this reports it in one line instead of four.
     let device = Device::open(options.device)?;

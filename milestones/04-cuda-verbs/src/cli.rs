@@ -20,7 +20,7 @@ pub const MOST_SLOTS: usize = 64;
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Cli {
-    /// What to do.
+    /// Subcommand, if there is one.
     #[command(subcommand)]
     pub mode: Option<Mode>,
     /// The RDMA device.
@@ -31,14 +31,14 @@ pub struct Cli {
     pub data: Data,
 }
 
-/// What to do.
+/// Subcommand of the program.
 #[derive(Debug, Subcommand)]
 pub enum Mode {
     /// Report the hardware and the path that a run would use; move nothing.
     Probe,
     /// Receive a buffer from one client and check every byte.
     Server {
-        /// Where to listen for the side channel, HOST:PORT; port 0 takes a free one.
+        /// Address to listen on for the side channel, HOST:PORT; port 0 takes a free one.
         #[arg(long, default_value = "127.0.0.1:4704")]
         listen: String,
     },
@@ -53,13 +53,13 @@ pub enum Mode {
 /// Options of the transfer.
 #[derive(Debug, Clone, Args)]
 pub struct Data {
-    /// Which memory to use.
+    /// Memory to use for the buffer.
     #[arg(long, global = true, value_enum, default_value = "auto")]
     pub buffer: buffer::Choice,
     /// Number of the GPU, among those that the driver shows (CUDA_VISIBLE_DEVICES).
     #[arg(long, global = true, default_value_t = 0)]
     pub gpu: usize,
-    /// How the bytes travel.
+    /// Wire that carries the bytes.
     #[arg(long, global = true, value_enum, default_value = "auto")]
     pub wire: WireChoice,
     /// Try only this path, and exit with status 77 if it does not work here [default: all, in order].
@@ -79,7 +79,7 @@ pub struct Data {
         value_parser = RangedU64ValueParser::<usize>::new().range(2..=MOST_SLOTS as u64)
     )]
     pub slots: usize,
-    /// How often to fill, send and check the buffer.
+    /// Number of times to fill, send and check the buffer.
     #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rounds: u64,
     /// Print the chosen path in one line, without the reasons.

@@ -25,7 +25,7 @@ impl Pinned {
     /// Memory of `owner`: `len` bytes at `start`.
     ///
     /// # Safety
-    /// The bytes are valid for reads and writes, and initialized, as long as `owner` lives; nobody has a reference.
+    /// The bytes are valid for reads and writes, and initialized, as long as `owner` lives; no one has a reference.
     pub(crate) unsafe fn new(
         start: NonNull<u8>,
         len: usize,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use verbs_hello::endpoint::field;
 
-/// Which wire to use.
+/// Wire to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum WireChoice {
     /// RDMA if both sides have a device, else TCP.
@@ -41,7 +41,7 @@ pub struct Terms {
     pub bytes: usize,
     /// Bytes of a chunk.
     pub chunk: usize,
-    /// How often the buffer is sent.
+    /// Number of times that the buffer is sent.
     pub rounds: u64,
     /// The requested wire.
     pub wire: WireChoice,

@@ -19,12 +19,12 @@ pub(crate) struct Cli {
     pub(crate) bytes: usize,
 }
 
-/// What to do.
+/// Subcommand of the program.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mode {
     /// Offer memory to one client and report what happens to it.
     Server {
-        /// Where to listen for the side channel, HOST:PORT; port 0 takes a free one.
+        /// Address to listen on for the side channel, HOST:PORT; port 0 takes a free one.
         #[arg(long, default_value = "127.0.0.1:4705")]
         listen: String,
     },

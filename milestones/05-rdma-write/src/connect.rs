@@ -56,7 +56,7 @@ impl<'a> Node<'a> {
         Ok(completion)
     }
 
-    /// The same for a completion that must be successful and belong to request `wr_id`.
+    /// Sleeps until the next completion and prints it; it must be successful and belong to request `wr_id`.
     pub(crate) fn success(&self, wr_id: u64) -> Result<Completion> {
         let completion = self.completion()?;
         ensure!(completion.wr_id == wr_id, "a completion of wr_id {}, expected {wr_id}", completion.wr_id);

@@ -63,7 +63,7 @@ impl Drop for Wire {
     }
 }
 
-/// What both halves have.
+/// State of either half of a link.
 #[derive(Debug)]
 struct Half {
     wire: Arc<Wire>,
@@ -223,7 +223,7 @@ struct Receiver {
     got: usize,
     /// Whole messages, the oldest first.
     ready: VecDeque<(Header, Vec<u64>)>,
-    /// How many of them are taken in at most.
+    /// Limit on the messages in `ready`.
     depth: usize,
 }
 
@@ -319,7 +319,7 @@ impl RecvLink for Receiver {
     }
 
     fn arm(&mut self) -> Result<bool> {
-        // What came before anybody waited for it would wake nobody.
+        // Bytes that came before any thread waited for them would wake no thread.
         self.progress()?;
         Ok(!self.ready.is_empty())
     }
@@ -365,7 +365,7 @@ mod tests {
         (Receiver { half, head: [0; Header::BYTES], body: Vec::new(), got: 0, ready: [].into(), depth }, theirs)
     }
 
-    /// Until so many messages are ready, or bytes of one are here.
+    /// Calls `take_in` until `enough` holds.
     fn take_in_until(r: &mut Receiver, enough: impl Fn(&Receiver) -> bool) {
         let begin = Instant::now();
         while !enough(r) {
@@ -395,7 +395,7 @@ mod tests {
     #[test]
     fn push_goes_on_where_a_full_socket_stopped_it() {
         let (mut s, mut theirs) = sender();
-        // More than the kernel takes while nobody reads.
+        // More than the kernel takes while no one reads.
         let payload: Vec<u8> = (0..64 << 20).map(|i: u32| (i >> 3) as u8).collect();
         assert!(!s.push(b"header", &payload).unwrap(), "the socket took everything");
         assert!(s.full && s.sent > 0, "sent {}", s.sent);

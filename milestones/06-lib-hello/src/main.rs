@@ -101,7 +101,7 @@ fn add_up(comm: &Comm) -> tinynccl::Result<u64> {
     Ok(sum[0])
 }
 
-/// Rank 0's word, on every rank.
+/// Rank 0's `word`, on every rank.
 // EXERCISE 2 (How it works): broadcast rank 0's word; the other ranks provide memory for it.
 fn spread(comm: &Comm, word: [u8; 8]) -> tinynccl::Result<[u8; 8]> {
     let mut word = if comm.rank() == 0 { word } else { *b"--------" };
@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// What `call` returns on each of three ranks, which are threads.
+    /// Results of `call` on three ranks, which are threads, by rank.
     fn on_three<T: Send>(call: impl Fn(&Comm) -> tinynccl::Result<T> + Sync) -> Vec<T> {
         let mut config = Config::default();
         (config.timeout, config.connect_timeout) = (Duration::from_secs(10), Duration::from_secs(10));

@@ -1,5 +1,5 @@
-//! A job over links of one's own: its ranks are threads. Two ranks find each other over the link that the library has
-//! made between them: the lower one sends the port at which it waits, and the higher one dials it.
+//! A job over links of one's own: its ranks are threads. Two ranks rendezvous over the link that the library has made
+//! between them: the lower one sends the port on which it listens, and the higher one connects to it.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use tinynccl::{Comm, Config};
 
 use crate::link;
 
-/// Time for two ranks to meet.
+/// Time limit of the rendezvous of two ranks.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Runs `work` on every rank. All links between them are those of [`link`].
@@ -48,7 +48,7 @@ pub fn run(ranks: usize, mut config: Config, work: impl Fn(&Comm) -> Result<()> 
     ended.into_iter().collect()
 }
 
-/// A link of our own in place of `theirs`.
+/// Our own link in place of `theirs`.
 fn meet(theirs: &mut LinkPair, depth: usize) -> Result<LinkPair> {
     let mut peer = theirs.send.peer().clone();
     let begin = Instant::now();

@@ -1,5 +1,5 @@
-//! The same two ways with a network card of limited speed for each rank, as hosts have: on one machine nothing else
-//! shows that the way through rank 0 has one card for all bytes.
+//! Ring and naive all-reduce with a network card of limited speed for each rank, as hosts have: on one machine nothing
+//! else shows that all bytes of the naive one pass through rank 0's card.
 
 use anyhow::{Context as _, Result, anyhow};
 use tinynccl::transport::paced::{self, Cards};
@@ -8,7 +8,7 @@ use tinynccl::{Comm, Config, ReduceOp};
 
 use crate::{measure, naive};
 
-/// Bytes per second, each way: slower than this process copies, so that the cards decide.
+/// Bytes per second in each direction: slower than this process copies, so that the cards decide.
 const SPEED: f64 = 200e6;
 /// Timed calls per size at most.
 const ITERS: usize = 3;

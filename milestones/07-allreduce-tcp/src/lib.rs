@@ -177,7 +177,7 @@ fn counts(args: &Args) -> Vec<usize> {
     args.count.map_or_else(|| args.bytes.iter().map(|b| b / 4).collect(), |count| vec![count])
 }
 
-/// Both ways, without a clock.
+/// Calls ring and naive all-reduce `iters` times each, without timing them.
 fn warm_up(comm: &Comm, count: usize, iters: usize) -> Result<()> {
     let input = measure::input(comm, count)?;
     let mut output = measure::buffer(count, |_| 0.0)?;

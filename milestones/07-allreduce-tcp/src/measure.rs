@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use tinynccl::{Comm, ReduceOp};
 
-/// The cost of one way of doing it.
+/// The cost of an all-reduce by one algorithm.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timing {
     /// Seconds per call, of the slowest rank.
@@ -121,7 +121,7 @@ pub fn loopback_bytes() -> Option<u64> {
     std::fs::read_to_string("/sys/class/net/lo/statistics/tx_bytes").ok()?.trim().parse().ok()
 }
 
-/// Whether all ranks share one network namespace of one kernel, so that its counters see all their traffic.
+/// Returns true if all ranks share one network namespace of one kernel, so that its counters see all their traffic.
 pub(crate) fn one_network(comm: &Comm) -> Result<bool> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();

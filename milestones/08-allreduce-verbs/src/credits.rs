@@ -1,4 +1,4 @@
-//! Who may write where: the counts that keep a sender from overwriting what the receiver has not read. No I/O.
+//! Credits: the counts that keep a sender from overwriting what the receiver has not read. No I/O.
 //!
 //! ```text
 //! sent          messages that we have written to the peer's slots      <= freed_there + slots
@@ -7,8 +7,8 @@
 //! freed         how many of them we have freed
 //! told          how many of those the peer knows of                    >  freed - report
 //! ```
-//! Every write carries `freed` in its immediate word. Where nothing is sent for a while, a write of its own carries it:
-//! a *report*, once `report` messages have been freed that the peer does not know of. The library's own is
+//! Every write carries `freed` in its immediate word. Where nothing is sent for a while, a separate write carries it: a
+//! *report*, once `report` messages have been freed that the peer does not know of. The library's own is
 //! [`layout.rs`](../../../lib/src/transport/verbs/link/layout.rs), with two rings.
 
 /// The purpose of a write.
@@ -36,8 +36,8 @@ pub struct Credits {
 }
 
 impl Credits {
-    /// Both ends must have the same `depth`: so many messages fit in one direction, whatever the receiver keeps to
-    /// itself.
+    /// `depth` messages fit in one direction, however many freed slots the receiver keeps to itself. Both ends must
+    /// have the same `depth`.
     pub fn new(depth: u64) -> Credits {
         let report = (depth / 2).max(1);
         // The receiver may keep report - 1 freed slots to itself.
@@ -95,14 +95,14 @@ impl Credits {
         (self.freed < self.received).then(|| self.freed % self.slots)
     }
 
-    /// Frees the oldest message. True when the peer must be told in a write of its own.
+    /// Frees the oldest message. True when the peer must be notified in a separate write.
     // EXERCISE 5 (Credits by hand): count it as freed. A report is due once `report` freed messages are untold.
     pub fn free(&mut self) -> bool {
         self.freed += 1;
         self.freed - self.told >= self.report
     }
 
-    /// How many receives must be posted, so that no write of the peer's finds none while we do not look.
+    /// Number of receives that must be posted, so that no write of the peer's finds none while we do not look.
     // EXERCISE 6 (Credits by hand): each write of the peer's takes one, messages and reports. Count the messages that
     // it can send while we look at nothing, and the reports if it frees everything that we could send it.
     pub fn receives(&self) -> u64 {

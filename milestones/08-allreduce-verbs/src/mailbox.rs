@@ -14,7 +14,7 @@ pub const MESSAGE: usize = 64;
 
 /// Code of the pause that an end asks for when it has no receive: 0.64 ms.
 const PAUSE: u8 = 12;
-/// Try for ever when the peer has no receive.
+/// Retry forever when the peer has no receive.
 const FOR_EVER: u8 = 7;
 
 /// One end.

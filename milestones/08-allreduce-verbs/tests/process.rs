@@ -8,7 +8,7 @@ fn program() -> Command {
     testing::program(env!("CARGO_BIN_EXE_allreduce-verbs"))
 }
 
-/// Whether there is a device: without the feature `verbs` there is, and with `TINYNCCL_TEST_VERBS=1` there must be.
+/// Returns true if there is a device: always without the feature `verbs`; `TINYNCCL_TEST_VERBS=1` requires one.
 fn has_verbs() -> bool {
     match tinynccl::transport::rdma_ports(&tinynccl::Config::default()) {
         Ok(_) => true,

@@ -56,7 +56,7 @@ impl OneShot {
         }
         let late = stream.alloc_zeros(1)?;
         stream.synchronize()?;
-        // Nobody writes before every window is there.
+        // No rank writes before every window is there.
         comm.barrier()?;
         let [rank, ranks, most] = [comm.rank(), comm.size(), most].map(|n| n as u32);
         Ok(OneShot { kernel, windows, _window: window, late, rank, ranks, most, call: 0 })

@@ -35,7 +35,7 @@ fn a_rank_for_each_gpu() {
 
 #[test]
 fn a_kernel_of_our_own_sums_as_the_librarys_do() {
-    // Two ranks on one GPU would take turns, and a kernel that waits would wait for its own turn to end.
+    // Two ranks on one GPU would share it in time slices, and a kernel that waits would wait for its own slice to end.
     if gpus() == 1 {
         return skipped("the kernel of one_shot.cu", "it needs two GPUs, and the driver sees 1");
     }

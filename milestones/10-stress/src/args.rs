@@ -62,15 +62,15 @@ pub(crate) struct Args {
     /// Check every element: 0 or 1.
     #[arg(short = 'c', long = "check", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
-    /// What to run: all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all scan sendrecv
-    /// barrier, a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back; neighbours: half
-    /// of it to the right, half to the left.
+    /// Collectives to run: all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all scan
+    /// sendrecv barrier, a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back;
+    /// neighbours: half of it to the right, half to the left.
     #[arg(long, default_value = "all_reduce", value_delimiter = ',')]
     collective: Vec<String>,
     /// Ranks to start on this machine; under a launcher, the launcher's number counts instead.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) ranks: u32,
-    /// What carries the bytes: auto, tcp, shm, verbs (RDMA), or inproc (ranks are threads of one process).
+    /// Transport of the bytes: auto, tcp, shm, verbs (RDMA), or inproc (ranks are threads of one process).
     #[arg(long)]
     transport: Option<String>,
     /// Use this algorithm where it can do the collective: ring, tree, double-tree, direct, halving-doubling, all-pairs,
@@ -141,7 +141,7 @@ pub(crate) struct Plan {
     /// `None`: every rank is root in turn.
     root: Option<usize>,
     transport: Option<TransportChoice>,
-    /// Whether the ranks are threads of this process.
+    /// True if the ranks are threads of this process.
     pub(crate) threads: bool,
     algorithm: Option<Option<Algorithm>>,
     timeout: Option<Duration>,

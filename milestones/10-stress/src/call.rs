@@ -112,7 +112,7 @@ fn halves<'a, T>(comm: &Comm, input: &'a [T], output: &'a mut [T]) -> [Exchange<
     ]
 }
 
-/// Whether the library offers the call asynchronously.
+/// Returns true if the library offers the call asynchronously.
 pub(crate) fn has_async(collective: Collective, place: Place) -> bool {
     match place {
         Place::In => matches!(collective, Collective::AllReduce | Collective::Broadcast),

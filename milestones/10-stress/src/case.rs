@@ -7,7 +7,7 @@ use tinynccl::{DType, ReduceOp};
 
 use crate::pattern::Source;
 
-/// Whether the result has memory of its own.
+/// Memory of the result: separate, or the input's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Input and output are separate.
@@ -16,7 +16,7 @@ pub(crate) enum Place {
     In,
 }
 
-/// Who sends to whom in send/recv.
+/// Communication pattern of send/recv.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Send to the right, receive from the left (also stands for every collective other than send/recv).
@@ -85,8 +85,8 @@ impl Case {
         layout.input.max(layout.output) * self.dtype.size()
     }
 
-    /// Whether the library offers the collective in place (NCCL's gather, scatter and all_to_all are not tested in
-    /// place either).
+    /// Returns true if the library offers the collective in place (NCCL's gather, scatter and all_to_all are not tested
+    /// in place either).
     pub(crate) fn has_in_place(&self) -> bool {
         matches!(
             self.collective,
@@ -160,7 +160,7 @@ impl fmt::Display for Case {
 
 /// On the command line and in the output: send/recv there and back.
 const ROUND_TRIP: &str = "pingpong";
-/// The same: send/recv with both neighbours at once.
+/// On the command line and in the output: send/recv with both neighbours at once.
 const NEIGHBOURS: &str = "neighbours";
 
 /// The collective's name on the command line and in the output.

@@ -1,18 +1,18 @@
 //! The chooser by hand: the time of a call by the cost model's formula, and the algorithm and message size with the
 //! smallest. For ranks that share memory and have a core each; the library's own
 //! ([`cost.rs`](../../../lib/plan/src/topology/cost.rs), [`select.rs`](../../../lib/plan/src/topology/select.rs)) adds
-//! networks, relays, and ranks that take turns on a core. `--explain` compares both.
+//! networks, relays, and ranks that share a core. `--explain` compares both.
 
 use tinynccl::algorithm::Shape;
 use tinynccl::topology::terms::Load;
 use tinynccl::topology::{Choice, CostModel, Terms, terms};
 use tinynccl::wire::Algorithm;
 
-/// Message sizes tried: the largest, and so many halvings of it, but none below [`SMALLEST`].
+/// Most halvings of the largest message size that are tried; none goes below [`SMALLEST`].
 const HALVINGS: u32 = 4;
 const SMALLEST: usize = 8 << 10;
 
-/// What things cost, in nanoseconds.
+/// Prices of the parts of a call, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Prices {
     /// The call itself.
@@ -53,7 +53,7 @@ pub(crate) fn time(terms: &Terms, prices: &Prices) -> f64 {
     prices.call + path.max(busiest) + (terms.windows - 1.0) * busiest
 }
 
-/// An algorithm, with messages of at most so many bytes.
+/// An algorithm, with messages of at most `message` bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Pick {
     pub(crate) algorithm: Algorithm,
@@ -86,7 +86,7 @@ pub(crate) fn choose(
     best
 }
 
-/// Whether the model has prices that are not [`Prices`]: networks, relays, turns on a core.
+/// Returns true if [`Prices`] suffice for the model: ranks on one host, not more than one per core.
 pub(crate) fn applies(model: &CostModel, ranks: usize) -> bool {
     model.placement.hosts(ranks) == 1 && model.ranks_per_core <= 1.0
 }

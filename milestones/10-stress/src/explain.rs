@@ -218,7 +218,7 @@ fn number(us: f64) -> String {
     format!("{us:.decimals$}")
 }
 
-/// How estimates and choices compare with the measured times.
+/// Accuracy of estimates and choices against the measured times.
 #[derive(Debug, Default, PartialEq)]
 struct Score {
     /// |ln(estimate / measured)|.

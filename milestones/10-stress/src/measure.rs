@@ -1,11 +1,11 @@
-//! How a call is timed.
+//! Timing of a call.
 //!
 //! Warm-up, then repetitions. Each repetition begins with a barrier and then makes the call several times back to back.
 //! Its time is the mean of these calls on the slowest rank. The result is the median over the clean repetitions: those
 //! in which no rank waited for its core. The root of a small broadcast runs ahead, so its time is that of issuing the
 //! call, not that of its arrival (as with nccl-tests).
 //!
-//! When programs are compared, a repetition with the two ranks' cores far apart is not clean either (`probe.rs`).
+//! In comparisons of programs, a repetition with the two ranks' cores far apart is not clean either (`probe.rs`).
 //!
 //! `scripts/peers/perf.h` is the same procedure in C, for other libraries; a change here must be made there too.
 
@@ -18,7 +18,7 @@ use tinynccl::{Comm, ReduceOp, Result};
 use crate::probe;
 use crate::stats::Timing;
 
-/// How much to measure.
+/// Extent of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Effort {
     /// Calls before the measurement.

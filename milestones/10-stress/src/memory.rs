@@ -23,13 +23,13 @@ const LINE: usize = 64;
 /// The memory of the calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Buffers {
-    /// The same buffers at every call.
+    /// One set of buffers for all calls.
     Reused,
     /// Different buffers at every call, in turn.
     Fresh,
-    /// The same buffers at every call, allocated by the library so that every rank can reach them.
+    /// One set of buffers for all calls, allocated by the library so that every rank can reach them.
     Symmetric,
-    /// The same buffers at every call, registered with the RDMA devices (--transport verbs).
+    /// One set of buffers for all calls, registered with the RDMA devices (--transport verbs).
     Registered,
 }
 
@@ -145,7 +145,7 @@ impl Arena {
     }
 }
 
-/// Bytes of a run's memory that its rows write: up to so many in and out, in regions for rows of `most` bytes.
+/// Bytes of a run's memory that its rows write: up to `input` in and `output` out, in regions for rows of `most` bytes.
 pub(crate) fn touched([input, output]: [u64; 2], most: usize, buffers: Buffers) -> u64 {
     match buffers {
         Buffers::Reused | Buffers::Symmetric => input + output,

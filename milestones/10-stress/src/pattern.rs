@@ -16,11 +16,11 @@ pub(crate) const PERIOD: usize = 4093;
 pub(crate) trait Number: Element {
     /// The type holds every whole number up to this magnitude exactly.
     const EXACT: i64;
-    /// Whether the type holds negative numbers.
+    /// True if the type holds negative numbers.
     const SIGNED: bool;
     /// The number; exact up to [`Number::EXACT`].
     fn from_i64(value: i64) -> Self;
-    /// What an average over so many ranks makes of it before the sum: floats times 1/n, rounded to the type.
+    /// Summand of an average over `ranks` ranks: floats times 1/`ranks`, rounded to the type; integers as they are.
     fn scaled(self, ranks: usize) -> Self;
 }
 

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use tinynccl::Comm;
 
-/// Cores with a round trip of this many nanoseconds or more are far from each other.
+/// Cores with a round trip of more than this many nanoseconds are far from each other.
 const FAR: f64 = 200.0;
 /// Round trips of a batch, and batches.
 const TRIPS: u32 = 25;
@@ -39,7 +39,7 @@ pub(crate) fn open(comm: &Comm) -> Result<()> {
     Ok(())
 }
 
-/// Whether the two ranks' cores are far from each other now; `false` without a probe.
+/// Returns true if the two ranks' cores are far from each other now; `false` without a probe.
 pub(crate) fn is_far() -> bool {
     PROBE.with(|probe| probe.borrow().as_ref().is_some_and(|probe| probe.round_trip() > FAR))
 }

@@ -1,5 +1,5 @@
-//! Whether the buffers fit: a run that does not fit is refused before it starts, where the kernel would end a rank in the
-//! middle of it.
+//! The check that the buffers fit: a run that does not fit is refused before it starts, where the kernel would end a
+//! rank in the middle of it.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use crate::case::Case;
 use crate::memory;
 use crate::record::Machine;
 
-/// What a rank needs beside its buffers, roughly: the program, links and working memory of the library.
+/// Bytes that a rank needs beside its buffers, roughly: the program, links and working memory of the library.
 const BESIDE: u64 = 8 << 20;
 const LESS: &str = "a smaller -e, or fewer ranks,";
 /// Bytes of a host's name that are compared.
 const NAME: usize = 64;
 
-/// Another host, or another rank of this host, has said it.
+/// The first rank of a host, this or another one, has reported that the memory does not suffice.
 #[derive(Debug)]
 pub(crate) struct Said;
 
@@ -30,7 +30,7 @@ impl fmt::Display for Said {
 
 impl std::error::Error for Said {}
 
-/// Bytes of a rank among `ranks`, of which as many as `--split` says run apart.
+/// Bytes of a rank among `ranks`, which `--split` may divide into groups.
 fn of_a_rank(args: &Args, plan: &Plan, ranks: usize) -> Result<u64> {
     if args.explain && !args.measure {
         return Ok(0);
@@ -52,7 +52,7 @@ pub(crate) fn on_this_machine(args: &Args, plan: &Plan, ranks: usize) -> Result<
     Ok(suffices(format_args!("{ranks} ranks"), each * ranks as u64, LESS)?)
 }
 
-/// For ranks that somebody has started: all ranks fail, and the first one of a host where it does not suffice says so.
+/// For ranks that a launcher has started: all fail, and the first rank of a host without enough memory reports it.
 pub(crate) fn on_every_host(comm: &Comm, args: &Args, plan: &Plan) -> Result<()> {
     let each = of_a_rank(args, plan, comm.size())?;
     let mut name = [0u8; NAME];

@@ -50,7 +50,7 @@ impl Places {
     }
 }
 
-/// How rows are measured.
+/// Settings of the measurement, the same for all rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) effort: Effort,

@@ -70,7 +70,7 @@ fn time(seconds: f64) -> String {
 pub(crate) struct Totals {
     /// Wrong elements.
     pub(crate) wrong: u64,
-    /// Whether anything was checked.
+    /// True once a row has been checked.
     pub(crate) checked: bool,
     busbw: f64,
     measured: usize,

@@ -60,13 +60,13 @@ fn rate(text: &str) -> Result<f32, String> {
     }
 }
 
-/// How the ranks are started, and how their bytes travel.
+/// Start and transport of the ranks.
 #[derive(Debug, Clone, Args)]
 pub struct Ranks {
     /// Ranks to start on this machine (default 2). Leave it out under torchrun, mpirun or srun.
     #[arg(long, value_parser = positive().range(1..=256))]
     ranks: Option<usize>,
-    /// What carries the bytes: auto, tcp, shm or verbs (default: TINYNCCL_TRANSPORT, else auto).
+    /// Transport of the bytes: auto, tcp, shm or verbs (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
     #[command(flatten)]

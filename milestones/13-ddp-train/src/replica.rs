@@ -1,7 +1,7 @@
 //! One rank's copy of the model, and the step that keeps all copies the same.
 //!
 //! Same start (broadcast), same gradients (all-reduce average), same arithmetic (each rank's own optimiser): so the
-//! weights stay bit-identical for ever, although they are never sent again.
+//! weights stay bit-identical forever, although they are never sent again.
 
 use anyhow::{Context as _, Result};
 use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};

@@ -15,7 +15,7 @@ use crate::rng::Rng;
 /// Settings of a training run on spirals, equal on all ranks.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// Those of every training.
+    /// Settings of every training.
     #[command(flatten)]
     pub training: Training,
     /// Points per spiral arm.

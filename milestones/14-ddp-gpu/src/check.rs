@@ -33,7 +33,7 @@ impl Alone {
         Ok(Alone { group: ProcessGroup::new(comm, BackendType::Tinynccl, Device::Ordinal(ordinal))? })
     }
 
-    /// The same training with the whole batch on this rank.
+    /// Trains with the whole batch on this rank's GPU.
     pub fn train(&self, kernels: &Kernels, options: &Options) -> Result<Outcome> {
         train(&self.group, kernels, options, Exchange::Overlapped, |_| ())
     }

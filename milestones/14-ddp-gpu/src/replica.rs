@@ -18,7 +18,7 @@ use crate::kernels::Kernels;
 use crate::model::{Batch, DeviceMlp};
 use crate::timeline::{Timeline, Transfer};
 
-/// When the all-reduces run.
+/// Schedule of a step's all-reduces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exchange {
     /// Each as soon as backward has produced its bucket.

@@ -202,7 +202,7 @@ fn who(group: &ProcessGroup) -> Result<String> {
     })
 }
 
-/// How the gradients get from one rank to the others.
+/// Prints the path of the gradients from one rank to the others.
 fn show_path(page: &Page, group: &ProcessGroup) {
     match group.device_comm() {
         _ if group.size() == 1 => {}

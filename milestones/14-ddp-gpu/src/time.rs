@@ -49,10 +49,10 @@ impl Settings {
     }
 }
 
-/// How a step exchanges gradients.
+/// Variant of a step's gradient exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
-    /// When the all-reduces run.
+    /// Schedule of the all-reduces.
     pub how: Exchange,
     /// Blocks of each all-reduce's kernel; `None`: as many as the library chooses.
     pub blocks: Option<u32>,

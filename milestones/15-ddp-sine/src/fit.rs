@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// Those of the program.
+    /// The program's default settings.
     fn defaults() -> Training {
         <crate::Args as clap::Parser>::parse_from(["ddp-sine"]).training
     }

@@ -41,7 +41,7 @@ pub struct Point {
     pub validation: Option<f64>,
 }
 
-/// What a checkpoint says of itself.
+/// Metadata of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// Preset that the run started from.
@@ -63,7 +63,7 @@ pub struct Header {
 /// A checkpoint in memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
-    /// What it says of itself.
+    /// Metadata: settings, steps done, losses.
     pub header: Header,
     /// Parameters.
     pub values: Vec<f32>,
@@ -91,8 +91,8 @@ pub fn save(path: &Path, header: &Header, values: &[f32], adamw: &AdamW) -> Resu
     written.with_context(|| format!("cannot write the checkpoint {}", path.display()))
 }
 
-/// Removes what runs left behind that were killed while they wrote: files that begin with `name`, and that nobody has
-/// locked.
+/// Removes what runs left behind that were killed while they wrote: files whose names begin with `name`, and that no
+/// process has locked.
 fn clear(folder: &Path, name: &OsStr) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -108,7 +108,7 @@ fn write(path: &Path, header: &Header, arrays: [&[f32]; 3]) -> std::io::Result<(
     let json = serde_json::to_vec(header)?;
     let length = u32::try_from(json.len()).map_err(std::io::Error::other)?;
     let mut file = File::create(path)?;
-    // Ends with this process, however that ends. Where a file system has no locks nobody takes the file for left
+    // Ends with this process, however that ends. Where a file system has no locks no one takes the file for left
     // behind.
     let _ = file.lock();
     let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &length.to_le_bytes(), &json].concat();

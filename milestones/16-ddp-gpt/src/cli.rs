@@ -35,7 +35,7 @@ pub enum Command {
     Bench(BenchArgs),
 }
 
-/// Where to compute.
+/// Device that computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Device {
     /// On this machine's cores.
@@ -95,18 +95,18 @@ pub struct TrainArgs {
     /// Checkpoint to go on from.
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
-    /// What carries the links between ranks: auto, tcp, shm or verbs (RDMA, with the feature `verbs`) [default:
-    /// TINYNCCL_TRANSPORT, or auto].
+    /// Transport between ranks: auto, tcp, shm or verbs (RDMA, with the feature `verbs`) [default: TINYNCCL_TRANSPORT,
+    /// or auto].
     #[arg(long)]
     pub transport: Option<TransportChoice>,
     /// Gradients are reduced in buckets of at least this many KiB; smaller ones start earlier, larger ones are fewer
     /// [default: 512, on GPUs 8000].
     #[arg(long, value_parser = positive)]
     pub bucket_kib: Option<usize>,
-    /// Where to compute: on the CPU, or each rank on a GPU of its own.
+    /// Device that computes: the CPU, or one GPU per rank.
     #[arg(long, value_enum, default_value = "cpu")]
     pub device: Device,
-    /// What only GPUs have.
+    /// Options for GPUs only.
     #[command(flatten)]
     pub gpu: gpu::Options,
     /// Characters of the sample at the end.
@@ -134,7 +134,7 @@ pub struct Job {
     pub corpus: Corpus,
     /// Settings.
     pub plan: Plan,
-    /// Where to go on from.
+    /// Checkpoint to continue from; `None`: a new run.
     pub resume: Option<Checkpoint>,
     /// Lines for the person who watches.
     pub notes: Vec<String>,

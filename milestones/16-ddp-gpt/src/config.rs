@@ -33,7 +33,7 @@ impl fmt::Display for ModelConfig {
     }
 }
 
-/// What, beside the model's shape and the text, determines every loss of a run.
+/// Settings that, with the model's shape and the text, determine every loss of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TrainConfig {
     /// Optimizer steps in the whole run; the learning-rate schedule ends there.

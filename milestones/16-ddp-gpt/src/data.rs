@@ -47,7 +47,7 @@ impl Tokenizer {
 /// A text, tokenized and split: the first nine tenths to train on, the last tenth to validate.
 #[derive(Debug)]
 pub struct Corpus {
-    /// Where it came from, in words.
+    /// Origin of the text, for messages.
     pub source: String,
     /// Its characters.
     pub tokenizer: Tokenizer,
@@ -57,7 +57,7 @@ pub struct Corpus {
     split: usize,
 }
 
-/// Which part of the corpus.
+/// Part of the corpus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// The part that is trained on.
@@ -174,7 +174,7 @@ impl Batch {
     }
 }
 
-/// Where the usual text is looked for: `data/tinyshakespeare.txt` here or at the root of the workspace.
+/// Paths of the usual text: `data/tinyshakespeare.txt` here or at the root of the workspace.
 fn default_paths() -> [PathBuf; 2] {
     let file = Path::new("data").join("tinyshakespeare.txt");
     [file.clone(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)]

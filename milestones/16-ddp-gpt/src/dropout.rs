@@ -3,7 +3,7 @@
 
 use crate::rng::{self, Stream};
 
-/// Where in the network a mask applies.
+/// Position in the network at which a mask applies.
 #[derive(Debug, Clone, Copy)]
 pub enum Site {
     /// After the embeddings.
@@ -17,7 +17,7 @@ pub enum Site {
 }
 
 impl Site {
-    /// All places of a network, in the order of their numbers.
+    /// All sites of a network, in the order of their numbers.
     pub fn all(layers: usize) -> Vec<Site> {
         let of_layer = |l| [Site::Attention(l), Site::AttentionOut(l), Site::MlpOut(l)];
         std::iter::once(Site::Embedding).chain((0..layers).flat_map(of_layer)).collect()
@@ -57,7 +57,7 @@ impl Dropout {
         Dropout { seed, step: step as u64, first_sample: first_sample as u64, threshold, scale }
     }
 
-    /// Whether anything is dropped.
+    /// Returns true if anything is dropped.
     pub fn is_on(&self) -> bool {
         self.threshold > 0
     }
@@ -73,13 +73,13 @@ impl Dropout {
 /// A mask over the activations of one sample at one site.
 #[derive(Debug, Clone, Copy)]
 pub struct Mask {
-    /// What it is computed from.
+    /// Key from which the mask's values are computed.
     pub key: u64,
     dropout: Dropout,
 }
 
 impl Mask {
-    /// Whether it drops anything.
+    /// Returns true if the mask drops anything.
     pub fn is_on(&self) -> bool {
         self.dropout.is_on()
     }

@@ -104,6 +104,6 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
             plan.checkpoint.as_deref().unwrap_or(&args.out).display()
         ));
     }
-    // The other ranks wait for rank 0's sample, so that nobody takes its absence for a failure.
+    // The other ranks wait for rank 0's sample, so that no rank takes its absence for a failure.
     Ok(comm.barrier()?)
 }

@@ -21,12 +21,12 @@ pub struct ParamInfo {
 }
 
 impl ParamInfo {
-    /// Where the tensor's values lie in a flat vector.
+    /// Range of the tensor's values in a flat vector.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len
     }
 
-    /// Whether AdamW decays it: matrices and embeddings, not LayerNorm weights.
+    /// Returns true if AdamW decays the tensor: matrices and embeddings, not LayerNorm weights.
     pub fn decays(&self) -> bool {
         self.shape.len() >= 2
     }

@@ -1,4 +1,4 @@
-//! What a run tells the person who watches it: lines, and the loss curve at the end.
+//! Output of a run for the person who watches it: lines, and the loss curve at the end.
 
 use std::cell::Cell;
 use std::io::IsTerminal;
@@ -15,7 +15,7 @@ const CLEAR: &str = "\r\x1b[K";
 /// Columns of the line that follows each step: one more would begin a second line, which stays.
 const COLUMNS: usize = 79;
 
-/// Tells what happens: a line every so many steps, and on a terminal one that follows each step.
+/// Progress of a run: a line every `every` steps, and on a terminal one that follows each step.
 #[derive(Debug)]
 pub struct Report {
     steps: usize,
@@ -33,7 +33,7 @@ impl Report {
         Report { steps, every, live, quiet: false, begun: Cell::new(None) }
     }
 
-    /// Says nothing: ranks other than 0, and tests.
+    /// Prints nothing: ranks other than 0, and tests.
     pub fn quiet() -> Report {
         Report { steps: 0, every: 1, live: false, quiet: true, begun: Cell::new(None) }
     }

@@ -4,7 +4,7 @@
 //! The mixers are SplitMix64 (Steele, Lea, Flood 2014) for keys and Chris Wellons' `lowbias32` for the 32-bit stream
 //! that dropout draws one value per activation from.
 
-/// Streams that must not meet: the first counter of every key.
+/// Streams that must not overlap: the first counter of every key.
 #[derive(Debug, Clone, Copy)]
 #[repr(u64)]
 pub enum Stream {

@@ -8,7 +8,7 @@ use crate::rng::{self, Stream};
 /// Only this many likeliest characters are drawn from.
 const TOP_K: usize = 40;
 
-/// How characters are drawn.
+/// Settings of the draw of characters.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampling {
     /// Divides the logits: below 1 bolder, above 1 more random; 0 always takes the likeliest.

@@ -13,7 +13,7 @@ use crate::data::Corpus;
 use crate::params::{self, Model};
 use crate::report::Report;
 
-/// What to do, beside what the losses depend on.
+/// Settings of a run: what the losses depend on (`model`, `config`), and how to compute them.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Preset that the settings started from.
@@ -24,7 +24,7 @@ pub struct Plan {
     pub config: TrainConfig,
     /// Threads of each rank.
     pub threads: Threads,
-    /// Gradients are averaged in buckets of at least so many bytes.
+    /// Gradients are averaged in buckets of at least `bucket_bytes` bytes.
     pub bucket_bytes: usize,
     /// Steps between reports.
     pub log_every: usize,
@@ -34,7 +34,7 @@ pub struct Plan {
     pub eval_batches: usize,
     /// Steps between checkpoints; 0: only at the end.
     pub checkpoint_every: usize,
-    /// Where checkpoints go; none are written without it.
+    /// Path of the checkpoints; `None`: none are written.
     pub checkpoint: Option<PathBuf>,
 }
 
@@ -57,7 +57,7 @@ pub struct State {
     pub step: usize,
     /// Losses so far.
     pub history: Vec<Point>,
-    /// What ranks compare before they start: 0, or the checkpoint's checksum.
+    /// Value that ranks compare before they start: 0, or the checkpoint's checksum.
     crc: u32,
 }
 
@@ -96,14 +96,14 @@ impl Pace {
     }
 }
 
-/// What computes the steps of one rank: [`crate::cpu::step`] or [`crate::gpu::step`].
+/// Computes the steps of one rank: [`crate::cpu::step`] or [`crate::gpu::step`].
 pub trait Engine {
     /// Takes the parameters with which the run begins, the same on every rank.
     fn start(&mut self, _model: &Model, _report: &Report) -> Result<()> {
         Ok(())
     }
 
-    /// Whether steps may be asked for many at a time: those that the host only enqueues.
+    /// Returns true if one call may request many steps, because the host only enqueues them.
     fn queues(&self) -> bool {
         false
     }
@@ -125,7 +125,7 @@ pub trait Engine {
         Ok(())
     }
 
-    /// After the last step: whatever else is to be said of the run.
+    /// After the last step: reports whatever remains.
     fn finish(&self, _report: &Report) -> Result<()> {
         Ok(())
     }

@@ -15,7 +15,7 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// Far above what the machine needs; only a wait without end gets there.
 const HANG: Duration = Duration::from_secs(90);
 
-/// How the ranks find each other.
+/// Rendezvous of the ranks.
 enum Meeting<'a> {
     /// As under our launcher: this process hosts the store.
     Store(&'a UniqueId),
@@ -108,7 +108,7 @@ fn lose(victim: usize, signal: i32, transport: &str, rank0_hosts: bool) {
     let meeting = id.as_ref().map_or(Meeting::Address(port.at.port()), Meeting::Store);
     let mut job = Job::start(folder.path(), &meeting, transport);
     let mut out = job.wait_for_training();
-    // Nobody may block on a full pipe.
+    // No rank may block on a full pipe.
     let drain = std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
     job.signal(victim, signal);
     for rank in (0..RANKS).filter(|&r| r != victim) {

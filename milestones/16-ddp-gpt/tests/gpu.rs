@@ -23,7 +23,7 @@ use program_kit::testing::{self, skipped};
 
 use crate::common;
 
-/// How many GPUs there are; 0, said aloud, where none can be used.
+/// Number of GPUs; 0, with a line that says why, where none can be used.
 fn gpus() -> usize {
     device::count().unwrap_or_else(|e| {
         skipped("a test of ddp-gpt on a GPU", &format!("{e:#}"));

@@ -105,8 +105,8 @@ fn gradients_agree_with_pytorch() {
     }
 }
 
-/// What `compare/torch_gpt.py` trains beside a GPU run is the same training: initial values, batches, schedule, clipping, AdamW,
-/// evaluation. Dropout is off, because PyTorch draws other masks.
+/// Checks that `compare/torch_gpt.py`, which runs beside a GPU run, does the same training: initial values, batches,
+/// schedule, clipping, AdamW, evaluation. Dropout is off, because PyTorch draws other masks.
 #[test]
 fn a_training_has_the_losses_of_pytorchs() {
     let Some(python) = python() else { return };

@@ -194,7 +194,7 @@ impl Browser {
         Ok(base64(&self.screenshot_text(clip)?))
     }
 
-    /// The same, in base 64.
+    /// Takes a screenshot as PNG in base 64: of `clip` alone if there is one, else of the whole page.
     fn screenshot_text(&mut self, clip: Option<Value>) -> Result<String> {
         let mut params = json!({ "format": "png", "captureBeyondViewport": true });
         if let Some(clip) = clip {

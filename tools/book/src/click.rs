@@ -23,7 +23,7 @@ const TOTAL: &str = "[...document.querySelectorAll('td[data-link$=all]')].reduce
 const PLANNED: &str = "sent.flat().reduce((all, [from, to, bytes]) => all + bytes, 0)";
 /// Bytes of the round that the page begins with.
 const BEGUN: &str = "sent[0].reduce((all, [from, to, bytes]) => all + bytes, 0)";
-/// Messages that are on their way.
+/// Messages in flight.
 const TRAVELLING: &str = "document.getAnimations().filter(a => a.animationName === 'travel').length";
 const SLOWER: &str = "(() => { const s = document.querySelector('#speed'), before = seconds(); s.value = '0.5'; \
     s.onchange(); return seconds() === 2 * before; })()";

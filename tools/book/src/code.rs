@@ -25,7 +25,7 @@ const BEFORE: [&str; 9] = [
     "extern \"C\" ",
 ];
 
-/// Whether a line begins with `head`, which ends at the end of a word.
+/// Returns true if a line, without its leading words of [`BEFORE`] and `pub(…)`, begins with `head` as whole words.
 fn begins(line: &str, head: &str) -> bool {
     let mut rest = line.trim_start();
     loop {

@@ -72,7 +72,7 @@ impl Drawn {
         Drawn::parse(&stem.replace('.', " "))
     }
 
-    /// What `tinynccl-cli` is called with.
+    /// Returns the arguments for `tinynccl-cli`.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let ranks = self.ranks.to_string();
         ["schedule", &self.collective, &self.algorithm, "--ranks", &ranks].map(str::to_owned).to_vec()
@@ -123,7 +123,7 @@ impl Plot {
         Plot::parse(&stem.replace('.', " "))
     }
 
-    /// What `tinynccl-cli` is called with.
+    /// Returns the arguments for `tinynccl-cli`.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let [collective, algorithms, ranks, sizes] = &self.0;
         ["simulate", collective, "--algo", algorithms, "--ranks", ranks, "--size", sizes].map(str::to_owned).to_vec()

@@ -49,7 +49,8 @@ fn read(path: &Path) -> Result<Page> {
     Ok(page)
 }
 
-/// Where a link of the page at `from` leads: path within the book, and anchor. `None` for other sites.
+/// Resolves a link of the page at `from`: path within the book (`None` if it leads out of the book), and anchor.
+/// Returns `None` for other sites.
 pub(crate) fn resolve(from: &Path, link: &str) -> Option<(Option<PathBuf>, String)> {
     let scheme = link.split_once(':').is_some_and(|(s, _)| s.chars().all(|c| c.is_ascii_alphanumeric()));
     if scheme || link.starts_with("//") {

@@ -37,7 +37,7 @@ const CONTRAST: &str = include_str!("contrast.js");
 const STEP: &str =
     "(() => { const b = document.getElementById('forward'); if (b) for (let i = 0; i < 40; i++) b.click(); })()";
 
-/// Frames that are lower than their page, which then has a scroll bar of its own or is cut. They are loaded when they come
+/// Frames that are lower than their page, which then has its own scroll bar or is cut. They are loaded when they come
 /// into view, and grow when their page has sent its height.
 const CUT: &str = "(async () => {
     const out = [], pause = () => new Promise(done => setTimeout(done, 50));

@@ -15,7 +15,7 @@ pub(crate) struct Page {
     pub(crate) base: PathBuf,
 }
 
-/// Where a document of the repository lies in the book.
+/// Returns the path in the book of a document of the repository.
 pub(crate) fn place(document: &Path) -> PathBuf {
     let path = Path::new("repository").join(document);
     match document.file_name().and_then(|n| n.to_str()) {

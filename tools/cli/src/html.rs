@@ -57,7 +57,7 @@ pub(crate) fn page(played: &Played) -> String {
     out
 }
 
-/// Where the ranks stand: a tree as a tree, all others in a circle.
+/// Returns the position of each rank: a tree as a tree, all others in a circle or an ellipse.
 fn places(played: &Played) -> Vec<(f64, f64)> {
     let ranks = played.shape.ranks;
     let (wide, high) = (width(played), rows(played) as f64 * (CELL + 4.0));
@@ -83,7 +83,7 @@ fn places(played: &Played) -> Vec<(f64, f64)> {
     (0..ranks).map(|rank| (radius * angle(rank).cos(), radius * angle(rank).sin())).collect()
 }
 
-/// How many links each rank is away from the root.
+/// Returns the number of links from the root to each rank.
 fn depths(played: &Played) -> Vec<usize> {
     let links: Vec<(usize, usize)> = played.rounds.iter().flat_map(|r| &r.sent).map(|m| (m.from, m.to)).collect();
     let mut depths: Vec<Option<usize>> = vec![None; played.shape.ranks];

@@ -10,7 +10,7 @@ use crate::played::Played;
 pub(crate) const CELL: f64 = 22.0;
 /// Between segments of a strip.
 const GAP: f64 = 4.0;
-/// Of the words beside strips.
+/// Font attributes of the words beside strips.
 pub(crate) const FONT: &str = "font-family=\"sans-serif\" font-size=\"11\" fill=\"#222\"";
 
 /// A rank's colour: hues spread evenly, each as light as it must be to stand out from white and from a dark page, also
@@ -31,7 +31,7 @@ fn rgb(hue: f64, lightness: f64) -> [f64; 3] {
     })
 }
 
-/// How light a colour is, from 0 to 1, by WCAG's definition.
+/// Returns the relative luminance of a colour, from 0 to 1, by WCAG's definition.
 fn luminance(rgb: [f64; 3]) -> f64 {
     let linear = rgb.map(|part| if part <= 0.04045 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) });
     0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -63,12 +63,12 @@ fn cell(out: &mut String, (x, y): (f64, f64), size: f64, number: usize, piece: O
     );
 }
 
-/// The number of the part at a place of a buffer; where a segment is one part, that of the segment.
+/// The number of the part at index `at` of a buffer; where a segment is one part, that of the segment.
 fn number(played: &Played, at: usize) -> usize {
     if played.parts == 1 { at } else { at % played.parts }
 }
 
-/// Whether the input is shown beside the output: where they cannot be the same memory.
+/// Returns true if the input is shown beside the output: they cannot be the same memory.
 fn shows_input(played: &Played) -> bool {
     played.shape.in_place(played.shape.root).is_none()
 }

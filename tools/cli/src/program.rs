@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use tinynccl_plan::schedule::Schedule;
 use tinynccl_plan::wire::Algorithm;
 
-/// What carries out a collective.
+/// The executor of a collective: an algorithm of the library, or a schedule of the user.
 #[derive(Debug, Clone)]
 pub(crate) enum By {
     Library(Algorithm),

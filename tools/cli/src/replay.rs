@@ -15,7 +15,7 @@ pub(crate) struct Options {
     /// The traces of one or two runs, as TINYNCCL_TRACE=FILE writes them.
     #[arg(required = true, num_args = 1..=2, value_name = "TRACE.json")]
     traces: Vec<PathBuf>,
-    /// Where to write the page.
+    /// File to write the page to.
     #[arg(long, value_name = "FILE")]
     html: PathBuf,
     /// Events of each trace that the page may hold; the last ones stay.

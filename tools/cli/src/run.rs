@@ -18,7 +18,7 @@ const AUDIT: &str = "libnccl_audit.so";
 /// The commands that build them.
 pub(crate) const BUILD: &str = "cargo build --release -p tinynccl-nccl";
 const BUILD_AUDIT: &str = "cargo build --release -p tinynccl-nccl-audit";
-/// Where the audit library learns which library it answers with.
+/// Environment variable with the path of the library that the audit library answers with.
 const AUDITED: &str = "TINYNCCL_NCCL_LIBRARY";
 
 /// Starts a program with tinynccl's libnccl.so.2 in place of NVIDIA's: sets LD_PRELOAD, and becomes the program.

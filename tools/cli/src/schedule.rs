@@ -25,11 +25,10 @@ const STEP_BYTES: usize = 110;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all,
-    /// barrier.
+    /// Collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all, barrier.
     #[arg(value_parser = collective, required_unless_present = "program")]
     collective: Option<Collective>,
-    /// Which algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs.
+    /// Algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs.
     #[arg(required_unless_present = "program")]
     algorithm: Option<Algorithm>,
     /// A schedule of your own, as `tinynccl::schedule::Schedule` writes it, in place of both.
@@ -50,7 +49,7 @@ pub(crate) struct Options {
     /// The steps as text, one picture of all rounds, or a page to step through them.
     #[arg(short, long, default_value = "text")]
     format: Format,
-    /// Where to write it, instead of the standard output.
+    /// File to write to, instead of the standard output.
     #[arg(short, long)]
     output: Option<PathBuf>,
 }

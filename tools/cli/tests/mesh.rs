@@ -1,14 +1,14 @@
-//! `mesh` among nodes that are network namespaces: the test program starts itself a second time in one of its own.
+//! `mesh` among nodes that are network namespaces: the test program starts itself a second time in a separate one.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
 
 use program_kit::testing;
 
-/// Says which of the tests runs inside.
+/// Environment variable that is set in the process inside the namespace.
 const INSIDE: &str = "MESH_TEST_INSIDE";
 
-/// Runs `inside` in a network namespace of its own, as root there, in a process of its own.
+/// Runs `inside` in a separate network namespace, as root there, in a separate process.
 fn in_namespace(test: &str, inside: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return inside();
@@ -28,7 +28,7 @@ fn in_namespace(test: &str, inside: impl FnOnce()) {
     assert_eq!(outcome.code, Some(0), "{}{}", outcome.stdout, outcome.stderr);
 }
 
-/// A node that waits for its cables.
+/// A node that waits for its virtual links.
 struct Node {
     process: Child,
     output: BufReader<std::process::ChildStdout>,
@@ -85,13 +85,13 @@ fn ip(arguments: &str) -> String {
     testing::output(Command::new("ip").args(arguments.split(' ')))
 }
 
-/// Waits until the kernel has seen that a cable is up, which may take it a second.
+/// Waits until the kernel has seen that a link is up, which may take it a second.
 fn await_up(show: impl Fn() -> String) {
     while !show().contains("state UP") {}
 }
 
-/// A line of three nodes, with node 0 in the middle; `more` lays further cables between the others. The cables vanish
-/// some time after their nodes, so those of each line have a `name` of their own.
+/// A line of three nodes, with node 0 in the middle; `more` adds further links between the others. The links vanish
+/// some time after their nodes, so those of each line have a separate `name`.
 fn line(name: &str, more: impl FnOnce(&Node, &Node)) -> (program_kit::process::Outcome, [Option<i32>; 2]) {
     let mut nodes = [Node::new(1, "10.77.1.1"), Node::new(2, "10.77.2.1")];
     for (number, node) in (1..).zip(&nodes) {
@@ -126,7 +126,7 @@ fn a_line_and_a_cable_that_does_not_answer() {
         assert_eq!(text.matches(", ping ").count(), 2, "{text}");
         assert!(text.contains("node 1 - node 2: no common subnet, through node 0\n"), "{text}");
 
-        // One subnet by its addresses, but no cable.
+        // One subnet by its addresses, but no link.
         let (outcome, others) = line("second", |one, two| {
             for (host, node) in (1..).zip([one, two]) {
                 node.ip("link add stray type veth peer name end");

@@ -11,7 +11,7 @@ fn replay() -> Command {
     command
 }
 
-/// A trace of two ranks, each of which made `calls` barriers.
+/// A trace of two ranks, each of which recorded `calls` barriers.
 fn trace(path: &Path, calls: usize) {
     let mut lines = Vec::new();
     for rank in 0..2 {

@@ -121,7 +121,7 @@ fn a_missing_or_broken_library_is_an_error_with_a_next_step() {
     let broken = folder.path().join("libnccl.so");
     std::fs::write(&broken, "not a library").unwrap();
     let path = broken.to_str().unwrap();
-    // The loader would say so and go on over the other library.
+    // The loader would print so and go on over the other library.
     testing::refused(&mut cli(&["run", "--library", path, "--", "true"]), 1, &[path, "cannot be loaded"]);
     let ours = library(folder.path(), "libnccl.so", 2);
     let arguments = ["run", "--library", ours.to_str().unwrap(), "--", "/nowhere/program"];

@@ -25,13 +25,13 @@ pub(crate) struct Args {
     /// Numbers of ranks.
     #[arg(long, default_value = "2,4", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Vec<u32>,
-    /// What carries the bytes.
+    /// Transports that carry the bytes.
     #[arg(long, value_enum, default_value = "shm,tcp", value_delimiter = ',')]
     transports: Vec<Transport>,
     /// Pages of the buffers.
     #[arg(long, value_enum, default_value = "4k,huge", value_delimiter = ',')]
     pages: Vec<Pages>,
-    /// The same buffers at every call, or others at every call.
+    /// Buffers of the calls: the same at every call, or others at every call.
     #[arg(long, value_enum, default_value = "reused,fresh", value_delimiter = ',')]
     buffers: Vec<Buffers>,
     /// Element types; bf16 is ours alone, as no peer here can reduce it.
@@ -95,7 +95,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What carries the bytes.
+/// Transport that carries the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
     Shm,
@@ -110,7 +110,7 @@ pub(crate) enum Pages {
     Huge,
 }
 
-/// Which memory the calls get.
+/// Buffers that the calls get: the same at every call, or others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Buffers {
     Reused,
@@ -211,7 +211,7 @@ impl Args {
         parts
     }
 
-    /// Whether this family of peers is wanted.
+    /// Returns true if this family of peers is wanted.
     pub(crate) fn wants(&self, family: &str) -> bool {
         self.peers.iter().any(|p| p == "all" || p == family)
     }

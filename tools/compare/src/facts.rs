@@ -38,7 +38,7 @@ fn revision() -> Option<String> {
     Some(if changed { format!("{commit} with changes") } else { commit })
 }
 
-/// What a command prints, if it can be run.
+/// Returns the standard output of a command, trimmed; `None` if it cannot be run or fails.
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())

@@ -100,7 +100,7 @@ fn main() -> Result<()> {
 /// The programs of a part and their results so far.
 struct Bench {
     programs: Vec<Program>,
-    /// How often each had to be ended; those that cannot run at all have no turn.
+    /// Runs of each program that hit the time limit or failed.
     ended: Vec<u32>,
     out: Vec<bool>,
     versions: Vec<Option<String>>,

@@ -7,7 +7,7 @@ use crate::program::Role;
 use crate::results::{Line, Summary};
 
 const WIDTH: u32 = 1200;
-/// Of an operation's two charts.
+/// Height of the row with an operation's two charts.
 const HEIGHT: u32 = 340;
 const TITLE: u32 = 40;
 /// Peers; ours are black and red.

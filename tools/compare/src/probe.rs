@@ -1,4 +1,4 @@
-//! How far the first two cores are from each other now: the time of a cache line there and back.
+//! Distance of the first two cores from each other, now: the round-trip time of a cache line.
 //!
 //! A virtual machine's cores may be moved. Near ones share a cache (45 to 130 ns on AMD EPYC), far ones do not (260 to
 //! 540 ns), and small messages take two to four times as long.

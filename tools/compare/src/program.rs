@@ -40,7 +40,7 @@ pub(crate) struct Program {
     /// Heading of its column.
     pub(crate) name: &'static str,
     pub(crate) role: Role,
-    /// Said once under the tables.
+    /// Description, printed once under the tables.
     pub(crate) what: &'static str,
     path: PathBuf,
     arguments: Vec<String>,
@@ -193,7 +193,7 @@ fn open_mpi(transport: Transport) -> Vec<Variant> {
     }
 }
 
-/// How temporaries are allocated is looked at in one kind of memory alone.
+/// Keeps variants of the allocation of temporaries only in the part with small pages and reused buffers.
 fn worth(part: &Part, mut variants: Vec<Variant>) -> Vec<Variant> {
     let plain = part.pages == Pages::Small && part.buffers == Buffers::Reused;
     variants.retain(|&(.., from)| plain || from == 0);

@@ -11,7 +11,7 @@ use crate::rows::Row;
 /// One program's run in one round of one part.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
-    /// Which column of the part.
+    /// Index of the program's column in [`Measured::columns`].
     pub(crate) column: usize,
     pub(crate) round: u32,
     /// Round trip of a cache line before and after, in nanoseconds.
@@ -73,7 +73,7 @@ impl Line {
 pub(crate) struct Summary {
     pub(crate) part: Part,
     pub(crate) columns: Vec<Column>,
-    /// How many runs there were.
+    /// Number of runs.
     pub(crate) runs: usize,
     /// A table for each operation, in the order of [`OPERATIONS`].
     pub(crate) tables: Vec<(&'static str, Vec<Line>)>,

@@ -1,4 +1,4 @@
-//! One TCP stream of 128 MiB messages, one way at a time, beside iperf3's.
+//! One TCP stream of 128 MiB messages, one direction at a time, beside iperf3's.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -43,7 +43,7 @@ pub(crate) fn round(args: &Args) -> Result<Rates> {
 
 /// iperf3's receiver, GB/s; its server on core 1, its client on core 0.
 fn iperf(write: &str) -> Result<f64> {
-    // Free now; somebody else may take it before the server does: then the client fails, and it is said.
+    // Free now; another process may take it before the server does: then the client fails, and the error is reported.
     let port =
         TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("no free port")?.port().to_string();
     let server = Command::new("iperf3")

@@ -30,7 +30,7 @@ struct Options {
     /// Ranks to start, one per GPU; 0: as many as there are GPUs.
     #[arg(long, default_value_t = 0)]
     ranks: usize,
-    /// Which operations.
+    /// Operations to measure.
     #[arg(long, value_delimiter = ',', default_value = "all-reduce")]
     operation: Vec<Operation>,
     /// Element type (f32 or bf16).

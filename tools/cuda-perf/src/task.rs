@@ -27,7 +27,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Whether its bytes are those of one segment per rank.
+    /// Returns true if its bytes are those of one segment per rank.
     fn has_segments(self) -> bool {
         use Operation::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         matches!(self, AllGather | ReduceScatter | AllToAll | Gather | Scatter)

@@ -1,10 +1,10 @@
-//! How functions with C's calling convention are made.
+//! The macro that exports functions with C's calling convention, and helpers for their bodies.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUresult;
 
-/// What a function answers; `Ok` is `CUDA_SUCCESS`.
+/// Result of a driver function; `Ok` is `CUDA_SUCCESS`.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
 
 /// Exports functions of the driver. Each must have the parameters that the bindings of CUDA's header give it, or this
@@ -38,7 +38,7 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
     if to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: writable, by the caller's word. Structures of C may lie anywhere.
+    // SAFETY: writable, as the caller guarantees. Structures of C may lie anywhere.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }

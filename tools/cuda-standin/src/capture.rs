@@ -1,7 +1,7 @@
 //! Captures of streams into graphs: rules, and lists of work.
 //!
 //! A capture keeps its operations in the order in which they came. Each stream that takes part knows the operations
-//! that it is behind, which says whether all of them lie before the capture's end.
+//! that it is behind, which shows whether all of them lie before the capture's end.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -50,7 +50,7 @@ impl Joined {
 
 /// Captures under way.
 static ACTIVE: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
-/// How many, to be read without a lock.
+/// Length of [`ACTIVE`], to be read without its lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -139,7 +139,8 @@ fn refuse(stream: &Stream, error: CUresult) -> Answer {
     }
 }
 
-/// What an event that is recorded in a captured stream notes; `None` if it is not captured.
+/// Returns the capture of a stream and the operations that an event recorded now is behind; `None` if the stream is not
+/// captured.
 pub(crate) fn mark(stream: &Stream) -> Answer<Option<(Arc<Capture>, BTreeSet<usize>)>> {
     no_implicit_wait(stream)?;
     let joined = lock(&stream.capture);
@@ -174,7 +175,7 @@ pub(crate) fn join(stream: &Arc<Stream>, capture: &Arc<Capture>, behind: &BTreeS
     }
 }
 
-/// For calls that CUDA forbids while captures are under way, because they may wait for work that is only noted.
+/// For calls that CUDA forbids while captures are under way, because they may wait for work that is only recorded.
 pub(crate) fn unsafe_call() -> Answer {
     if COUNT.load(Ordering::Acquire) == 0 {
         return Ok(());

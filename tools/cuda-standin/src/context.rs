@@ -27,7 +27,7 @@ pub(crate) struct Context {
     failure: AtomicU32,
     destroyed: AtomicBool,
     legacy: OnceLock<Arc<Stream>>,
-    /// Streams of the threads that asked for one of their own.
+    /// Per-thread streams, of the threads that have used theirs.
     of_threads: Mutex<HashMap<ThreadId, Arc<Stream>>>,
     /// All streams.
     streams: Mutex<Vec<Weak<Stream>>>,
@@ -149,7 +149,7 @@ unsafe fn create(to: *mut CUcontext, flags: u32, which: CUdevice) -> Answer {
     with_stack(|stack| stack.push(context.handle))
 }
 
-/// What a primary context's device does when no one retains it any more.
+/// Destroys a device's primary context, if there is one, once `last` returns true.
 fn end_primary(which: CUdevice, last: impl FnOnce(&mut Primary) -> Answer<bool>) -> Answer {
     let mut primary = lock(&device(which)?.primary);
     if !last(&mut primary)? {
@@ -276,5 +276,5 @@ calls! {
     fn cuCtxSetLimit(_: CUlimit, _: usize) { current().map(|_| ()) }
 }
 
-/// Priorities are told, and make no difference.
+/// Greatest stream priority that is reported; priorities make no difference.
 pub(crate) const GREATEST_PRIORITY: c_int = -5;

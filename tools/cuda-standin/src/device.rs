@@ -62,7 +62,7 @@ impl Device {
         format!("FFFF:{:02X}:00.0", self.physical + 1)
     }
 
-    /// The same in every process.
+    /// Returns the UUID, which is the same in every process.
     fn uuid(&self) -> CUuuid {
         let mut bytes = *b"tinynccl-standin";
         bytes[15] = self.physical as u8;

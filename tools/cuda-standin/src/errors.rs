@@ -12,7 +12,7 @@ pub(crate) fn result(answer: Answer) -> CUresult {
     answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
-/// Strings that a program may keep for ever, one of each text.
+/// Strings that a program may keep forever, one of each text.
 fn kept(text: String) -> &'static CStr {
     static KEPT: LazyLock<Mutex<HashMap<String, &'static CStr>>> = LazyLock::new(Mutex::default);
     lock(&KEPT).entry(text).or_insert_with_key(|text| {

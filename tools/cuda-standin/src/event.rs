@@ -26,7 +26,7 @@ pub(crate) struct Event {
     recorded: Mutex<Recorded>,
 }
 
-/// Where it was recorded last.
+/// Latest recording of an event.
 #[derive(Clone, Default)]
 pub(crate) enum Recorded {
     #[default]
@@ -41,7 +41,8 @@ impl Event {
         lock(&self.recorded).clone()
     }
 
-    /// Where it was recorded, if not in a capture: `None` if nowhere.
+    /// Returns the point of the latest recording; `None` if there is none. One in a capture invalidates the capture
+    /// and is an error.
     fn point(&self) -> Answer<Option<(Point, Arc<Stamp>)>> {
         match self.recorded() {
             Recorded::Never => Ok(None),

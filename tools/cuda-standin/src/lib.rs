@@ -3,18 +3,18 @@
 //! A test puts [`folder`] into `LD_LIBRARY_PATH` of a process. What that process enqueues on streams then really
 //! happens, in the order that CUDA promises: copies, memory operations, host functions, events, graphs. So device
 //! communicators work on a machine without a GPU, on the path that needs no kernels. A program that has not been
-//! started so never meets it, and the device's name says what it is.
+//! started so never loads it, and the device's name shows what it is.
 //!
 //! | file | idea |
 //! | --- | --- |
 //! | `calls`, `errors`, `handles` | how a C function becomes a Rust function and back |
 //! | `device`, `context` | devices without access to each other; contexts, and the current one of each thread |
-//! | `memory` | allocations, what pointers say of themselves, copies, pools |
+//! | `memory` | allocations, attributes of pointers, copies, pools |
 //! | `stream`, `work` | a thread per stream, and what it does |
 //! | `stream_calls`, `memory_operations`, `event` | what is enqueued |
 //! | `capture`, `graph` | lists of the same work |
 //! | `absent` | functions that answer `CUDA_ERROR_NOT_SUPPORTED` |
-//! | `place` | where the built library is |
+//! | `place` | the folder of the built library |
 //!
 //! # What is as with a GPU
 //! - Device memory is not the program's: a program that reads or writes it itself dies, as it would there.

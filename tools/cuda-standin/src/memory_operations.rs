@@ -39,10 +39,10 @@ fn write(at: CUdeviceptr, word: Word, flags: c_uint) -> Answer<Work> {
 }
 
 /// # Safety
-/// The parameters must be such as `operation` says.
+/// The parameters must be those of the operation that `one.operation` names.
 unsafe fn operation(one: &CUstreamBatchMemOpParams) -> Answer<Work> {
     use CUstreamBatchMemOpType as T;
-    // SAFETY: every member begins with the operation, which says which member it is.
+    // SAFETY: every member begins with the operation, which selects the member.
     unsafe {
         match one.operation {
             T::CU_STREAM_MEM_OP_WAIT_VALUE_32 => {

@@ -1,4 +1,4 @@
-//! Where the built library is.
+//! The folder of the built library.
 
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};

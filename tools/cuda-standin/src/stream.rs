@@ -15,7 +15,7 @@ use crate::work::Work;
 /// Operations that a stream takes before its callers wait; about what a GPU's driver takes.
 const DEPTH: usize = 1024;
 
-/// Those that programs made.
+/// Streams that programs created, by handle.
 pub(crate) static STREAMS: Table<Stream> = Table::new();
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ struct Queue {
     closed: bool,
 }
 
-/// A place in a stream's order.
+/// A position in a stream's order.
 #[derive(Clone)]
 pub(crate) struct Point {
     stream: Arc<Stream>,
@@ -71,7 +71,7 @@ impl Point {
     }
 }
 
-/// The stream of a handle: one that was made, or one of the current context's own.
+/// The stream of a handle: one that a program created, or a default stream of the current context.
 pub(crate) fn stream(handle: CUstream) -> Answer<Arc<Stream>> {
     match handle.addr() {
         // CU_STREAM_LEGACY is 1.
@@ -201,7 +201,7 @@ impl Stream {
     pub(crate) fn synchronize(self: &Arc<Self>) -> Answer {
         let context = self.context()?;
         if self.kind == Kind::Legacy {
-            // What it would wait for.
+            // The streams that it would wait for.
             let blocking = context.streams().into_iter().filter(|stream| stream.kind == Kind::Blocking);
             let points: Vec<Point> = blocking.map(|stream| stream.tail()).collect();
             points.iter().for_each(Point::wait);
@@ -210,7 +210,7 @@ impl Stream {
         context.check()
     }
 
-    /// Whether all that is enqueued is done.
+    /// Returns `Ok` once all that is enqueued is done, `CUDA_ERROR_NOT_READY` before.
     pub(crate) fn query(self: &Arc<Self>) -> Answer {
         let context = self.context()?;
         context.check()?;

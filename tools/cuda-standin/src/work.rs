@@ -1,4 +1,4 @@
-//! What a stream does.
+//! Operations of a stream, and their execution.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -50,7 +50,7 @@ pub(crate) enum Work {
     Nothing,
 }
 
-/// What a program passes to its own function.
+/// Argument that a program passes to its own function.
 #[derive(Clone, Copy)]
 pub(crate) struct Data(pub(crate) *mut c_void);
 
@@ -59,7 +59,7 @@ unsafe impl Send for Data {}
 // SAFETY: as above.
 unsafe impl Sync for Data {}
 
-/// When it was reached last.
+/// Time at which a stream last reached the recording of an event; `None` before.
 #[derive(Default)]
 pub(crate) struct Stamp(Mutex<Option<Instant>>);
 
@@ -90,7 +90,7 @@ impl Word {
         }
     }
 
-    /// Whether the memory at `at` is such that a wait for this word ends.
+    /// Returns true if the memory at `at` ends a wait for this word.
     fn is_met(self, at: *mut u8, until: Comparison) -> bool {
         match self {
             // SAFETY: a live, aligned word of that size (`memory_operations`); others may write it at any time.
@@ -140,14 +140,14 @@ impl Comparison {
 }
 
 impl Work {
-    /// Carries it out, in the stream's thread.
+    /// Executes the operation, in the stream's thread.
     pub(crate) fn run(&self, context: &Context) -> Answer {
         match self {
             Work::Copy { to, from, bytes } => {
                 to.check()?;
                 from.check()?;
-                // SAFETY: both were checked to be so long when this was enqueued, and their owners are alive. They may
-                // overlap, and programs may use them meanwhile, at their own risk.
+                // SAFETY: both were checked to have `bytes` bytes when this was enqueued, and their owners are alive.
+                // They may overlap, and programs may use them meanwhile, at their own risk.
                 unsafe { std::ptr::copy(from.at(), to.at(), *bytes) };
             }
             Work::Fill { to, pattern, count } => {
@@ -184,7 +184,7 @@ impl Work {
         Ok(())
     }
 
-    /// What is left to do of it in a context that is lost.
+    /// Finishes the operation in a lost context: calls back with `error`, frees memory, and drops all else.
     pub(crate) fn skip(&self, error: CUresult) {
         match self {
             // SAFETY: as in `run`.

@@ -2,7 +2,7 @@
 
 /// One or several commands whose output a page shows.
 pub(crate) struct Case {
-    /// Of the output's file.
+    /// Name of the output's file, without `.txt`.
     pub(crate) name: &'static str,
     /// Arguments of `labs`, with variables before them; one folder for all of them.
     pub(crate) steps: &'static [&'static str],
@@ -39,7 +39,7 @@ const WARNING: &str = r"^\[WARN +tinynccl";
 /// In the order of the pages.
 pub(crate) const CASES: &[Case] = &[
     Case {
-        // A rank that is slow hears of it from the store, which compares calls, too.
+        // A slow rank is notified by the store, which compares calls, too.
         may: &[DISAGREE, LAUNCHER, ABORTED, WARNING],
         ..failure(
             "mismatched-counts",

@@ -19,7 +19,7 @@ pub(crate) struct Options {
     /// Run the mended version.
     #[arg(long)]
     pub(crate) fixed: bool,
-    /// Whose communicator the ranks use.
+    /// Library whose communicator the ranks use.
     #[arg(long, value_enum, default_value = "tinynccl")]
     backend: Library,
 }
@@ -46,7 +46,7 @@ impl Options {
         self.backend == Library::Nccl
     }
 
-    /// Starts the two ranks, or is one of them. Each has a GPU of its own, and compiles kernels.
+    /// Starts the two ranks, or is one of them. Each has its own GPU, and compiles kernels.
     pub(crate) fn run(&self, rank: impl FnOnce(&ProcessGroup, &Arc<CudaContext>) -> Result<()>) -> Result<u8> {
         self.start(&job(), true, rank)
     }

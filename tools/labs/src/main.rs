@@ -56,7 +56,7 @@ enum Command {
     },
     /// Shows what passes between two queue pairs of the card in user space.
     Wire {
-        /// What happens to the request.
+        /// Request, and the fate of its packets.
         scene: Scene,
     },
     /// Runs labs and writes their output into a folder, with the parts masked that differ between runs.

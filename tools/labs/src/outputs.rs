@@ -14,9 +14,9 @@ use crate::cases::{CASES, Case, PINNING};
 
 /// The output of a case.
 struct Run {
-    /// The last step's.
+    /// Exit status of the last step; `None` if it has none.
     code: Option<i32>,
-    /// Of each step.
+    /// Lines of each step.
     steps: Vec<Vec<String>>,
 }
 
@@ -112,7 +112,7 @@ impl Case {
         Ok(run)
     }
 
-    /// Whether this is the failure, or the success, that the page is about.
+    /// Checks that a run is the failure, or the success, that the page is about; the error is the difference.
     fn holds(&self, run: &Run) -> Result<(), String> {
         if run.code != Some(self.code) {
             return Err(format!("exit code {:?}, expected {}", run.code, self.code));
@@ -164,7 +164,7 @@ pub(crate) fn typed(step: &str) -> String {
     format!("{variables}{program} {}", arguments.join(" "))
 }
 
-/// Whose line it is: everybody's, the ranks', the launcher's.
+/// Sort key of a line by its origin: lines without one, then the ranks, errors and warnings, the launcher.
 fn speaker(line: &str) -> usize {
     let rank =
         line.strip_prefix("[rank ").and_then(|rest| rest.split_once(']')).and_then(|(rank, _)| rank.parse().ok());

@@ -43,7 +43,7 @@ impl Page {
         format!("{lab:<20} {minutes:>3} min  {needs:<32} {symptom}")
     }
 
-    /// What a run begins with.
+    /// Text before a run: the lab, and its symptom.
     fn opening(&self, fixed: bool) -> String {
         if fixed {
             return format!("Lab {}, mended.\n\n", self.title);
@@ -51,7 +51,7 @@ impl Page {
         format!("Lab {}. What you see: {}.\n\n", self.title, self.symptom)
     }
 
-    /// What a run ends with: the page, and the commands that come next.
+    /// Text after a run: the page, and the commands that come next.
     fn ending(&self, fixed: bool) -> String {
         let page = format!("docs/book/src/labs/{}", self.file);
         if fixed {

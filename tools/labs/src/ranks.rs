@@ -25,7 +25,7 @@ pub(crate) struct CannotRunHere(pub(crate) String);
 #[error("{0}")]
 pub(crate) struct Announced(pub(crate) String);
 
-/// Prints an error as one line, in one piece, because other ranks write to the same terminal. Returns the exit status.
+/// Prints an error as one line, in one write, because other ranks write to the same terminal. Returns the exit status.
 pub(crate) fn failure(error: &AnyError) -> u8 {
     let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
     match () {
@@ -47,7 +47,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// `ranks` ranks, whose calls fail after `timeout` seconds without progress unless the environment says otherwise.
+    /// `ranks` ranks, whose calls fail after `timeout` seconds without progress unless the environment sets a limit.
     /// In the failure of this lab an `announced` error ends a rank.
     pub(crate) fn new(ranks: usize, timeout: u32, announced: fn(&Error) -> bool) -> Job {
         let code = FAILED_AS_ANNOUNCED.into();
@@ -64,7 +64,7 @@ impl Job {
         Job { code: 128 + signal.as_raw(), ..self }
     }
 
-    /// How long the other ranks may go on when one has ended, before the launcher ends them.
+    /// Sets the time that the other ranks may go on when one has ended, before the launcher ends them.
     pub(crate) fn grace(self, grace: Duration) -> Job {
         Job { grace, ..self }
     }
@@ -100,7 +100,7 @@ impl Job {
     }
 }
 
-/// What each of these ranks, a thread of this process, has made.
+/// Runs `work` on each rank as a thread of this process; returns the results by rank, or the first error.
 pub(crate) fn in_threads<T: Send>(comms: Vec<Comm>, work: impl Fn(&Comm) -> Result<T> + Sync) -> Result<Vec<T>> {
     let work = &work;
     thread::scope(|scope| {
@@ -114,7 +114,7 @@ pub(crate) fn refused(what: &str, cause: impl std::fmt::Display) -> CannotRunHer
     CannotRunHere(format!("{what}: {cause}; it needs root, or user namespaces (sysctl user.max_user_namespaces)"))
 }
 
-/// Takes this process, which has one thread yet, to namespaces of its own, in which it is root.
+/// Takes this process, which has one thread yet, to separate namespaces, in which it is root.
 pub(crate) fn unshare(flags: UnshareFlags, what: &str) -> Result<(), CannotRunHere> {
     let (user, group) = (geteuid(), getegid());
     let flags = if user.is_root() { flags } else { flags | UnshareFlags::NEWUSER };

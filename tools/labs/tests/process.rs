@@ -15,7 +15,7 @@ fn as_in_the_book(lab: &str) {
     check(&mut labs(), lab);
 }
 
-/// What `labs`, with its surroundings, prints of this comparison.
+/// Runs `check`, which is `labs` with its environment, to compare a lab's output with the book; returns what it prints.
 fn check(check: &mut Command, lab: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src/labs/outputs");
     check.args(["outputs", "--check"]).arg(folder).arg(lab);
@@ -75,13 +75,13 @@ labs! {
     gpu_wrong_interface: "gpu-wrong-interface";
 }
 
-/// Labs without kernels of their own, over this library: on any machine, with a stand-in for CUDA's driver.
+/// Labs without their own kernels, over this library: on any machine, with a stand-in for CUDA's driver.
 #[test]
 fn labs_on_gpus_that_need_no_kernel() {
     for lab in ["missing-group-start", "gpu-dead-rank", "gpu-wrong-interface"] {
         let mut labs = labs();
         labs.env("LD_LIBRARY_PATH", cuda_standin::folder().unwrap()).env_remove("CUDA_VISIBLE_DEVICES");
-        // NVIDIA's NCCL asks for another driver.
+        // NVIDIA's NCCL needs another driver.
         labs.env("TINYNCCL_NCCL_LIB", "/nowhere");
         let text = check(&mut labs, lab);
         for case in ["", "-fixed"] {
@@ -91,7 +91,7 @@ fn labs_on_gpus_that_need_no_kernel() {
     }
 }
 
-/// In a ring with a slow link all ranks are equally slow; how long messages are under way tells which link it is.
+/// In a ring with a slow link all ranks are equally slow; the time that messages are under way shows which link it is.
 #[test]
 fn the_trace_names_the_slow_link() {
     let folder = tempfile::tempdir().unwrap();

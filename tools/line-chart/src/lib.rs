@@ -30,11 +30,11 @@ pub struct Curve {
     pub name: String,
     /// From left to right.
     pub points: Vec<(f64, f64)>,
-    /// Of the line.
+    /// Colour of the line.
     pub colour: RGBColor,
-    /// Of the line, in pixels.
+    /// Width of the line, in pixels.
     pub width: u32,
-    /// Whether each point has a dot: where they are few.
+    /// True if each point has a dot: for curves of few points.
     pub dots: bool,
 }
 
@@ -69,7 +69,7 @@ impl Axis {
         Axis { log: true, ..Axis::linear(label) }
     }
 
-    /// The same from `low` to `high`, whatever the values are.
+    /// Sets the ends of the axis to `low` and `high`, whatever the values are.
     #[must_use]
     pub fn between(self, low: f64, high: f64) -> Axis {
         Axis { range: Some((low, high)), ..self }
@@ -112,7 +112,7 @@ pub struct Chart {
 /// A picture of `size` pixels: rows of charts below a title, which may be empty.
 ///
 /// # Errors
-/// What plotters says.
+/// Those of plotters.
 pub fn svg(title: &str, size: (u32, u32), rows: &[Vec<Chart>]) -> Result<String> {
     let mut text = String::new();
     let area = SVGBackend::with_string(&mut text, size).into_drawing_area();

@@ -9,7 +9,7 @@ use crate::testing::LIMIT;
 
 const ROLE: &str = "TINYNCCL_TEST_ROLE";
 
-/// What this process is in its test, unless it is the parent.
+/// Returns this process's role in its test; `None` in the parent.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
@@ -75,7 +75,7 @@ impl Process {
         }
     }
 
-    /// Says a line to it.
+    /// Sends a line to the process.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.to, "{line}").expect("a process that listens");
     }
@@ -86,7 +86,7 @@ impl Process {
         self.finish_within(LIMIT);
     }
 
-    /// The same of one that works for longer.
+    /// Waits at most `limit` until the process sends `done`, then until it ends, which it must do with success.
     #[track_caller]
     pub fn finish_within(mut self, limit: Duration) {
         assert_eq!(self.line_within(limit), "done");
@@ -114,7 +114,7 @@ pub fn say(line: &str) {
     writeln!(out, "@{line}").and_then(|()| out.flush()).expect("a parent that reads");
 }
 
-/// In a child: what the parent has said.
+/// In a child: the next line from the parent.
 pub fn hear() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).expect("a parent");

@@ -1,4 +1,4 @@
-//! How a program ends.
+//! The end of a program: its error line and its exit status.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -14,7 +14,7 @@ pub const UNAVAILABLE: u8 = 77;
 /// Exit status of wrong usage, as clap has it.
 const USAGE: u8 = 2;
 
-/// What was asked for on the command line cannot be done: settings that do not fit together, a name that is none.
+/// Wrong usage of the command line: settings that do not fit together, a name that is none.
 #[derive(Debug)]
 pub struct Usage(pub String);
 

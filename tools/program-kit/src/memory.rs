@@ -1,4 +1,4 @@
-//! Memory that a program may still use: the kernel ends a process that takes more, without a word of its own.
+//! Memory that a program may still use: the kernel ends a process that takes more, without a message.
 
 use std::fmt;
 use std::fs;
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 pub struct Room {
     /// Bytes.
     pub bytes: u64,
-    /// What sets the limit: the machine, or a control group's file.
+    /// Source of the limit: the machine, or a control group's file.
     pub by: String,
 }
 
 /// A program needs more memory than there is.
 #[derive(Debug)]
 pub struct Lack {
-    /// Whose memory, as the subject of the sentence: "2 ranks".
+    /// Owner of the memory, as the subject of the sentence: "2 ranks".
     pub who: String,
     /// Bytes that it needs.
     pub needed: u64,
@@ -36,8 +36,8 @@ impl fmt::Display for Lack {
 
 impl std::error::Error for Lack {}
 
-/// Whether `needed` bytes are there for `who`; where the system says nothing, they are. `less` names the options that
-/// make it less.
+/// Checks that `needed` bytes are there for `who`; where the system does not report its memory, they are. `less` names
+/// the options that make it less.
 ///
 /// # Errors
 /// They are not.
@@ -59,7 +59,7 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// What the kernel can give without ending a process: swap counts, though nobody would measure there.
+/// Memory that the kernel can give without ending a process: swap counts, though no one would measure there.
 fn machine(meminfo: &str) -> Option<Room> {
     let field = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;

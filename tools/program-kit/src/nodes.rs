@@ -1,4 +1,4 @@
-//! Network namespaces as nodes: a cable per pair, each with a subnet of its own, which NCCL's own sockets cannot use.
+//! Network namespaces as nodes: a veth link per pair, each with its own subnet, which NCCL's own sockets cannot use.
 //! Needs `unshare` and `ip`, and user namespaces where it is not run by root.
 
 use std::process::{Command, Stdio};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use crate::again::{self, Process};
 use crate::testing::LIMIT;
 
-/// Whether this process is the one that makes the nodes of a test, in namespaces of its own. The test starts that one;
-/// a node, by its name, does as `act` says.
+/// Returns true in the process that makes the nodes of a test, in its own namespaces. The test starts that process; a
+/// node calls `act` with its name.
 pub fn makes_nodes(test: &str, act: impl FnOnce(&str)) -> bool {
     makes_nodes_for(LIMIT, test, act)
 }
 
-/// The same for a test that may take so long.
+/// [`makes_nodes`] for a test that may take as long as `limit`.
 pub fn makes_nodes_for(limit: Duration, test: &str, act: impl FnOnce(&str)) -> bool {
     match again::role() {
         Some(role) if role == "inside" => return true,
@@ -47,7 +47,7 @@ fn ip(words: &str) {
     assert!(status.success(), "ip {words}");
 }
 
-/// A node in a network namespace of its own, in which it waits.
+/// A node in its own network namespace, in which it waits.
 pub fn node(test: &str, name: &str, settings: &[(&str, &str)]) -> Process {
     let mut node = again::start(&["unshare", "-n"], test, name, settings);
     assert_eq!(node.line(), "here");
@@ -60,12 +60,12 @@ pub fn within(node: &Process, words: &str) -> std::process::Output {
     command.args(["-t", &node.id().to_string(), "-n"]).args(words.split(' ')).output().expect("nsenter")
 }
 
-/// A cable between two nodes, with 10.0.`subnet`.0/30.
+/// Connects two nodes by a veth link, with 10.0.`subnet`.0/30.
 pub fn cable(a: (&str, &Process), b: (&str, &Process), subnet: u8) {
     cable_with(a, b, |end| format!("10.0.{subnet}.{end}/30"));
 }
 
-/// A cable between two nodes, whose ends 1 and 2 have these addresses.
+/// Connects two nodes by a veth link, whose ends 1 and 2 have these addresses.
 pub fn cable_with(a: (&str, &Process), b: (&str, &Process), address: impl Fn(usize) -> String) {
     ip(&format!("link add name {} netns {} type veth peer name {} netns {}", a.0, a.1.id(), b.0, b.1.id()));
     let inside = |node: &Process, words: &str| within(node, &format!("ip {words}"));
@@ -93,13 +93,13 @@ pub fn sent_over(interface: &str) -> u64 {
     sent_in(&std::fs::read_to_string("/proc/self/net/dev").unwrap(), interface)
 }
 
-/// The same in the text of a node's `/proc/net/dev`.
+/// Bytes that an interface has sent, by the text of a node's `/proc/net/dev`.
 pub fn sent_in(text: &str, interface: &str) -> u64 {
     let line = text.lines().find_map(|l| l.trim().strip_prefix(interface)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("no {interface} in {text}")).split_whitespace().nth(8).unwrap().parse().unwrap()
 }
 
-/// The same, which must succeed.
+/// Runs a command in the network of a node; it must succeed.
 #[track_caller]
 pub fn run(node: &Process, words: &str) {
     let run = within(node, words);

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
 /// A port for a program that will listen there, with `SO_REUSEADDR` as is usual. A socket of ours is bound to it and
-/// does not listen, so the system gives the port to nobody else, and until then connecting to it is refused.
+/// does not listen, so the system gives the port to no one else, and until then connecting to it is refused.
 #[derive(Debug)]
 pub struct Port {
-    /// Where it is.
+    /// Address of the port.
     pub at: SocketAddr,
     _held: OwnedFd,
 }

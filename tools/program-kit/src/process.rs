@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// For the processes of a group that were asked to end, until they are made to.
+/// Time for the processes of a group between SIGTERM and SIGKILL, and for output after the end.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// The outcome of a command.
@@ -25,19 +25,19 @@ pub struct Outcome {
     pub stderr: String,
     /// It was ended at the deadline.
     pub late: bool,
-    /// How long it ran.
+    /// Time from start to end.
     pub took: Duration,
 }
 
 impl Outcome {
-    /// Whether it exited before the deadline, with exit status 0.
+    /// Returns true if the command exited before the deadline, with exit status 0.
     pub fn success(&self) -> bool {
         self.code == Some(0) && !self.late
     }
 }
 
-/// Takes notice of children that end, also where who started this process takes none (`SIGCHLD` is ignored): the kernel
-/// would tell nobody how they ended. Whether it was so.
+/// Stops ignoring `SIGCHLD` where the process that started this one ignores it: the kernel would discard the exit
+/// status of children. Returns true if it was ignored.
 pub fn heed_children() -> bool {
     static WAS_IGNORED: OnceLock<bool> = OnceLock::new();
     *WAS_IGNORED.get_or_init(|| {
@@ -56,7 +56,7 @@ pub fn heed_children() -> bool {
     })
 }
 
-/// Ends that again, for a program that takes this one's place.
+/// Ignores `SIGCHLD` again if [`heed_children`] stopped that, for a program that takes this one's place.
 pub fn ignore_children_as_before() {
     if heed_children() {
         // SAFETY: to ignore it needs no function of ours.
@@ -102,8 +102,8 @@ pub fn run_shown(command: &mut Command, limit: Duration) -> Result<Outcome> {
     supervise(command.stderr(Stdio::inherit()), limit, false)
 }
 
-/// [`run`] without a time limit of its own: at each piece of standard output, and every `tick`, `go_on` is given all of
-/// that so far, and ends the program by `false`.
+/// [`run`] without a time limit: at each chunk of standard output, and every `tick`, `go_on` is given all output so
+/// far, and ends the program by `false`.
 ///
 /// # Errors
 /// It cannot be started.
@@ -127,8 +127,8 @@ pub fn run_watched(command: &mut Command, tick: Duration, mut go_on: impl FnMut(
     finish(&name, &mut child, [out, err], !done, begin)
 }
 
-/// [`run`] for a program that starts others, in a process group of their own. After `limit` all of them are asked to
-/// end, and soon made to; none is left beside the next program.
+/// [`run`] for a program that starts others, in their own process group. After `limit` all of them get SIGTERM, and
+/// soon SIGKILL; none is left beside the next program.
 ///
 /// # Errors
 /// It cannot be started.
@@ -178,7 +178,7 @@ fn finish(name: &str, child: &mut Child, output: [Vec<u8>; 2], late: bool, begin
     Ok(Outcome { code, stdout, stderr, late, took: begin.elapsed() })
 }
 
-/// Waits for a program that is `done`, or asks it to end; then ends all that is left of its group.
+/// Waits for a program that is `done`, or sends SIGTERM to its group; then kills all that is left of the group.
 fn end_group(child: &mut Child, done: bool) -> Result<()> {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     // Gone already is as good.

@@ -1,4 +1,4 @@
-//! Where an item of a source file ends.
+//! The end of an item in a source file.
 //!
 //! Sources are formatted, so an item of Rust, CUDA or C ends at the first closing bracket with the indentation of its
 //! first line, and no parser is needed. In Python it ends before the next line that is indented no deeper.

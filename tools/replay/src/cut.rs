@@ -36,7 +36,7 @@ struct Search {
     latest: BinaryHeap<Reverse<i64>>,
     slices: usize,
     dropped: u64,
-    /// First slice of each process since it last said that it has written: a communicator's.
+    /// First slice of each process since it last reported how many events it dropped: a communicator's.
     block: BTreeMap<u64, i64>,
     /// Before this a rank has forgotten something.
     whole: Option<i64>,

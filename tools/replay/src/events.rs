@@ -27,7 +27,7 @@ pub(crate) struct Event {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Args {
-    /// Of a process or a thread.
+    /// Name of a process or a thread.
     pub(crate) name: Option<String>,
     pub(crate) sort_index: Option<u64>,
     pub(crate) comm: Option<u64>,

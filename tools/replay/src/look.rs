@@ -1,4 +1,4 @@
-//! What all pages of the tools share: how they look in both themes, at all widths, and inside a page of the book.
+//! The look that all pages of the tools share, in both themes, at all widths, and inside a page of the book.
 
 /// Style sheet.
 pub const STYLE: &str = include_str!("look.css");

@@ -1,4 +1,4 @@
-//! What a trace says of the part to show: ranks, tracks, slices, messages and calls.
+//! The part of a trace to show: ranks, tracks, slices, messages and calls.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -45,7 +45,7 @@ impl Cause {
         Cause::Bucket,
     ];
 
-    /// As the legend says it.
+    /// Name in the page's legend.
     pub const fn name(self) -> &'static str {
         match self {
             Cause::Message => "wait for a rank",
@@ -61,12 +61,12 @@ impl Cause {
     }
 }
 
-/// What a slice shows.
+/// Kind of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// A call, or a group of calls.
     Call,
-    /// A call that kernels, NCCL or MPI carry out.
+    /// A call that kernels, NCCL or MPI execute.
     Carried,
     /// A step of a lane.
     Step,
@@ -129,17 +129,17 @@ pub struct Track {
 pub struct Slice {
     /// Index into [`Recording::tracks`].
     pub track: usize,
-    /// When it begins.
+    /// Begin, in nanoseconds of the trace's clock.
     pub begin: i64,
-    /// When it ends.
+    /// End, in nanoseconds of the trace's clock.
     pub end: i64,
-    /// What it is.
+    /// Call, step, wait or other kind.
     pub kind: Kind,
     /// Index into [`Recording::names`].
     pub name: usize,
-    /// Of a call or a step.
+    /// Bytes of a call or a step; 0 if the trace names none.
     pub bytes: u64,
-    /// Of a step: its number within its call on its lane, from 1 on; else 0.
+    /// Number of a step within its call on its lane, from 1 on; 0 for other slices.
     pub round: usize,
 }
 
@@ -150,9 +150,9 @@ pub struct Message {
     pub from: usize,
     /// Index of the slice that receives.
     pub to: usize,
-    /// When it can have left at the earliest.
+    /// Earliest time of departure, in nanoseconds of the trace's clock.
     pub left: i64,
-    /// When it was there at the latest.
+    /// Latest time of arrival, in nanoseconds of the trace's clock.
     pub there: i64,
 }
 
@@ -174,7 +174,7 @@ pub struct CallSpan {
 pub struct Failure {
     /// Index into [`Recording::ranks`].
     pub rank: usize,
-    /// When it was recorded.
+    /// Time of the record, in nanoseconds of the trace's clock.
     pub at: i64,
     /// The error.
     pub error: String,
@@ -187,7 +187,7 @@ pub struct Recording {
     pub title: String,
     /// In the order of their numbers.
     pub ranks: Vec<Rank>,
-    /// Of all ranks, rank by rank.
+    /// Tracks of all ranks, rank by rank.
     pub tracks: Vec<Track>,
     /// Names of slices and calls.
     pub names: Vec<String>,
@@ -197,11 +197,11 @@ pub struct Recording {
     pub messages: Vec<Message>,
     /// By begin.
     pub calls: Vec<CallSpan>,
-    /// By time.
+    /// In the order of the trace file.
     pub failures: Vec<Failure>,
     /// Earlier slices were left out, or forgotten.
     pub cut: bool,
-    /// What a reader must know of it, such as where it was cut.
+    /// Remarks for the reader, such as where the trace was cut.
     pub notes: Vec<String>,
 }
 
@@ -288,7 +288,7 @@ struct Raw {
     kind: Kind,
     name: usize,
     bytes: u64,
-    /// Of calls and steps.
+    /// Sequence number of a call or a step.
     seq: u64,
     comm: u64,
 }

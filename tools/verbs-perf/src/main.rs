@@ -22,14 +22,14 @@ use tinynccl::{Comm, Config};
 enum Level {
     /// One message of a link after the other, as perftest does; the payload stays in registered memory.
     InPlace,
-    /// The same, from and to memory of the caller: a copy on each side.
+    /// One message of a link after the other, from and to memory of the caller: a copy on each side.
     Link,
     /// `Comm::send` and `Comm::recv`.
     Comm,
-    /// The same, sent from memory that is registered with the device (zero copy).
+    /// `Comm::send` and `Comm::recv`, sent from memory that is registered with the device (zero copy).
     Registered,
-    /// The same, registered before and deregistered after each call: the cost for a library without a registration
-    /// cache.
+    /// `Comm::send` and `Comm::recv`, from memory that is registered before and deregistered after each call: the cost
+    /// for a library without a registration cache.
     Registering,
 }
 
@@ -69,7 +69,7 @@ struct Args {
     /// RDMA devices of rank 0 and of rank 1.
     #[arg(short = 'd', long, value_delimiter = ',')]
     devices: Vec<String>,
-    /// How a rank waits.
+    /// Method by which a rank waits.
     #[arg(short = 'w', long, value_enum, default_value = "poll")]
     wait: Waiting,
 }

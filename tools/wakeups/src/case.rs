@@ -19,7 +19,7 @@ pub(crate) enum Where {
     Processes,
 }
 
-/// When the waker's process registers.
+/// Time at which the waker's process registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Registered {
     /// While it has one thread, which has run on the core that the waker is to use.
@@ -36,7 +36,7 @@ pub(crate) struct Case {
     pub(crate) pinned: bool,
 }
 
-/// How long a core runs a process before that counts as having run there.
+/// Time that a core runs a process before that counts as having run there.
 const STAY: Duration = Duration::from_millis(2);
 
 impl Case {
@@ -93,7 +93,7 @@ impl Case {
         }
     }
 
-    /// The waker as a thread of this process, which registers as the case says, beside `other` on the calling thread.
+    /// The waker as a thread of this process, which registers as the case has it, beside `other` on the calling thread.
     fn waker_here(&self, shared: &Shared, rounds: u64, other: impl FnOnce(&Shared) -> Result<u64>) -> Result<u64> {
         self.pin_to(1)?;
         stay();
@@ -120,7 +120,7 @@ impl Case {
         })
     }
 
-    /// Pins this thread to the first or second core that the process may use, if the case says so.
+    /// Pins this thread to the first or second core that the process may use, if the case is a pinned one.
     pub(crate) fn pin_to(&self, which: usize) -> Result<()> {
         let cores = cores()?;
         match cores.get(which) {
@@ -181,7 +181,7 @@ fn stay() {
     }
 }
 
-/// Sleeps until somebody writes to the other end.
+/// Sleeps until another thread or process writes to the other end.
 fn pass(gate: &OwnedFd) -> Result<()> {
     rustix::io::read(gate, &mut [0u8; 1]).context("waiting at the gate")?;
     Ok(())

@@ -18,7 +18,7 @@ pub(crate) enum Fence {
     Private,
     /// `membarrier(GLOBAL_EXPEDITED)` by the sleeper.
     Global,
-    /// The same, after each core has run another process since the registration.
+    /// `membarrier(GLOBAL_EXPEDITED)` by the sleeper, after each core has run another process since the registration.
     Visited,
     /// The library's own, through a link: full.
     Link,
@@ -29,7 +29,7 @@ impl Fence {
         matches!(self, Fence::Private | Fence::Global | Fence::Visited)
     }
 
-    /// Whether losses are known or expected.
+    /// Returns true if losses are known or expected.
     pub(crate) fn may_lose(self) -> bool {
         matches!(self, Fence::None | Fence::Global)
     }

@@ -1,9 +1,9 @@
 //! Counts lost wake-ups: how often a sleeper misses a message while its waker misses that it sleeps.
 //!
 //! One round is a store-buffering litmus test. The waker stores a message and reads the sleeper's flag; the sleeper
-//! sets its flag and looks for the message. If neither sees the other's store, a wake-up is lost. Each run is a process
-//! of its own, because a process registers with `membarrier(2)` once. Leave the machine idle: any other program that
-//! runs on the waker's core hides the fault of `global`.
+//! sets its flag and looks for the message. If neither sees the other's store, a wake-up is lost. Each run is its own
+//! process, because a process registers with `membarrier(2)` once. Leave the machine idle: any other program that runs
+//! on the waker's core hides the fault of `global`.
 //!
 //! Exit code: 0 where `full`, `private`, `visited` and `link` lost nothing, 1 where one of them did or a run failed.
 //! Losses of `none` and `global` are expected.
@@ -91,7 +91,7 @@ fn all(args: &Args) -> Result<bool> {
     Ok(good)
 }
 
-/// One run, in a process of its own.
+/// One run, in a separate process.
 fn one(case: &Case, rounds: u64) -> Result<u64> {
     let program = std::env::current_exe().context("finding this program")?;
     let output = Command::new(program)

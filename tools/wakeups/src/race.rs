@@ -65,7 +65,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more. A failure would leave it mapped.
+        // SAFETY: no thread uses it any more. A failure would leave it mapped.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), size_of::<Words>()) };
     }
 }
@@ -104,7 +104,7 @@ pub(crate) fn waker(shared: &Shared, fence: Fence, rounds: u64) {
     }
 }
 
-/// How many of the rounds lost a wake-up.
+/// Runs the sleeper's side; returns the number of rounds that lost a wake-up.
 pub(crate) fn sleeper(shared: &Shared, fence: Fence, rounds: u64) -> Result<u64> {
     let words = shared.words();
     let mut lost = 0;
@@ -122,7 +122,8 @@ pub(crate) fn sleeper(shared: &Shared, fence: Fence, rounds: u64) -> Result<u64>
     Ok(lost)
 }
 
-/// The same with a link of the library: either `arm` sees the message, or the bell rings.
+/// Runs both sides over a link of the library; returns the number of rounds that lost a wake-up: neither did `arm` see
+/// the message nor the bell ring.
 pub(crate) fn link_between_threads(case: &Case, rounds: u64) -> Result<u64> {
     let (words, hub) = (Words::default(), inproc::Hub::new());
     let bells = [Doorbell::new()?, Doorbell::new()?];

@@ -1,9 +1,10 @@
-//! Lines of words and numbers: compared with those that were computed, without a word about what is right.
+//! Lines of words and numbers: compared with those that were computed, without giving away what is right.
 
-/// A number that is so close is right: a whiteboard has no calculator.
+/// Relative error up to which a fraction is right: a whiteboard has no calculator.
 const CLOSE: f64 = 0.02;
 
-/// What is wrong with `lines`, where `ours` are right. Words are compared as they are, numbers with a fraction to 2 %.
+/// Lists the errors in `lines`, where `ours` are right. Words are compared without regard to case, numbers with a
+/// fraction to 2 %.
 pub(crate) fn faults(ours: &[String], lines: &[&str]) -> Vec<String> {
     let mut faults = Vec::new();
     for (at, ours) in ours.iter().enumerate() {

@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_millis(250);
 pub struct Report {
     /// Names of the tests that failed, and of those that did not end.
     pub failed: Vec<String>,
-    /// How many passed.
+    /// Number of tests that passed.
     pub passed: usize,
     /// False when the learner's step does not compile: then no test ran.
     pub compiles: bool,
@@ -40,7 +40,7 @@ pub struct Report {
     pub states: Vec<String>,
     /// Output of the compiler, the tests and the program, when something is wrong.
     pub output: String,
-    /// Where to continue, when something is wrong.
+    /// Advice where to continue; empty when nothing is wrong.
     pub hint: String,
     /// Parts that were not checked here, and how to check them.
     pub unchecked: Vec<String>,
@@ -53,7 +53,7 @@ impl Report {
     }
 }
 
-/// What to check.
+/// Extent of a check.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Scope {
     /// In the virtual machine, over the kernel's RDMA device.

@@ -14,7 +14,7 @@ pub struct Step {
     pub name: &'static str,
     /// Filters of the test program: what takes long and no exercise touches.
     pub skip: &'static [&'static str],
-    /// Whether it has a feature `verbs`, whose tests can run over the kernel's device in a virtual machine.
+    /// True if it has a feature `verbs`, whose tests can run over the kernel's device in a virtual machine.
     pub verbs: bool,
     /// Longest time in which none of its running tests ends: a few times what the solution takes on a slow machine.
     pub patience: Duration,
@@ -76,7 +76,7 @@ impl Step {
         format!("{:02}-{}", self.number, self.name)
     }
 
-    /// Where our own is.
+    /// Returns the folder of the milestone, which is the solution, in the checkout `root`.
     pub fn solution(&self, root: &Path) -> PathBuf {
         root.join("milestones").join(self.folder())
     }

@@ -90,13 +90,13 @@ pub(crate) struct Shown {
     pub(crate) text: String,
     /// Faults in what the learner wrote.
     pub(crate) faults: Vec<Fault>,
-    /// Tests that could not tell anything, because they met an exercise that is not written.
+    /// Tests without a verdict, because they reached an exercise that is not written.
     pub(crate) waiting: Vec<String>,
 }
 
 /// Reads what test programs printed of the tests that `failed`. First come panics in functions that the learner wrote,
 /// one line each; then other tests, by name if there is such a panic, else with their first lines; then the names of the
-/// tests that met an unwritten exercise.
+/// tests that reached an unwritten exercise.
 pub(crate) fn read(stdout: &str, failed: &[String], sources: &Sources) -> Shown {
     let mut tests: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut inside = false;
@@ -155,8 +155,8 @@ pub(crate) fn read(stdout: &str, failed: &[String], sources: &Sources) -> Shown 
     shown
 }
 
-/// Whether `test` is one of the exercise's own, which need no other exercise: a test of its file's module if it is the
-/// only exercise there, else one that begins with the function's name.
+/// Returns true if `test` is one of the exercise's own, which need no other exercise: a test of its file's module if it
+/// is the only exercise there, else one that begins with the function's name.
 pub fn is_own(exercises: &[Exercise], e: &Exercise, test: &str) -> bool {
     let mut module: Vec<&str> = e.file.iter().filter_map(|part| part.to_str()).collect();
     let stem = module.pop().and_then(|file| file.strip_suffix(".rs"));

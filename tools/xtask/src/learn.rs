@@ -1,4 +1,4 @@
-//! The learner's folder: `learn/` in the checkout, which git ignores. A cargo workspace of its own, so that nothing in
+//! The learner's folder: `learn/` in the checkout, which git ignores. A separate cargo workspace, so that nothing in
 //! it can break ours; its manifest is made from ours, so that the milestones' own manifests work there as they are.
 //!
 //! A milestone that uses another one (05 uses 02) is given ours of the other, not the learner's: an exercise of one
@@ -35,7 +35,7 @@ impl Learn {
         Ok(Learn { root: root.to_owned(), folder: root.join(name) })
     }
 
-    /// Where the learner's step is.
+    /// Returns the folder of the learner's step.
     pub fn step(&self, step: &Step) -> PathBuf {
         self.folder.join(step.folder())
     }
@@ -139,7 +139,7 @@ fn config() -> String {
     format!("[build]\ntarget-dir = \"target\"\nbuild-dir = \"../target\"\n\n[env]\n{name} = \"{seconds}\"\n")
 }
 
-/// How long a learner's ranks wait for each other, and the variable that says so.
+/// Environment variable and its value in seconds: the time that a learner's ranks wait for each other.
 pub(crate) const CONNECT_TIMEOUT: (&str, &str) = ("TINYNCCL_CONNECT_TIMEOUT", "15");
 
 /// The packages that `steps` need by the lock file `ours`, directly or not.
@@ -183,7 +183,7 @@ fn manifest(ours: &str, used: &BTreeSet<String>) -> Result<String> {
             }
         }
     }
-    // A body that is not written yet leaves imports, arguments and functions unused; and nobody reads a learner's
+    // A body that is not written yet leaves imports, arguments and functions unused; and no one reads a learner's
     // documentation.
     for (group, lint) in [("rust", "unused"), ("rust", "missing_docs"), ("rust", "unreachable_pub"), ("clippy", "todo")]
     {

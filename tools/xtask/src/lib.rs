@@ -6,7 +6,7 @@
 //! exercise   markers in a milestone's source: tasks and their functions
 //! body       the function below a marker: where its body begins and ends
 //! stub       a milestone's files with the bodies taken out, and put back
-//! learn      the learner's folder: a workspace of its own, made from ours
+//! learn      the learner's folder: a separate workspace, made from ours
 //! progress   which steps have passed
 //! check      builds and runs a step's tests, and reports the faults
 //! watch      the tests of a running test program, and an end for one that hangs

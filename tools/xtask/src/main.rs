@@ -27,11 +27,11 @@ struct Cli {
 /// STEP is a number or a name: 7, 07, 07-allreduce-tcp, allreduce-tcp.
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// How far you are, and where to go on.
+    /// Show my progress, and where to go on.
     Status,
-    /// Where to go on.
+    /// Show where to go on.
     Next,
-    /// What there is to write in each milestone, and how long it takes.
+    /// List what there is to write in each milestone, and how long it takes.
     List,
     /// Ask for my predictions, lock them, then show the answers beside them.
     Predict {
@@ -110,7 +110,7 @@ macro_rules! say {
 
 fn main() -> ExitCode {
     match start(&Cli::parse().task) {
-        // As in `cargo xtask list | head`: nobody reads on.
+        // As in `cargo xtask list | head`: no process reads on.
         Err(error) if error.downcast_ref::<Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {
             ExitCode::SUCCESS
         }
@@ -172,7 +172,7 @@ fn interviewed(learn: &Learn, asked: &Interview) -> Result<bool> {
     Ok(end != End::Wrong)
 }
 
-/// How far one step is.
+/// Progress of one step.
 enum State {
     NotStarted,
     /// With the number of exercises that are to be written, and of all.
@@ -329,7 +329,7 @@ fn difference(learn: &Learn, step: &Step) -> Result<()> {
         if !ours.is_dir() {
             continue;
         }
-        // From the checkout, so that the names are short. Status 1 says that they differ.
+        // From the checkout, so that the names are short. Status 1 means that they differ.
         let status = Command::new("git")
             .current_dir(&learn.root)
             .args(["--no-pager", "diff", "--no-index", "--"])

@@ -52,12 +52,12 @@ pub fn questions(readme: &str) -> Result<Vec<Question>> {
     Ok(both.map(|((text, answer), number)| Question { number, text, answer }).collect())
 }
 
-/// What was predicted for one question.
+/// Predictions for one question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Locked {
     /// The first one.
     pub first: String,
-    /// Those after `--again`.
+    /// Predictions after `--again`, in order.
     pub later: Vec<String>,
 }
 
@@ -92,7 +92,7 @@ impl Predictions {
         Ok(Predictions { file, all: kept })
     }
 
-    /// What was predicted.
+    /// Returns the predictions for a question; `None` if there are none.
     pub fn of(&self, step: &Step, question: &Question) -> Option<Locked> {
         let (first, later) = self.all.get(&key(step))?.get(&question.text)?.split_first()?;
         Some(Locked { first: first.clone(), later: later.to_vec() })
@@ -151,7 +151,7 @@ pub fn beside(question: &Question, locked: &Locked) -> String {
     out
 }
 
-/// What a learner asked for.
+/// Options of a session.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// One question, or all.

@@ -1,5 +1,5 @@
-//! Which steps have passed: a file `progress` in the learner's folder, a line each: `07`, or `05 in part` when
-//! something could not be checked where it ran.
+//! Steps that have passed: a file `progress` in the learner's folder, a line each: `07`, or `05 in part` when something
+//! could not be checked where it ran.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl Progress {
         Ok(Progress { file, passed: text.lines().filter_map(line).collect() })
     }
 
-    /// How the step's last check that passed ended.
+    /// Returns the best result of a step since its last failed check; `None` if no check has passed since.
     pub fn of(&self, number: u8) -> Option<Passed> {
         self.passed.get(&number).copied()
     }

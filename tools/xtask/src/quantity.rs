@@ -1,6 +1,6 @@
 //! Numbers with units in a line of text, and how far one is from another.
 
-/// What a number counts. Two numbers are compared only if they count the same.
+/// Kind of a number. Two numbers are compared only if they have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Seconds.
@@ -22,9 +22,9 @@ pub struct Quantity {
     pub low: f64,
     /// The upper end; the same for one number.
     pub high: f64,
-    /// What it counts.
+    /// Kind of the number.
     pub kind: Kind,
-    /// How much of the kind's own unit one of the written unit is.
+    /// Size of the written unit, in the kind's own unit.
     unit: f64,
     /// As it was written.
     pub text: String,
@@ -87,7 +87,7 @@ pub fn parse(text: &str) -> Vec<Quantity> {
         let value = value * unit;
         let between = text[last_at.end..start].trim();
         match found.last_mut() {
-            // `A to B ms`: the first has the same unit, or none of its own.
+            // `A to B ms`: the first has the same unit, or none.
             Some(last) if ["to", "-", "–"].contains(&between) && [Kind::Plain, kind].contains(&last.kind) => {
                 let low = if last.kind == kind { last.low } else { last.low * unit };
                 last_at.end = at;
@@ -133,14 +133,14 @@ fn unit(text: &str) -> Option<(Kind, f64, usize)> {
 pub enum Distance {
     /// Within the range, or within 5 %.
     Right,
-    /// So many times too large.
+    /// Too large by this factor.
     Above(f64),
-    /// So many times too small.
+    /// Too small by this factor.
     Below(f64),
 }
 
 impl Quantity {
-    /// How far `guess` is from this.
+    /// Returns the distance of `guess` from this.
     fn distance(&self, guess: f64) -> Distance {
         if guess >= self.low / 1.05 && guess <= self.high * 1.05 {
             Distance::Right

@@ -10,7 +10,7 @@ const FIRST: Duration = Duration::from_secs(5);
 pub(crate) struct Watch {
     /// Its tests, in the order in which it starts them.
     names: Vec<String>,
-    /// How many it runs at once.
+    /// Number of tests that it runs at once.
     threads: usize,
     /// Longest time without an end of any test.
     patience: Duration,
@@ -19,7 +19,7 @@ pub(crate) struct Watch {
     next: Duration,
 }
 
-/// What to do now.
+/// Action to take now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     /// Nothing.
@@ -70,14 +70,14 @@ fn has_ended(stdout: &str, name: &str) -> bool {
     stdout.lines().any(|l| l.strip_prefix("test ").and_then(|l| l.strip_prefix(name)).is_some_and(ends))
 }
 
-/// Whether the rest of a test's line is its result. With one thread the line is begun before the test is.
+/// Returns true if the rest of a test's line has its result. With one thread the line is begun before the test is.
 fn ends(rest: &str) -> bool {
     rest.split_once(" ... ").is_some_and(|(between, result)| {
         (between.is_empty() || between.starts_with(" - ")) && !result.trim().is_empty()
     })
 }
 
-/// How many tests a program runs at once.
+/// Returns the number of tests that a program runs at once: `RUST_TEST_THREADS`, else the number of cores.
 pub(crate) fn threads() -> usize {
     let set = std::env::var("RUST_TEST_THREADS").ok().and_then(|text| text.parse().ok());
     set.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))

@@ -14,7 +14,7 @@ use nccl_net_tinynccl::{v8, v9, v10, v11, v12};
 pub(crate) type Comm = *mut c_void;
 pub(crate) type Handle = [u8; 128];
 
-/// After which a test hangs.
+/// Time after which a test fails, as it hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
@@ -24,19 +24,20 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     unsafe { Library::new(&built) }.unwrap_or_else(|e| panic!("{}: {e}", built.display()))
 });
 
-/// What the plugin has logged.
+/// Lines that the plugin has logged, each with its level.
 pub(crate) static LOG: Mutex<String> = Mutex::new(String::new());
 
 /// Memory that is registered until its connection is closed: the connection's address, and the registration's.
 static REGISTERED: Mutex<Vec<[usize; 2]>> = Mutex::new(Vec::new());
 
-/// A forked child, to which everything is refused.
+/// True in a forked child, in which every call must fail.
 pub(crate) static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// Connections of a process with itself that should have queue pairs.
 static PAIRS: AtomicUsize = AtomicUsize::new(0);
 
-/// As NCCL's logger, for a format of one text. C passes the first of variable arguments as a named one of that type.
+/// Logger in the place of NCCL's, for a format of one text. C passes the first of variable arguments as a named one of
+/// that type.
 unsafe extern "C" fn log(
     level: c_int,
     _flags: c_ulong,
@@ -88,7 +89,7 @@ macro_rules! call {
     };
 }
 
-/// What NCCL reads of a device's properties, whatever the version.
+/// Device properties that NCCL reads, whatever the version.
 #[derive(Debug)]
 pub(crate) struct Properties {
     pub(crate) name: String,
@@ -170,7 +171,7 @@ impl Api {
         (handle, comm)
     }
 
-    /// Once; NULL: ask again.
+    /// Calls connect once; NULL: call again.
     pub(crate) fn try_connect(self, handle: &mut Handle) -> Result<Comm, Status> {
         let (mut comm, mut device) = (ptr::null_mut(), ptr::null_mut());
         let mut config = CommConfig { traffic_class: -1 };
@@ -230,7 +231,7 @@ impl Api {
         mhandle
     }
 
-    /// Before the connection is closed, as NCCL does.
+    /// Deregisters the memory of a connection before it is closed, as NCCL does.
     fn deregister(self, comm: Comm) {
         let ours: Vec<[usize; 2]> = REGISTERED.lock().unwrap().extract_if(.., |r| r[0] == comm.addr()).collect();
         for [_, mhandle] in ours {
@@ -238,7 +239,7 @@ impl Api {
         }
     }
 
-    /// NULL when too many are open.
+    /// Posts a send; NULL when too many are open.
     pub(crate) fn isend(self, comm: Comm, data: &[u8], tag: c_int) -> Result<Comm, Status> {
         let mut request = ptr::null_mut();
         let at = data.as_ptr().cast_mut().cast();
@@ -257,7 +258,7 @@ impl Api {
         result(status, request)
     }
 
-    /// One group.
+    /// Posts one group of receives; NULL when too many are open.
     pub(crate) fn irecv(self, comm: Comm, group: &mut [(&mut [u8], c_int)]) -> Result<Comm, Status> {
         let n = group.len() as c_int;
         let mut data: Vec<*mut c_void> = group.iter_mut().map(|(d, _)| d.as_mut_ptr().cast()).collect();
@@ -281,7 +282,7 @@ impl Api {
         result(status, request)
     }
 
-    /// The sizes of `n` messages, once all are done.
+    /// Returns the sizes of `n` messages, once all are done.
     pub(crate) fn test(self, request: Comm, n: usize) -> Result<Option<Vec<usize>>, Status> {
         let (mut done, mut sizes) = (-1, [-1; 8]);
         match call!(self, test, (request, &mut done, sizes.as_mut_ptr())) {
@@ -348,13 +349,13 @@ fn result(status: Status, pointer: Comm) -> Result<Comm, Status> {
     if status == Status::Success { Ok(pointer) } else { Err(status) }
 }
 
-/// The end of a test whose connection failed.
+/// Ends a test whose connection failed.
 #[track_caller]
 pub(crate) fn failed(status: Status) -> Comm {
     panic!("{status:?}: {}", LOG.lock().unwrap())
 }
 
-/// Asks again until there is an answer, as NCCL's threads do.
+/// Polls `ask` until it returns something, as NCCL's threads do.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
@@ -367,12 +368,12 @@ pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Bytes that differ from message to message, and from place to place.
+/// Returns bytes that differ from message to message, and from offset to offset.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 7) as u8 ^ (seed * 37) as u8).collect()
 }
 
-/// Whether a message is [`pattern`].
+/// Returns true if a message is the [`pattern`] of `seed`.
 pub(crate) fn is_pattern(got: &[u8], seed: usize) -> bool {
     got == pattern(got.len(), seed)
 }

@@ -1,4 +1,4 @@
-//! Strangers, peers that die, closing in flight.
+//! Unauthenticated connections, peers that die, closing in flight.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -11,7 +11,7 @@ use nccl_net_tinynccl::abi::Status;
 use super::again::{self, hear, hex, say, unhex};
 use super::api::*;
 
-/// The port for IPv4, as a handle says it.
+/// The port for IPv4, as it stands in a handle.
 fn port(handle: &Handle) -> u16 {
     u16::from_le_bytes([handle[36], handle[37]])
 }
@@ -79,7 +79,7 @@ fn what_was_sent_arrives_after_the_sender_has_closed() {
     api.finalize();
 }
 
-/// The end comes right behind the last byte, while the receiver asks.
+/// The end comes right behind the last byte, while the receiver polls.
 #[test]
 fn a_message_is_received_however_soon_its_sender_closes() {
     let api = Api::init(12);
@@ -129,7 +129,7 @@ fn what_is_posted_after_the_peer_has_closed_is_a_request_that_fails() {
     api.finalize();
 }
 
-/// In a process of its own: elsewhere other tests use the plugin, too.
+/// Runs a test in its own process: elsewhere other tests use the plugin, too. True in that process.
 fn alone(test: &str) -> bool {
     if again::role().is_some() {
         return true;
@@ -237,7 +237,7 @@ fn a_forked_child_has_no_part_in_the_plugin() {
 fn a_stranger_at_the_port_is_turned_away() {
     let api = Api::init(12);
     let (handle, listen) = api.listen();
-    // One that speaks something else, one that says nothing, one that goes at once.
+    // One that sends something else, one that sends nothing, one that closes at once.
     let mut web = TcpStream::connect((Ipv4Addr::LOCALHOST, port(&handle))).unwrap();
     web.write_all(
         b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything, for as long as it takes to be long\r\n\r\n",
@@ -247,7 +247,7 @@ fn a_stranger_at_the_port_is_turned_away() {
     drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port(&handle))).unwrap());
     let mut answer = Vec::new();
     web.set_read_timeout(Some(LIMIT)).unwrap();
-    // Closed, or reset because it had said more than was read.
+    // Closed, or reset because it had sent more than was read.
     let _ = web.read_to_end(&mut answer);
     assert!(answer.is_empty(), "nothing is told to strangers");
     // One with another secret.

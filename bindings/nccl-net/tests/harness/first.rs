@@ -78,7 +78,7 @@ fn the_books_first_plugin_moves_every_byte() {
             let place = &mut room[posted % OPEN];
             let (mut at, mut len) = (place.as_mut_ptr().cast(), place.len() as c_int);
             let (mut tag, mut handle, mut request) = (0, ptr::null_mut(), ptr::null_mut());
-            // SAFETY: a place has one receive at a time.
+            // SAFETY: a buffer has one receive at a time.
             ok(unsafe { (table.irecv)(recv, 1, &mut at, &mut len, &mut tag, &mut handle, &mut request) });
             recvs.push_back(request);
             posted += 1;
@@ -95,7 +95,7 @@ fn the_books_first_plugin_moves_every_byte() {
         }
         (arrived == sent.len() && sends.is_empty()).then_some(())
     });
-    // SAFETY: closed with a request open; the place is written no more.
+    // SAFETY: closed with a request open; the buffer is written no more.
     unsafe {
         let (mut at, mut len) = (room[0].as_mut_ptr().cast(), 8);
         let (mut tag, mut handle, mut request) = (0, ptr::null_mut(), ptr::null_mut());

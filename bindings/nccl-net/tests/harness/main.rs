@@ -7,10 +7,10 @@
 //! | `layout` | the structures, against NCCL's headers |
 //! | `transfers` | connections and messages within a process |
 //! | `ring` | ranks as threads and as processes |
-//! | `failures` | strangers, peers that die, closing in flight |
+//! | `failures` | unauthenticated connections, peers that die, closing in flight |
 //! | `nodes` | network namespaces as nodes, with a cable per pair |
 //! | `rails` | nodes with several cables, of which one is cut, or slower |
-//! | `rdma` | the same with queue pairs beside the streams |
+//! | `rdma` | connections with queue pairs beside the streams |
 //! | `relays` | nodes whose connections go through others |
 //! | `first` | the plugin of the book |
 //! | `again` | this program again, as another process |

@@ -1,5 +1,5 @@
-//! Connections between nodes that are network namespaces: a cable per pair, each with a subnet of its own, which NCCL's
-//! own sockets cannot use.
+//! Connections between nodes that are network namespaces: a cable per pair, each with its own subnet, which NCCL's own
+//! sockets cannot use.
 
 use nccl_net_tinynccl::abi::Status;
 pub(crate) use program_kit::nodes::{cable, cable_with, makes_nodes, node, run, sent_in, sent_over, within};
@@ -7,9 +7,9 @@ pub(crate) use program_kit::nodes::{cable, cable_with, makes_nodes, node, run, s
 use super::again::{Process, hear, hex, say, unhex};
 use super::api::*;
 
-/// What a node does: it listens, connects to those that it is told of, sends to each and receives from each.
+/// Runs a node: it listens, connects to the peers that it is given, sends to each and receives from each.
 fn talk(name: &str) {
-    // More than a thread writes to each stream before the others have their turn.
+    // More than a thread writes to each stream in one time slice.
     const LEN: usize = 12 << 20;
     say("here");
     assert_eq!(hear(), "cabled");
@@ -82,7 +82,7 @@ fn a_triangle_with_a_subnet_per_cable() {
     );
 }
 
-/// Tells each node its peers, each by its name, its number and our interfaces to it; and waits until all have talked.
+/// Sends each node its peers, each by its name, its number and our interfaces to it; and waits until all are done.
 fn introduce(mut nodes: Vec<Process>, peers: &[&[(&str, usize, &str)]]) {
     nodes.iter_mut().for_each(|node| node.tell("cabled"));
     let handles: Vec<String> = nodes.iter_mut().map(Process::line).collect();
@@ -123,8 +123,8 @@ fn a_cable_of_ipv6_alone() {
     introduce(nodes, &[&[("b", 1, "six")], &[("a", 0, "six")]]);
 }
 
-/// The ends of a line reach each other over no cable for data. One end hears it from the other over a network that is
-/// not for data; where there is none, at its deadline.
+/// The ends of a line reach each other over no cable for data. One end receives the error from the other over a network
+/// that is not for data; where there is none, at its deadline.
 #[test]
 fn without_a_way_both_ends_name_all_ports() {
     const TEST: &str = "nodes::without_a_way_both_ends_name_all_ports";

@@ -22,7 +22,7 @@ struct Sending {
 }
 
 impl Sending {
-    /// Sends messages, of which the last one says so, until `enough` of how many were sent.
+    /// Sends messages, of which the last one is marked, until `enough` of how many were sent.
     fn phase(&self, enough: impl Fn(u64) -> bool) -> u64 {
         let mut open: Vec<(Comm, Vec<u8>)> = Vec::new();
         for count in 1.. {
@@ -80,7 +80,7 @@ pub(crate) fn talk(name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
     talk_over(1, name, enough);
 }
 
-/// The same over so many connections.
+/// Runs a node as [`talk`] does, over `connections` connections.
 fn talk_over(connections: usize, name: &str, enough: impl Fn(&str, u64, u64) -> bool) {
     say("here");
     assert_eq!(hear(), "cabled");
@@ -124,7 +124,7 @@ pub(crate) fn two(test: &str, settings: &[(&str, &str)]) -> [Process; 2] {
     two_after(test, settings, 2, |_| ())
 }
 
-/// The same with so many cables; `first` comes before they connect.
+/// Makes two nodes with `cables` cables, whose connection stands; `first` runs before they connect.
 fn two_after(test: &str, settings: &[(&str, &str)], cables: u8, first: impl FnOnce(&[Process; 2])) -> [Process; 2] {
     let mut nodes = ["a", "b"].map(|name| node(test, name, settings));
     let [a, b] = &nodes;
@@ -141,7 +141,7 @@ fn two_after(test: &str, settings: &[(&str, &str)], cables: u8, first: impl FnOn
     nodes
 }
 
-/// Begins a phase; how many messages there were, and what went over r1, is known when `finish` returns.
+/// Begins a phase; the number of messages, and of bytes over r1, is known when `finish` returns.
 pub(crate) fn begin(nodes: &mut [Process; 2], phase: &str) {
     nodes.iter_mut().for_each(|node| node.tell(phase));
 }
@@ -163,7 +163,7 @@ fn end_quietly(mut nodes: [Process; 2]) {
     nodes.into_iter().for_each(Process::finish);
 }
 
-/// How a cable is cut at one end, and mended.
+/// Commands that cut a cable at one end and mend it, with their cases.
 struct Cut {
     cut: &'static str,
     mend: &'static str,
@@ -229,7 +229,7 @@ fn a_cable_whose_packets_the_sender_drops_costs_no_message_and_is_taken_back() {
     cut_and_mended(TEST, &[], &Cut { cut: SILENCE, mend: SOUND, at: &[(0, true)] });
 }
 
-/// Commands, each with the number of the node where it is said.
+/// Commands, each with the number of the node where it is run.
 type Commands = &'static [(usize, &'static str)];
 
 /// Faults that leave no cable for a while, or only one, with what begins them and what ends them. The ends see different
@@ -315,7 +315,7 @@ fn a_silent_cable_does_not_hold_up_connections() {
     end(nodes);
 }
 
-/// More often than a connection has places for streams.
+/// The cable is cut more often than a connection has stream positions.
 #[test]
 fn a_cable_is_taken_back_however_often_it_is_cut() {
     const TEST: &str = "rails::a_cable_is_taken_back_however_often_it_is_cut";

@@ -1,4 +1,4 @@
-//! Over RDMA ports, by default those of the card in user space: queue pairs carry long messages.
+//! Tests over RDMA ports, by default those of the RDMA device in user space: queue pairs carry long messages.
 
 use std::process::Command;
 
@@ -6,17 +6,17 @@ use super::api::LOG;
 use super::nodes::{makes_nodes, run};
 use super::rails::{begin, end, finish, talk, two};
 
-/// Ends of queue pairs that were joined, by the log.
+/// Returns the number of ends of queue pairs that were joined, by the log.
 pub(crate) fn joined() -> usize {
     LOG.lock().unwrap().matches("long messages by RDMA").count()
 }
 
-/// Those that were lost.
+/// Returns the number of ends of queue pairs that were lost, by the log.
 fn lost() -> usize {
     LOG.lock().unwrap().matches("other queue pairs and TCP carry on").count()
 }
 
-/// Those that carry pieces now.
+/// Returns the number of ends of queue pairs that carry fragments now.
 fn alive() -> usize {
     joined() - lost()
 }

@@ -37,7 +37,7 @@ fn sent(node: &Process, interface: &str) -> u64 {
     sent_in(&String::from_utf8_lossy(&shown), interface)
 }
 
-/// A node: it does what the test says, and says when that is done.
+/// Runs a node: it executes the test's commands, and reports when each is done.
 fn act() {
     say("here");
     assert_eq!(hear(), "cabled");
@@ -73,7 +73,7 @@ fn act() {
                     assert!(is_pattern(&got[..len], len), "a message of {len} bytes");
                 }
             }
-            // Messages until a way is lost, and so many more. The last one is shorter.
+            // Messages until a path is lost, and `left` more. The last one is shorter.
             "stream" => {
                 let mut left: usize = words[1].parse().unwrap();
                 while left > 0 {
@@ -105,7 +105,7 @@ fn act() {
                 assert_eq!(api.test(request, 1), Ok(None));
                 say("under way");
                 api.fails(request);
-                // What the failed call tells NCCL.
+                // The warning of the failed call to NCCL.
                 let log = LOG.lock().unwrap().clone();
                 let last = log.lines().rfind(|line| line.starts_with("2 "));
                 say(last.expect("a warning"));
@@ -134,7 +134,8 @@ fn act() {
     say("done");
 }
 
-/// As many connections each way, all of them made at once, as NCCL's threads do; and a message over each.
+/// Makes `CONNECTIONS` connections in each direction, all of them at once, as NCCL's threads do; and sends a message
+/// over each.
 fn exchange(api: Api, listen: Comm, theirs: Handle) {
     const CONNECTIONS: usize = 40;
     let mut handles = [theirs; CONNECTIONS];
@@ -160,7 +161,7 @@ fn exchange(api: Api, listen: Comm, theirs: Handle) {
     recvs.into_iter().for_each(|r| api.close_recv(r));
 }
 
-/// Both at once.
+/// Sends commands to two nodes at once, and waits for both.
 fn both(nodes: &mut [Process], (one, first): (usize, &str), (two, second): (usize, &str)) {
     nodes[one].tell(first);
     nodes[two].tell(second);
@@ -252,7 +253,7 @@ fn connect_both_ways(nodes: &mut [Process], handles: &[String]) {
     }
 }
 
-/// Both ways between the corners of a square are as long, and carry half of it each.
+/// Both paths between the corners of a square are as long, and carry half of it each.
 #[test]
 fn two_ways_of_one_length_share_a_connection() {
     const TEST: &str = "relays::two_ways_of_one_length_share_a_connection";
@@ -291,8 +292,8 @@ fn a_killed_relay_is_an_error_of_both_ends_that_names_it() {
     end(nodes);
 }
 
-/// A square whose first corner sends messages of [`LEN`] to the third one over both others, until a way is lost and so
-/// many more. Both ways have some.
+/// A square whose first corner sends messages of [`LEN`] to the third one over both others, until a path is lost, and
+/// `more` more. Both paths have some.
 fn stream_both_ways(test: &str, more: usize) -> Vec<Process> {
     let (mut nodes, handles) = cabled(test, &["a", "b", "c", "d"], &[(0, 1), (1, 2), (2, 3), (3, 0)]);
     connect_both_ways(&mut nodes, &handles);
@@ -306,7 +307,7 @@ fn stream_both_ways(test: &str, more: usize) -> Vec<Process> {
     nodes
 }
 
-/// The stream of [`stream_both_ways`] ends well, though the way through the relay b was lost.
+/// The stream of [`stream_both_ways`] ends well, though the path through the relay b was lost.
 fn carries_on(nodes: &mut [Process], receiver: usize) {
     assert_eq!(nodes[0].line(), "done so");
     assert_eq!(nodes[receiver].line(), "done so");
@@ -314,7 +315,7 @@ fn carries_on(nodes: &mut [Process], receiver: usize) {
     assert!(lost.contains("over 10.0.1.1 -> 10.0.1.2"), "{lost}");
 }
 
-/// That way is there again.
+/// Waits until the path through the relay b is there again.
 fn comes_back(nodes: &mut [Process]) {
     until("the way again", || log(&mut nodes[0], "is back").contains("through relay 10.0.1.2").then_some(()));
 }
@@ -333,7 +334,8 @@ fn of_two_relays_one_may_be_killed() {
     end(nodes);
 }
 
-/// Its kernel takes what is sent to it until its buffers are full, and acknowledges it: the ends ask each other.
+/// The stopped relay's kernel takes what is sent to it until its buffers are full, and acknowledges it: the ends probe
+/// each other.
 #[test]
 fn of_two_relays_one_may_be_stopped() {
     const TEST: &str = "relays::of_two_relays_one_may_be_stopped";
@@ -354,7 +356,7 @@ fn of_two_relays_one_may_be_stopped() {
 }
 
 /// The sender's kernel sees nothing of that: the relay still acknowledges what it cannot pass on. The receiver's does,
-/// if it has something to say; otherwise the two ask each other.
+/// if it has something to send; otherwise the two probe each other.
 #[test]
 fn a_cable_behind_a_relay_is_cut_and_taken_back() {
     const TEST: &str = "relays::a_cable_behind_a_relay_is_cut_and_taken_back";

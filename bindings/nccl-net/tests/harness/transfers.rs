@@ -141,7 +141,7 @@ fn a_listener_serves_again_and_again_and_many_connections_live_at_once() {
     let (handle, listen) = api.listen();
     let mut pairs = Vec::new();
     for _ in 0..40 {
-        // Every connection of NCCL has a copy of the handle of its own.
+        // Every connection of NCCL has its own copy of the handle.
         let (send, recv) = api.meet(handle, listen);
         pairs.push(Pair { api, send, recv });
     }

@@ -2,10 +2,10 @@
 //! or by path, gets the file that `TINYNCCL_NCCL_LIBRARY` names.
 //!
 //! `LD_PRELOAD` is enough for programs that are linked to the library or open it by its name. JAX opens the file of
-//! NVIDIA's wheel by its path, which a preloaded library does not answer. The loader asks this library before it opens
+//! NVIDIA's wheel by its path, which a preloaded library does not answer. The loader calls this library before it opens
 //! any file.
 //!
-//! The loader gives an audit library a namespace of its own, with another copy of libc. Therefore nothing here starts a
+//! The loader gives an audit library a separate namespace, with another copy of libc. Therefore nothing here starts a
 //! thread, prints, or keeps anything but one string.
 
 use std::ffi::{CStr, CString, c_char, c_uint};
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 
 /// The file name that is looked for.
 const WANTED: &[u8] = b"libnccl.so.2";
-/// The variable with the path that takes its place.
+/// The variable with the path of the file to open instead.
 const VARIABLE: &str = "TINYNCCL_NCCL_LIBRARY";
 /// The newest version of the loader's interface that was read (glibc 2.35); `la_objsearch` is the same in both.
 const NEWEST: c_uint = 2;
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn la_objsearch(name: *const c_char, _cookie: *mut usize, 
         let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
         CString::new(path.into_vec()).ok()
     });
-    // SAFETY: the loader passes a string; it says so of its own argument.
+    // SAFETY: the loader passes a string, by rtld-audit(7).
     let asked = if name.is_null() { None } else { Some(unsafe { CStr::from_ptr(name) }) };
     match (asked, path) {
         // The string lives as long as the process: it is in a static.

@@ -1,4 +1,4 @@
-//! Which library a process gets: programs that open NCCL's by its path, and programs linked to it with a DT_RPATH.
+//! The library that a process gets: programs that open NCCL's by its path, and programs linked to it with a DT_RPATH.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

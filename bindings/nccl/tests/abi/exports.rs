@@ -14,7 +14,7 @@ fn host() -> BTreeSet<String> {
     names
 }
 
-/// What 2.28.9 and 2.30.7 export beside it, of the device API.
+/// Functions of the device API that 2.28.9 and 2.30.7 export beside it.
 const DEVICE: [&str; 18] = [
     "ncclDevCommCreate",
     "ncclDevCommDestroy",

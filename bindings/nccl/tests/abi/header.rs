@@ -136,7 +136,7 @@ fn facts() -> Facts {
     facts
 }
 
-/// Of the device API's headers, which only NVIDIA has.
+/// Facts of the device API's headers, which only NVIDIA's NCCL has.
 fn device_facts() -> Facts {
     let mut facts = Facts::new();
     layout!(facts, Team as "ncclTeam" { ranks as "nRanks", rank as "rank", stride as "stride" });
@@ -195,7 +195,7 @@ fn compile_and_run(
     };
     let run = binary.to_str().unwrap();
     if let Err(error) = built(options, &["-o", run]) {
-        // Another language than C needs a compiler of its own behind `cc`.
+        // Another language than C needs its own compiler behind `cc`.
         if language != "c" && (error.contains("cc1plus") || error.contains("cannot execute")) {
             eprintln!("SKIPPED {language}: {compiler} has none");
             return None;

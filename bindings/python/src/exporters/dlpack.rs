@@ -32,7 +32,7 @@ const DL_CUDA_HOST: i32 = 3;
 /// The capsule keeps its name: we only look, and its own destructor gives the tensor back when we drop it.
 pub(super) fn memory(capsule: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let capsule = capsule.cast::<PyCapsule>()?;
-    // SAFETY: a capsule by its type; the name that DLPack says.
+    // SAFETY: a capsule by its type; the name that DLPack defines.
     let tensor = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dltensor".as_ptr()) }.cast::<DlTensor>();
     if tensor.is_null() {
         return Err(PyErr::fetch(capsule.py()));

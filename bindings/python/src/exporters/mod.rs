@@ -18,7 +18,7 @@ pub(crate) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     if let Some(memory) = torch::memory(object)? {
         return Ok(memory);
     }
-    // SAFETY: asks for a slot of the object's type.
+    // SAFETY: reads a slot of the object's type.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
         return buffer::memory(object);
     }

@@ -97,7 +97,7 @@ impl Tree {
 /// A tree laid over the ranks from `root` on.
 #[derive(Debug, Clone, Copy)]
 pub struct Laid {
-    /// Which tree.
+    /// The first or the second tree of the pair.
     pub tree: Tree,
     /// Ranks.
     pub n: usize,

@@ -1,7 +1,7 @@
 //! A rank's position in a hypercube: rank `id` exchanges with `id ^ 1`, `id ^ 2`, `id ^ 4`, ....
 //!
-//! When n is not a power of two, with 2^k below it, the first 2(n - 2^k) ranks pair up: the odd one sends its input to
-//! the even one, does not take part, and gets the result at the end.
+//! For n that is not a power of two, with 2^k below it, the first 2(n - 2^k) ranks pair up: the odd one sends its input
+//! to the even one, does not take part, and gets the result at the end.
 //!
 //! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
 //! (2005).

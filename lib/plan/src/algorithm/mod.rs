@@ -35,7 +35,7 @@ pub use crate::schedule::Shape;
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::{Algorithm, Collective};
 
-/// Whether `algorithm` has a schedule for this collective on this many ranks.
+/// Returns true if `algorithm` has a schedule for this collective on this many ranks.
 pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
     if !shape.is_valid() {
         return false;
@@ -60,7 +60,7 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
     }
 }
 
-/// Whether the algorithms over the shared region (one-shot, two-shot, staged) support this collective.
+/// Returns true if the algorithms over the shared region (one-shot, two-shot, staged) support this collective.
 pub fn through_memory(collective: Collective) -> bool {
     match collective {
         Collective::AllReduce
@@ -76,8 +76,8 @@ pub fn through_memory(collective: Collective) -> bool {
     }
 }
 
-/// Whether every result is `((x0 op x1) op x2) op ...` in rank order. All algorithms for which this is true give the
-/// same bits. Also true if nothing is reduced. The verifier proves it:
+/// Returns true if every result is `((x0 op x1) op x2) op ...` in rank order. All algorithms for which this is true
+/// give the same bits. Also true if nothing is reduced. The verifier proves it:
 /// [`Report::rank_order`](crate::schedule::verify::Report).
 pub fn keeps_rank_order(algorithm: Algorithm, shape: &Shape) -> bool {
     // Two values commute, so they have only one order.

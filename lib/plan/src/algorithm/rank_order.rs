@@ -39,7 +39,7 @@ pub(super) fn reduce(n: usize, rank: usize, input: Loc, output: Loc, tmp: Loc) -
     steps
 }
 
-/// Whether [`reduce`] uses scratch memory.
+/// Returns true if [`reduce`] uses scratch memory on `rank`.
 pub(super) fn needs_scratch(rank: usize) -> bool {
     rank >= 2
 }

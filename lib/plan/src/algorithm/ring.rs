@@ -18,8 +18,7 @@
 //! | broadcast, reduce | n-1 (a chain; windows are its pipeline) | S, the end of the chain 0 |
 //!
 //! Channel c works on its own parts. Odd channels go round in the other direction, to use both directions of every
-//! cable. Where links lead to a switch they do not ([`super::program_by_switch`]): both directions of each link are in
-//! use anyway, and a rank receives from one other alone.
+//! link. Where links lead to a switch they do not ([`super::program_by_switch`]): both directions of each link are in
 //!
 //! Sources: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009);
 //! NCCL `src/device/all_reduce.h` (`runRing`), `all_gather.h`, `reduce_scatter.h`, `broadcast.h`, `reduce.h`.
@@ -102,7 +101,7 @@ impl Ring {
         self.channel * self.ranks + position % self.ranks
     }
 
-    /// How many positions we are behind `root`.
+    /// Number of positions by which we are behind `root`.
     fn behind(&self, root: usize) -> usize {
         (self.at + self.ranks - self.rank(root)) % self.ranks
     }

@@ -46,7 +46,7 @@ fn laid(shape: &Shape) -> Laid {
     Laid { tree: Tree::First, n: shape.ranks, root: shape.root }
 }
 
-/// How many segments a rank sends.
+/// Number of segments that a rank sends.
 pub(super) fn copies_sent(collective: Collective, tree: &Laid, rank: usize) -> u64 {
     let node = tree.node(rank);
     let up = u64::from(node.parent.is_some());

@@ -46,7 +46,7 @@ pub enum Buf {
 /// A part of a segment of a buffer, or a span of neighbouring parts, within the current window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Loc {
-    /// Which buffer.
+    /// Buffer that holds the part.
     pub buf: Buf,
     /// Segment index; 0 for buffers with one segment.
     pub segment: u32,
@@ -69,7 +69,7 @@ impl Loc {
     pub const fn scratch(segment: usize, part: usize) -> Loc {
         Loc { buf: Buf::Scratch, segment: segment as u32, part: part as u32, span: 1 }
     }
-    /// The same location, `span` parts long.
+    /// Returns this location, `span` parts long.
     pub const fn spanning(self, span: usize) -> Loc {
         Loc { span: span as u32, ..self }
     }
@@ -96,7 +96,7 @@ pub enum Step {
     Recv {
         /// Source rank.
         from: u32,
-        /// Where it goes.
+        /// Location of the received data.
         dst: Loc,
     },
     /// `dst = src`, locally. Where both are the same memory (in-place calls) only a scaled input changes.
@@ -121,7 +121,7 @@ pub enum Step {
         from: u32,
         /// Our own operand.
         src: Loc,
-        /// Where the result goes.
+        /// Location of the result.
         dst: Loc,
         /// The result is the finished reduction over all ranks (`avg` of integers divides here).
         last: bool,
@@ -132,7 +132,7 @@ pub enum Step {
         from: u32,
         /// Destination rank.
         to: u32,
-        /// Where it also goes.
+        /// Location of our copy of the received data.
         dst: Loc,
     },
     /// Send `src op recv`.
@@ -152,7 +152,7 @@ pub enum Step {
         to: u32,
         /// Our own operand.
         src: Loc,
-        /// Where the result also goes.
+        /// Location of our copy of the result.
         dst: Loc,
         /// The result is the finished reduction over all ranks (`avg` of integers divides here).
         last: bool,
@@ -250,7 +250,7 @@ impl Step {
 pub struct Lane {
     /// The set of links its messages travel on.
     pub channel: u32,
-    /// What it does.
+    /// Steps of one window, in order.
     pub steps: Vec<Step>,
 }
 

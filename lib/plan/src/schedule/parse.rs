@@ -9,7 +9,7 @@ use crate::wire::Collective;
 /// More ranks and parts than a text has lines for.
 const MOST: usize = 1 << 16;
 
-/// What the text calls a lane: its channel, and its number where the channel has several.
+/// Name of a lane in the text: its channel, and its number where the channel has several.
 type Name = (u32, Option<u32>);
 
 impl FromStr for Schedule {

@@ -31,7 +31,7 @@ pub struct Partition {
     /// The first `extra` windows have `base + 1` units.
     #[doc(hidden)]
     pub extra: usize,
-    /// How small and large windows are cut.
+    /// Cut of a window of `base` units (`large`: of `base + 1`).
     #[doc(hidden)]
     pub small: Cut,
     #[doc(hidden)]
@@ -280,7 +280,7 @@ mod tests {
                 prop_assert_eq!(at, window.end);
                 let slack = if p.unit == 1 { 1 } else { 2 * 64 / size };
                 prop_assert!(lens.iter().max().unwrap() - lens.iter().min().unwrap() <= slack);
-                // Where the longest message leaves room for it.
+                // Only if a part and a line more fit in a message.
                 let room = window.len() * size / parts + 64 <= max;
                 if window.len() * size >= parts * ALIGNED_PART + 64 && p.windows() == 1 && room {
                     prop_assert!((0..parts).all(|i| (p.part(w, i).start * size).is_multiple_of(64)));

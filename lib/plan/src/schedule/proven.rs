@@ -1,4 +1,4 @@
-//! A schedule of anybody's making: the programs of all ranks with the proof of their result.
+//! A schedule that any caller may build: the programs of all ranks with the proof of their result.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const WINDOWS: [usize; 2] = [1, 3];
 /// use tinynccl_plan::schedule::Schedule;
 ///
 /// let text = "
-///     ## Rank 0 tells rank 1.
+///     ## Rank 0 sends to rank 1.
 ///     schedule: broadcast, 2 ranks, root 0, 1 parts
 ///     rank 0 ch 0: send in[0.0] -> 1
 ///     rank 0 ch 0: copy in[0.0] -> out[0.0]
@@ -43,7 +43,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Proves that `programs`, one per rank, carry out `shape`.
+    /// Proves that `programs`, one per rank, execute `shape`.
     ///
     /// # Errors
     /// The first error, naming rank, lane and step, the peer, the expected and the found value.
@@ -74,7 +74,7 @@ impl Schedule {
         &self.shape
     }
 
-    /// Of all ranks, in their order.
+    /// Programs of all ranks, in rank order.
     pub fn programs(&self) -> &[Program] {
         &self.programs
     }
@@ -85,10 +85,10 @@ impl Schedule {
         self.fingerprint
     }
 
-    /// Whether input and output may be the same memory.
+    /// Returns `Ok` if input and output may be the same memory.
     ///
     /// # Errors
-    /// Why not.
+    /// The proof's error, or that the collective has no form in place.
     pub fn in_place(&self) -> Result<(), &VerifyError> {
         self.in_place.as_ref().copied()
     }
@@ -123,7 +123,7 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// The first bits of the text's SHA-256: as many as a message's header has room for.
+/// The first bits of the text's SHA-256, as many as fit in a message's header; never 0.
 fn fingerprint(text: &str) -> u64 {
     let [first, ..]: [[u8; 8]; 4] = bytemuck::cast(<[u8; 32]>::from(Sha256::digest(text)));
     (u64::from_be_bytes(first) >> (u64::BITS - Header::FINGERPRINT)).max(1)

@@ -80,7 +80,7 @@ impl Shape {
         self.collective != Collective::SendRecv && self.root < self.ranks && parts > 0 && parts <= u32::MAX as usize / 2
     }
 
-    /// Whether values are combined, with the barrier as an all_reduce of nothing.
+    /// Returns true if values are combined; a barrier counts, as an all_reduce of nothing.
     #[inline]
     pub(crate) fn combines(&self) -> bool {
         self.collective.reduces() || self.collective == Collective::Barrier

@@ -8,7 +8,7 @@
 //! - `last` stands on the step that completes a reduction, so that `avg` of integers divides once;
 //! - in place no step reads an input where a result is, so that `avg` of floats scales every input once;
 //! - inputs, and the outputs of ranks that have none, are not written;
-//! - no lane waits for ever although a link holds only `depth` messages, and no message is left over;
+//! - no lane waits forever although a link holds only `depth` messages, and no message is left over;
 //! - each direction of a link belongs to one lane, and lanes that share memory are ordered by messages.
 
 mod error;
@@ -26,7 +26,7 @@ use super::{Buf, Loc, Partition, Program, Shape, Step};
 pub struct Report {
     /// Messages that each rank sends per window.
     pub messages: Vec<u64>,
-    /// How often each rank sends each part, per window: `sent[rank][part]`.
+    /// Number of times that each rank sends each part, per window: `sent[rank][part]`.
     pub sent: Vec<Vec<u64>>,
     /// Longest chain of messages that depend on each other in the first window.
     pub hops: u32,
@@ -44,7 +44,7 @@ impl Report {
     }
 }
 
-/// Proves that `programs` (one per rank) carry out `shape` over `windows` windows and links that hold `depth` messages.
+/// Proves that `programs` (one per rank) execute `shape` over `windows` windows and links that hold `depth` messages.
 ///
 /// `in_place`: input and output are the same memory ([`Shape::in_place`]); all_to_all has no such form and is then
 /// checked as usual.

@@ -24,9 +24,9 @@ pub(super) struct Path {
     pub(super) copy: f64,
     /// By the kind of link that was full.
     pub(super) transfer: [f64; MOST_KINDS],
-    /// The same time by the kind of step in which it ended.
+    /// The time after `call`, by the kind of step in which it ended.
     pub(super) step: [f64; STEPS.len()],
-    /// How much of it `step` covers.
+    /// Time up to which `call` and `step` account for `at`.
     pub(super) counted: f64,
     pub(super) hops: u64,
 }
@@ -62,7 +62,7 @@ struct Lane {
 
 struct State {
     lanes: Vec<Lane>,
-    /// When the processor finishes its last task.
+    /// Critical path to the end of the processor's last task.
     processor: Path,
 }
 

@@ -101,7 +101,7 @@ pub struct Cut {
 /// Bounds of a simulation's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Up to so many messages every rank is simulated; above, equivalent ranks are simulated once.
+    /// Messages up to which every rank is simulated; above, equivalent ranks are simulated once.
     pub all_ranks: u64,
     /// Most steps of programs that are read.
     pub steps: u64,
@@ -119,7 +119,7 @@ impl Default for Limits {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] when the algorithm has no schedule for the call, the machine has too few ranks, or there
-/// are more events than `limits` allow; the message says how many.
+/// are more events than `limits` allow; the message gives their number.
 pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
     let Scenario { algorithm, shape, .. } = *call;
     let fail = |detail: String| Err(Error::invalid("simulate", detail));

@@ -21,7 +21,7 @@ use super::system::{Fifo, Link, NONE, Rank, Reader, Run, System};
 /// Most rounds: in a chain every rank differs, and each round separates only one.
 const ROUNDS: usize = 100;
 
-/// The same system with one rank of each colour, or `system` itself where that saves little.
+/// Returns `system` with one rank of each colour, or unchanged where that saves little.
 pub(super) fn refine(system: System) -> System {
     let Some(colours) = Colours::stable(&system) else { return system };
     quotient(&system, &colours)

@@ -5,7 +5,7 @@ use super::machine::{LinkId, Machine};
 pub use super::system::STEPS;
 use super::system::System;
 
-/// How it was simulated.
+/// Simplifications of a simulation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Method {
     /// Ranks of the call.
@@ -23,9 +23,9 @@ pub struct Method {
 pub struct Extrapolated {
     /// The repeated unit.
     pub what: Repeats,
-    /// So many were simulated.
+    /// Number of repetitions that were simulated.
     pub simulated: usize,
-    /// Of so many.
+    /// Number of repetitions in the call.
     pub all: usize,
     /// Error of the time, in seconds, if the speed of the third before the last were right.
     pub uncertainty: f64,
@@ -66,7 +66,7 @@ impl std::fmt::Display for Method {
 /// The load of one link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkLoad {
-    /// Which.
+    /// The link, as the machine numbers it.
     pub id: LinkId,
     /// Index into [`Report::kinds`].
     pub kind: usize,
@@ -96,7 +96,7 @@ pub struct Report {
     pub links: Vec<LinkLoad>,
     /// Messages simulated.
     pub messages: u64,
-    /// How it was simulated.
+    /// Simplifications of the simulation.
     pub method: Method,
 }
 

@@ -119,7 +119,7 @@ impl Sharing {
         self.dirty.extend(self.bundles[bundle as usize].links.iter().map(|&(link, _)| link));
     }
 
-    /// The next transfers of `bundle` are at their end: into `ended`, if this is the event that was last asked for.
+    /// The next transfers of `bundle` are at their end: into `ended`, if this is the event that was last requested.
     pub(super) fn end(&mut self, bundle: u32, version: u32, now: f64, ended: &mut Vec<u32>) {
         let this = &mut self.bundles[bundle as usize];
         if this.version != version {

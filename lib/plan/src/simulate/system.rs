@@ -26,7 +26,7 @@ pub const STEPS: [&str; 8] = [
 /// No FIFO, no reader.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// How long parts are.
+/// Lengths of the parts of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lengths {
     /// As the executor cuts them.
@@ -46,7 +46,7 @@ pub(super) struct Run {
     pub(super) recv: u32,
     /// Its send: a FIFO, or [`NONE`].
     pub(super) send: u32,
-    /// How often.
+    /// Number of equal steps.
     pub(super) times: u32,
 }
 
@@ -86,9 +86,9 @@ pub(super) struct System {
     pub(super) fifos: Vec<Fifo>,
     pub(super) readers: Vec<Reader>,
     pub(super) links: Vec<Link>,
-    /// How often the programs run.
+    /// Number of times that the programs run.
     pub(super) windows: usize,
-    /// Of one rank's window.
+    /// Number of parts in one rank's window.
     pub(super) parts: usize,
     pub(super) partition: Partition,
     pub(super) lengths: Lengths,
@@ -258,7 +258,7 @@ struct Builder<'a> {
     fifos: Vec<Fifo>,
     readers: Vec<Reader>,
     links: Vec<Link>,
-    /// By channel, receiver and way.
+    /// FIFOs by channel, receiver and `way` ([`Translation::canonical`]).
     fifo_at: HashMap<(u32, u32, u32), u32>,
     link_at: HashMap<LinkId, u32>,
     route: Vec<LinkId>,
@@ -319,7 +319,7 @@ impl<'a> Builder<'a> {
                 self.links.push(Link { id, bandwidth: self.machine.bandwidth(id) });
                 self.links.len() as u32 - 1
             });
-            // Messages of other ranks pass the same link, as many as there are such links on this way.
+            // Messages of other ranks pass the same link, as many as there are such links on this route.
             match links.iter_mut().find(|(link, _)| *link == index) {
                 Some((_, times)) => *times += 1,
                 None => links.push((index, 1)),

@@ -289,7 +289,7 @@ fn what_is_too_large_says_how_many() {
     assert!(places.contains("has 8 ranks, 9 were asked for"), "{places}");
 }
 
-/// Every pair of ranks has a link of its own, and processors take no time: nothing is shared.
+/// Every pair of ranks has a separate link, and processors take no time: nothing is shared.
 fn mesh(ranks: usize) -> Graph {
     let node = |at: usize| serde_json::json!({"name": at.to_string(), "ranks": 1});
     let link = |a: usize, b: usize| {

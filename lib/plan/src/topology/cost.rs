@@ -21,15 +21,14 @@
 //! | shm or tcp | alpha and beta of each kind of link; the share of each from the [`Placement`] | NCCL `src/graph/tuning.cc` |
 //! | call | entering the library, finding the plan | measured with a message that makes one hop instead of many |
 //! | sync | waiting for a flag in shared memory: a message without a payload | |
-//! | switch | ranks that take turns on a core: the scheduler runs another rank first | built in |
+//! | switch | ranks that share a core in time slices: the scheduler runs another rank first | built in |
 //! | hops | a relayed message is one message per hop, and loads the relays | [`super::relays`], counted in the programs |
 //! | ranks per core | then the load of all ranks of a core counts, not that of the busiest | |
 //! | crowding | R cores on one memory: times `1 + (c - 1)(R - 1)`, where c is how much two slow each other down | measured |
 //!
 //! [`mod@super::terms`] has the number of each that an algorithm takes; the verifier checks those figures.
 //!
-//! Not modelled: NUMA, TCP streams that share a network card, page faults, time lost because ranks do not enter
-//! together.
+//! Not modelled: NUMA, TCP streams that share a NIC, page faults, time lost because ranks do not enter together.
 //!
 //! Sources: R. W. Hockney, "The communication challenge for MPP" (1994); A. Alexandrov et al., "LogGP" (1995); NCCL
 //! `src/graph/tuning.cc` for the use.
@@ -76,11 +75,11 @@ pub struct CostModel {
     pub call_ns: f64,
     /// Waiting for a flag that another rank sets in shared memory, in nanoseconds.
     pub sync_ns: f64,
-    /// How much longer memory takes when two cores use it at once: 1 to 2.
+    /// Factor by which memory takes longer when two cores use it at once: 1 to 2.
     pub contention: f64,
     /// Added to each hop when ranks share cores, in nanoseconds.
     pub switch_ns: f64,
-    /// Ranks per core: above 1, ranks take turns.
+    /// Ranks per core: above 1, ranks run in time slices.
     pub ranks_per_core: f64,
     /// Cores of a host that run ranks.
     pub busy_cores: f64,
@@ -89,7 +88,7 @@ pub struct CostModel {
     pub zero_copy_from: Option<usize>,
     /// Caches of a host.
     pub caches: Caches,
-    /// Which ranks share memory.
+    /// Placement of the ranks on hosts, whose memory they share.
     pub placement: Placement,
     /// The ranks that reach each other only through relays. Not in the record: every rank computes it for each
     /// communicator.
@@ -127,12 +126,13 @@ impl CostModel {
         CostModel { placement: Placement::APART, ..CostModel::shm() }
     }
 
-    /// The same figures for ranks placed like this.
+    /// Returns these figures for ranks placed like `placement`.
     pub fn placed(self, placement: Placement) -> CostModel {
         CostModel { placement, ..self }
     }
 
-    /// The same figures with so many ranks of a host on so many cores: where ranks take turns, each hop costs a switch.
+    /// Returns these figures for `ranks` ranks of a host on `cores` cores: where ranks share a core, each hop costs a
+    /// switch.
     pub fn on_cores(self, ranks: usize, cores: usize) -> CostModel {
         let cores = cores.max(1) as f64;
         // Rounded, so that it survives JSON.
@@ -142,7 +142,7 @@ impl CostModel {
         CostModel { ranks_per_core, switch_ns, busy_cores: (ranks as f64).clamp(1.0, cores), ..self }
     }
 
-    /// How much slower memory is with all busy cores on it than with one.
+    /// Factor by which memory is slower with all busy cores on it than with one.
     pub fn crowding(&self) -> f64 {
         1.0 + (self.contention - 1.0) * (self.busy_cores - 1.0)
     }
@@ -309,7 +309,7 @@ pub fn estimate(
     let mut path = price(&terms.work.path, leaving.path, detour.path, Bound::Path);
     // A flag makes its waiter wait for another rank just as a message does.
     path.switch_ns = (terms.hops() + terms.work.path.syncs) * model.switch_ns;
-    // Ranks that share a core take turns: then the sum over the ranks counts, not the busiest alone.
+    // Ranks that share a core run in time slices: then the sum over the ranks counts, not the busiest alone.
     let turns = price(&terms.work.mean, leaving.mean, detour.mean, Bound::Cores).scaled(model.ranks_per_core.max(1.0));
     let load = price(&terms.work.busiest, leaving.busiest, detour.busiest, Bound::Load).max(turns);
     let next = Breakdown { switch_ns: model.switch_ns, ..load }.scaled(terms.windows - 1.0);

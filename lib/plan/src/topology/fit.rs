@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | alpha, call | T1: a call with one round trip of a message; Tk: one with k round trips. `Tk = call + 2k·alpha` |
 //! | beta | both ranks send and receive F/2 bytes at once, in messages of m bytes: `T = F/2 · (alpha/m + beta)` |
-//! | delta | one rank copies a buffer of its own |
-//! | gamma | one rank combines two buffers of its own; the time of a copy is subtracted |
+//! | delta | one rank copies its own buffer |
+//! | gamma | one rank combines two of its own buffers; the time of a copy is subtracted |
 //! | c | the copy again, by two ranks at once |
 //!
 //! The last four are measured at three footprints: half of L2, a part of L3, more than L3. Some bytes of a footprint
@@ -26,7 +26,7 @@ pub fn typical(times: &[f64]) -> Option<f64> {
     sorted.get(sorted.len() / 4).copied()
 }
 
-/// Whether most times are less than twice the typical one, so that the measurement is repeatable.
+/// Returns true if most times are less than twice the typical one, so that the measurement is repeatable.
 pub fn is_steady(times: &[f64]) -> bool {
     let sorted = sane(times);
     sorted.get(sorted.len() / 4).zip(sorted.get(sorted.len() / 2)).is_some_and(|(low, median)| *median < 2.0 * low)
@@ -88,7 +88,7 @@ pub fn beyond(total: Rates, part: Rates) -> Rates {
     Rates::new(left(total.l2, part.l2), left(total.l3, part.l3), left(total.memory, part.memory))
 }
 
-/// How much two ranks at once slow each other down.
+/// Factor by which two ranks at once slow each other down, 1 to 2; 1 if the times give none.
 pub fn contention(alone: f64, together: f64) -> f64 {
     let factor = together / alone;
     if factor.is_finite() { six_digits(factor.clamp(1.0, 2.0)) } else { 1.0 }

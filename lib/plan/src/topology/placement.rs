@@ -1,4 +1,4 @@
-//! Which ranks share memory, and what share of an algorithm's messages leaves the host.
+//! Ranks that share memory, and the share of an algorithm's messages that leaves the host.
 //!
 //! Launchers number the ranks of a host one after the other, so a placement is one number: the ranks per *block*.
 //! ```text
@@ -60,7 +60,7 @@ impl Placement {
         self.block.min(ranks.saturating_sub(start)).max(1)
     }
 
-    /// Whether two ranks are in different blocks.
+    /// Returns true if two ranks are in different blocks.
     pub fn separates(&self, a: usize, b: usize) -> bool {
         a / self.block != b / self.block
     }
@@ -69,14 +69,14 @@ impl Placement {
 /// Shares (0 to 1) of what an algorithm sends that leave the host.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Share {
-    /// Of the messages.
+    /// Share of the messages.
     pub messages: f64,
-    /// Of the bytes.
+    /// Share of the bytes.
     pub bytes: f64,
 }
 
 impl Share {
-    /// The same share of messages and bytes.
+    /// Returns `share`, clamped to 0 to 1, of messages and of bytes.
     pub fn of(share: f64) -> Share {
         let share = share.clamp(0.0, 1.0);
         Share { messages: share, bytes: share }
@@ -86,16 +86,16 @@ impl Share {
 /// The shares that leave the host, for the three views of [`Work`](super::terms::Work).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Crossing {
-    /// On the longest chain of messages.
+    /// Shares on the longest chain of messages.
     pub path: Share,
-    /// Of the busiest rank.
+    /// Shares of the busiest rank.
     pub busiest: Share,
-    /// Of all ranks together.
+    /// Shares of all ranks together.
     pub mean: Share,
 }
 
 impl Crossing {
-    /// The same for all three.
+    /// Returns `share` for all three.
     pub fn of(share: f64) -> Crossing {
         Crossing { path: Share::of(share), busiest: Share::of(share), mean: Share::of(share) }
     }

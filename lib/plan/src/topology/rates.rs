@@ -33,7 +33,7 @@ impl Rates {
         Rates { l2, l3, memory: memory.max(l3) }
     }
 
-    /// The same everywhere.
+    /// Returns `ns_per_byte` for every level.
     pub fn flat(ns_per_byte: f64) -> Rates {
         Rates::new(ns_per_byte, ns_per_byte, ns_per_byte)
     }
@@ -77,7 +77,7 @@ impl Caches {
     /// For machines that do not report their caches.
     pub const TYPICAL: Caches = Caches { l2: 1 << 20, l3: 32 << 20 };
 
-    /// Where the bytes of a call with this footprint per rank are, when `ranks` of them share the level-3 cache.
+    /// Shares of a call's bytes by level, for `footprint` bytes per rank, when `ranks` ranks share the level-3 cache.
     pub fn shares(&self, footprint: f64, ranks: f64) -> Shares {
         let held = |cache: usize, bytes: f64| if bytes > cache as f64 { cache as f64 / bytes } else { 1.0 };
         let l2 = held(self.l2, footprint);

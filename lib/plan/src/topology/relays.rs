@@ -7,7 +7,7 @@
 //! - on the *path*, one after the other: a relay forwards whole messages as they arrive (cut-through), so the hops of
 //!   one message follow each other, and those of the next message overlap with them;
 //! - in the *load* of the relay, two more ends per relayed message. A thread of the relay forwards it; the model gives
-//!   that thread no core of its own, because a machine full of ranks has none to spare.
+//!   that thread no separate core, because a machine full of ranks has none to spare.
 //!
 //! The relayed messages are counted in the programs of all ranks; without relays nothing is counted. A relay outside
 //! the communicator has no load here.
@@ -37,11 +37,11 @@ pub struct Factor {
 /// The factors for the three views of [`Work`](super::terms::Work).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Detour {
-    /// On the longest chain of messages.
+    /// Factor on the longest chain of messages.
     pub path: Factor,
-    /// Of the rank that has most to do, relaying included.
+    /// Factor of the rank that has most to do, relaying included.
     pub busiest: Factor,
-    /// Of all ranks together.
+    /// Factor of all ranks together.
     pub mean: Factor,
 }
 

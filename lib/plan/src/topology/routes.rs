@@ -1,4 +1,4 @@
-//! Which ranks reach each other, and the relays between the others.
+//! Pairs of ranks that reach each other, and the relays between the others.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -58,7 +58,7 @@ impl Routes {
         Routes { neighbours: None }
     }
 
-    /// The routes of `ranks` ranks, of which `a` and `b` reach each other when `reach(a, b)` (asked with `a < b`).
+    /// The routes of `ranks` ranks, of which `a` and `b` reach each other when `reach(a, b)` (called with `a < b`).
     pub fn new(ranks: usize, reach: impl Fn(usize, usize) -> bool) -> Routes {
         if (0..ranks).all(|a| (a + 1..ranks).all(|b| reach(a, b))) {
             return Routes::direct();
@@ -80,7 +80,7 @@ impl Routes {
         self.neighbours.as_ref().and_then(|all| all.get(rank)).map_or(&[], |list| list)
     }
 
-    /// Whether the two reach each other.
+    /// Returns true if `a` and `b` reach each other.
     pub fn is_direct(&self, a: usize, b: usize) -> bool {
         self.neighbours.is_none() || self.of(a).binary_search(&b).is_ok()
     }

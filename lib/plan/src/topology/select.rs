@@ -8,7 +8,7 @@ use crate::wire::{Algorithm, Collective};
 const SMALLEST_MESSAGE: usize = 8 << 10;
 /// Two ranks send the halves of this many bytes or more over two links at once.
 const TWO_STREAMS: usize = 256 << 10;
-/// Message sizes tried: the largest allowed, and so many halvings of it.
+/// Message sizes tried: the largest allowed, and this number of halvings of it.
 const HALVINGS: u32 = 4;
 
 /// One candidate.

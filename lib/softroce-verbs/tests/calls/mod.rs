@@ -1,6 +1,7 @@
-//! Calls in random order with random arguments, from several threads, with signals, forked children and devices that are
-//! closed early. A small model says what each destroy returns, which requests may complete, and what is refused. The same
-//! seed makes the same calls: `SOFTROCE_CALLS_SEED`; `SOFTROCE_CALLS_SECONDS` makes it go on for hours.
+//! Calls in random order with random arguments, from several threads, with signals, forked children and devices that
+//! are closed early. A small model predicts what each destroy returns, which requests may complete, and what is
+//! refused. The same seed makes the same calls: `SOFTROCE_CALLS_SEED`; `SOFTROCE_CALLS_SECONDS` makes it go on for
+//! hours.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -69,7 +70,7 @@ fn non_blocking(fd: c_int) {
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
 }
 
-/// What a destroy returns by the model.
+/// Result of a destroy by the model, for an object with `users`: `EBUSY`, or 0 without any.
 fn expected(users: usize) -> c_int {
     if users > 0 { libc::EBUSY } else { 0 }
 }
@@ -242,7 +243,7 @@ impl World {
         }
     }
 
-    /// A change of state: mostly the next one on the way to RTS, connected to any queue pair of the world.
+    /// A change of state: mostly the next one towards RTS, connected to any queue pair of the world.
     fn modify(&mut self) -> Option<()> {
         use ibv_qp_attr_mask as M;
         let (qp, peer) = (self.qp()?, self.qp()?);

@@ -1,9 +1,9 @@
-//! A second thread that receives, where a host's processors allow and much comes in by the last lane.
+//! A second thread that receives, where a host's processors allow and much comes in by the last receive queue.
 //!
-//! Receiving is the longest of a message's three ways through memory: out of the socket, through the checksum, to where
-//! it belongs. The lanes of a slot are sockets with receiving sides of their own, so two threads can do it at the same
-//! time. All packets of a connection come by one lane: their order stays. While little comes in this thread sleeps, and
-//! the engine's thread, or a program that polls, takes the packets of all lanes.
+//! Receiving is the longest of a message's three passes over memory: out of the socket, through the checksum, to where
+//! it belongs. The receive queues of a slot (`LANES`) are sockets with separate receiving sides, so two threads can do
+//! it at the same time. All packets of a connection come by one receive queue: their order stays. While little comes in
+//! this thread sleeps, and the engine's thread, or a program that polls, takes the packets of all receive queues.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,20 +12,20 @@ use std::thread::Thread;
 use super::polling::EXPECTED;
 use super::{Shared, now};
 
-/// The lane that it takes.
+/// Index of the receive queue that the assistant takes.
 const LANE: usize = super::slot::LANES - 1;
 
 #[derive(Default)]
 pub(super) struct Assistant {
     thread: OnceLock<Thread>,
-    /// Until when more is expected.
+    /// Time until which the assistant expects more packets, in nanoseconds of the monotonic clock.
     until: AtomicU64,
-    /// It is at work: the engine's thread leaves the lane to it.
+    /// True while the assistant receives: the engine's thread leaves the receive queue to it.
     awake: AtomicBool,
 }
 
 impl Assistant {
-    /// Many bytes came by a lane, and more are expected.
+    /// Wakes the assistant if many bytes came by its receive queue `lane`, for it expects more.
     pub(super) fn expect(&self, lane: usize) {
         if lane != LANE {
             return;
@@ -38,13 +38,13 @@ impl Assistant {
         }
     }
 
-    /// Whether a lane is left to it.
+    /// Returns true while the assistant is awake and `lane` is the receive queue that it takes.
     pub(super) fn has(&self, lane: usize) -> bool {
         lane == LANE && self.awake.load(Ordering::Acquire)
     }
 }
 
-/// Runs until the engine is told to stop.
+/// Runs until `stop` is set.
 pub(super) fn assist(shared: &Shared) {
     let assistant = &shared.assistant;
     let _ = assistant.thread.set(std::thread::current());

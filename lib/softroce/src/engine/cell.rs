@@ -14,7 +14,7 @@ use crate::wire::{Packet, Service};
 
 /// Packets that a queue pair makes before they are sent.
 const OUTBOX: usize = 64;
-/// Times that this happens before others get their turn.
+/// Batches that one call sends before other queue pairs are served.
 const ROUNDS: usize = 16;
 /// No timer.
 pub(super) const NEVER: u64 = u64::MAX;
@@ -31,27 +31,28 @@ impl Default for Sides {
 }
 
 thread_local! {
-    /// Each thread that sends has its own room for it.
+    /// Buffers of each thread that sends.
     static SIDES: RefCell<Sides> = RefCell::default();
 }
 
 /// A queue pair as threads share it.
 ///
 /// Its machine is locked while packets are made of requests and while one is taken in, not while they are sent: a
-/// thread that sends a long message holds up nobody who has an acknowledgement for it.
+/// thread that sends a long message does not block one that has received an acknowledgement.
 ///
-/// Locks are taken in this order: who receives, the table of regions (for reading), who sends, a machine, a completion
-/// queue.
+/// Locks are taken in this order: the receiving side, the table of regions (for reading), the sending side (`way`), a
+/// machine, a completion queue.
 pub(crate) struct Cell {
     qpn: u32,
-    /// Who sends, by the way to the peer: packets leave in the order in which they were made.
+    /// Lock of the sending side and the route to the peer: packets leave in the order in which they were made. `None`
+    /// without one.
     way: Mutex<Option<Way>>,
     machine: Mutex<Machine>,
-    /// There may be more to send than whoever sends has seen.
+    /// True if there may be more to send than the sending thread has seen.
     again: AtomicBool,
-    /// When its machine wants to be called.
+    /// Time at which the machine wants to be called, in nanoseconds of the monotonic clock; [`NEVER`] for none.
     pub(super) deadline: AtomicU64,
-    /// It is in the engine's list of those with more to send.
+    /// True while the queue pair is in the engine's list of those with more to send.
     pub(super) listed: AtomicBool,
 }
 
@@ -80,7 +81,7 @@ impl Cell {
         result
     }
 
-    /// Sends at once what may wait. For a queue pair that goes.
+    /// Sends at once an acknowledgement that waits. For a queue pair that goes.
     pub(crate) fn hurry(&self, shared: &Shared) {
         let table = read(&shared.memory);
         let mut way = lock(&self.way);
@@ -88,7 +89,7 @@ impl Cell {
         self.send(shared, &table, &mut way, true);
     }
 
-    /// Changes attributes: the way to the peer may be another then.
+    /// Changes attributes, which may change the route to the peer.
     pub(crate) fn modify<R>(&self, shared: &Shared, f: impl FnOnce(&mut Machine) -> R) -> R {
         let table = read(&shared.memory);
         let mut way = lock(&self.way);
@@ -116,7 +117,7 @@ impl Cell {
         result
     }
 
-    /// Takes a packet. [`Cell::serve`] sends what it calls for.
+    /// Receives a packet. [`Cell::serve`] sends what it calls for.
     pub(super) fn receive(&self, packet: &Packet<'_>, route: &Route, table: &Table, now: u64) {
         let mut machine = lock(&self.machine);
         // A connection's packets come from its peer's address.
@@ -130,7 +131,7 @@ impl Cell {
         machine.receive(packet, route, &mut Turn { now, memory: table, out: &mut none });
     }
 
-    /// Sends what there is to send. If another thread is at it, that one looks again, or this one `waits` for it.
+    /// Sends what there is to send. If another thread is sending, that one looks again, or this one `waits` for it.
     pub(super) fn serve(&self, shared: &Shared, table: &Table, waits: bool) {
         self.serve_parts(shared, table, waits, true);
     }
@@ -143,8 +144,8 @@ impl Cell {
     fn serve_parts(&self, shared: &Shared, table: &Table, waits: bool, mut requests: bool) {
         loop {
             self.again.store(true, Ordering::Relaxed);
-            // Who fails to get the lock has said so before; who gives it back looks afterwards. One of the two sees the
-            // other, given the fences.
+            // A thread that fails to get the lock has set `again` before; the thread that releases it reads `again`
+            // afterwards. One of the two sees the other, given the fences.
             fence(Ordering::SeqCst);
             let Some(mut way) = (if waits { Some(lock(&self.way)) } else { self.try_way() }) else { return };
             self.again.store(false, Ordering::Relaxed);
@@ -158,7 +159,7 @@ impl Cell {
             if !self.again.load(Ordering::Relaxed) {
                 return;
             }
-            // It may have been requests that another thread found no way for.
+            // Another thread may have failed to get the lock for requests.
             requests = true;
         }
     }
@@ -171,8 +172,7 @@ impl Cell {
         }
     }
 
-    /// The process ends: sends the acknowledgement that waits, if nobody is at work with the queue pair. `false` where
-    /// somebody is.
+    /// Sends the acknowledgement that waits, as the process ends. `false` where another thread holds the queue pair.
     pub(super) fn finish(&self, shared: &Shared, table: &Table, sides: &mut Sides) -> bool {
         let (Some(mut way), Ok(mut machine)) = (self.try_way(), self.machine.try_lock()) else { return false };
         // What was received but not served yet begins to wait in the first round.
@@ -187,8 +187,8 @@ impl Cell {
         true
     }
 
-    /// Sends for as long as others do not wait for their turn, and until the kernel's queue is full: whoever posts does
-    /// not wait for the wire. `true` where there is more to send.
+    /// Sends up to `ROUNDS` batches, or until the kernel's queue is full: a thread that posts does not wait for the
+    /// wire. `true` where there is more to send.
     fn send(&self, shared: &Shared, table: &Table, way: &mut Option<Way>, requests: bool) -> bool {
         begin_turn();
         SIDES.with_borrow_mut(|sides| {

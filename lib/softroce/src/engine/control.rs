@@ -1,4 +1,4 @@
-//! What goes with a datagram beside its bytes: control messages of `sendmsg(2)`.
+//! Control messages of `sendmsg(2)`, which go with a datagram beside its bytes.
 
 use std::net::SocketAddr;
 

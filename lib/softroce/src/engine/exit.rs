@@ -1,8 +1,8 @@
 //! Acknowledgements that wait go out before a process ends that keeps its queue pairs, as those returning from `main` do.
 //!
-//! A peer whose last message was received but not acknowledged would repeat it to nobody, and fail. `exit(3)` calls the
-//! hook of this file. It takes no lock that it has to wait for, but tries for a while: whatever the thread that ends the
-//! process holds, the process ends.
+//! A peer whose last message was received but not acknowledged would repeat it to a process that is gone, and fail.
+//! `exit(3)` calls the hook of this file. It takes no lock that it has to wait for, but tries for a while: whatever the
+//! thread that ends the process holds, the process ends.
 
 use std::sync::{Arc, Once, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use super::cell::{Cell, Sides};
 use super::{Engine, Engines, Shared};
 
-/// How long the process's end is held up at most.
+/// Longest delay of the process's end.
 const LONGEST: Duration = Duration::from_millis(50);
-/// Between two attempts.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Calls the hook when the process ends. Once, however often this is called.
@@ -61,7 +61,7 @@ impl Shared {
     fn finish(&self, until: Instant) {
         let cells = || self.cells.try_read().ok().map(|cells| cells.iter().flatten().cloned().collect());
         let Some(mut left) = attempt::<Vec<Arc<Cell>>>(until, cells) else { return };
-        // Not the thread's own, which are gone or in use.
+        // Not the thread's buffers, which are gone or in use.
         let mut sides = Sides::default();
         loop {
             if let Ok(table) = self.memory.try_read() {

@@ -19,7 +19,7 @@ pub const DELAY_VARIABLE: &str = "TINYROCE_DELAY";
 /// File that all packets are written to, sent and received.
 pub const TRACE_VARIABLE: &str = "TINYROCE_TRACE";
 
-/// Where a packet that was held back goes.
+/// Destination of a packet that was held back.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum To {
     Udp(RawFd, SocketAddr, Marks),
@@ -28,7 +28,7 @@ pub(super) enum To {
 
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// Of 2^32 packets.
+    /// Packets lost out of 2^32, on average; 0 for none.
     loss: u64,
     pub(super) delay: u64,
     pub(super) trace: Option<Trace>,
@@ -61,26 +61,26 @@ impl Faults {
         })
     }
 
-    /// The next packet is lost.
+    /// Returns true if the next packet is lost.
     pub(super) fn loses(&self) -> bool {
         if self.loss == 0 {
             return false;
         }
-        // A linear congruential generator: no two threads get the same number, more is not asked of it.
+        // A linear congruential generator: no two threads get the same number, which is all it is for.
         const FACTOR: u64 = 6_364_136_223_846_793_005;
         let step = |n: u64| Some(n.wrapping_mul(FACTOR).wrapping_add(1_442_695_040_888_963_407));
         let n = self.dice.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).unwrap_or_default();
         n >> 32 < self.loss
     }
 
-    /// Holds a packet back; says until when.
+    /// Holds a packet back; returns until when, in nanoseconds of the monotonic clock.
     pub(super) fn hold(&self, now: u64, to: To, bytes: Vec<u8>) -> u64 {
         let until = now + self.delay;
         lock(&self.held).push_back((until, to, bytes));
         until
     }
 
-    /// Packets whose time has come, and when the next one's comes.
+    /// Returns the packets whose time has come, and the time of the next one, if any is held.
     pub(super) fn release(&self, now: u64) -> (Vec<(To, Vec<u8>)>, Option<u64>) {
         let mut held = lock(&self.held);
         let mut due = Vec::new();

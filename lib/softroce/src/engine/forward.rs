@@ -1,5 +1,5 @@
-//! Packets that are handed on between cards of one host: a datagram to the slot's address, or to its Unix socket where
-//! there is no loopback network. The Unix socket's queue holds ten, which a long message overflows.
+//! Packets that are handed on between RDMA devices of one host: a datagram to the slot's address, or to its Unix socket
+//! where there is no loopback network. The Unix socket's queue holds ten, which a long message overflows.
 //!
 //! ```text
 //! | mark 1 | source address 16 | port 2 | destination address 16 | port 2 | bytes of a packet 2 | packets |
@@ -36,13 +36,13 @@ pub(super) fn header(route: &Route, segment: usize) -> [u8; HEADER] {
     raw
 }
 
-/// A datagram to the slot's address was handed on.
+/// Returns true if a datagram to the slot's address was handed on.
 pub(super) fn is_one(datagram: &[u8]) -> bool {
     datagram.first() == Some(&MARK)
 }
 
 /// The packets at the start of `bytes`, of `segment` bytes each, that are all for slot `owner` and fit a datagram of
-/// `room` bytes. Handed on together they take one place of the few in the other card's queue.
+/// `room` bytes. Handed on together they take one entry of the few in the other RDMA device's queue.
 pub(super) fn run(bytes: &[u8], segment: usize, room: usize, owner: u32) -> &[u8] {
     let of_owner = |packet: &&[u8]| Bth::dest_qpn_of(packet).map(slot::of) == Some(owner);
     let count = bytes.chunks(segment).take_while(of_owner).count().min((room - HEADER) / segment);

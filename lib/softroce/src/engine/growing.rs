@@ -11,7 +11,7 @@ impl<T> Growing<T> {
         Growing((0..room).map(|_| OnceLock::new()).collect())
     }
 
-    /// Adds an entry behind the others; says at which index, or gives it back where there is no room.
+    /// Adds an entry behind the others; returns its index, or the entry where the list is full.
     pub(super) fn push(&self, mut entry: T) -> Result<usize, T> {
         for (i, place) in self.0.iter().enumerate() {
             match place.set(entry) {

@@ -1,14 +1,14 @@
-//! The engine: one for each card that a process has open. It moves packets between sockets and queue pairs.
+//! The engine: one for each RDMA device that a process has open. It moves packets between sockets and queue pairs.
 //!
-//! One thread waits for packets and timers, and sleeps while there are none. Whoever posts a request sends its packets
-//! at once in its own thread, as a card's doorbell starts it: the engine's thread is not woken for that. A second
+//! One thread waits for packets and timers, and sleeps while there are none. A thread that posts a request sends its
+//! packets at once, as the doorbell of an RDMA device starts them: the engine's thread is not woken for that. A second
 //! thread helps to receive where much comes in.
 //!
 //! | file | idea |
 //! | --- | --- |
-//! | `slot` | which process has which queue pairs |
+//! | `slot` | slots: the queue pairs of each process |
 //! | `sockets`, `sockaddr` | sockets and their addresses |
-//! | `steer` | packets of other hosts come to a process that reads them |
+//! | `steer` | packets of other hosts reach a process that reads them |
 //! | `forward` | packets handed on between processes |
 //! | `send`, `control` | packets to datagrams |
 //! | `timer` | the one timer |
@@ -77,44 +77,44 @@ pub(crate) fn now() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Sockets of either kind that a card opens at most: for all addresses that its interface ever has.
+/// Sockets of either kind that an RDMA device opens at most: for all addresses that its interface ever has.
 const MAX_SOCKETS: usize = 512;
 
-/// What the engine's thread and all others share.
+/// State that the engine's thread and all other threads share.
 pub(crate) struct Shared {
     pub(crate) interface: String,
     /// Number of the interface.
     pub(crate) scope: u32,
     pub(crate) memory: RwLock<Table>,
-    /// Those of an address stay when it goes.
+    /// Sockets that packets arrive at; those of an address stay when the address goes.
     listeners: Growing<Listener>,
     senders: Growing<Sender>,
-    /// Given back after the sockets at its addresses.
+    /// Slot of this process; released after the sockets at its addresses.
     pub(crate) slot: Slot,
     watch: Watch,
-    /// By the lower bits of their numbers.
+    /// Queue pairs, by the lower bits of their numbers.
     cells: RwLock<Vec<Option<Arc<Cell>>>>,
     /// Numbers that were given back, the oldest first: a number rests before it is used again.
     free: Mutex<VecDeque<u32>>,
-    /// By the lane of the sockets: one thread at a time takes what came by one lane.
+    /// Receiving sides, by the receive queue of the sockets: one thread at a time takes what came by one receive queue.
     receiving: [Mutex<Receiving>; slot::LANES],
     assistant: Assistant,
-    /// Connections to cards of this host that have a lane.
+    /// Connections to RDMA devices of this host that have a receive queue.
     spread: AtomicUsize,
     /// Queue pairs with more to send.
     listed: Mutex<Vec<u32>>,
     timer: Timer,
     bell: Own<OwnedFd>,
-    /// Of sockets, and of all in `control`.
+    /// Epoll descriptor of the sockets and of everything in `control`.
     epoll: Own<OwnedFd>,
-    /// Of bell, timer and watch.
+    /// Epoll descriptor of bell, timer and watch.
     control: Own<OwnedFd>,
     stop: AtomicBool,
-    /// The kernel refused a datagram of several segments.
+    /// True once the kernel refused a datagram of several segments.
     no_segmentation: AtomicBool,
     domains: AtomicU32,
     complained: AtomicBool,
-    /// None without a loopback network.
+    /// Socket that hands packets on; `None` without a loopback network.
     carrier: Option<Own<Socket>>,
     polling: Polling,
     steer: Steer,
@@ -125,7 +125,7 @@ impl Shared {
     fn open(interface: &str, scope: u32, addresses: &[IpAddr]) -> Result<Shared> {
         let fail = |e: rustix::io::Errno| Error::system("waiting for packets", &e.into());
         let mut slot = Slot::lease()?;
-        // Without a loopback network there is no way between processes of the host but the shared sockets.
+        // Without a loopback network processes of the host reach each other by the shared sockets alone.
         let own = |lane| match Listener::open(slot::address(slot.number, lane).ip(), 0, false) {
             Ok(mut own) => {
                 own.lane = lane;
@@ -185,7 +185,8 @@ impl Shared {
         }
         for &ip in addresses {
             match shared.open_sockets(ip) {
-                // A new IPv6 address, of which the kernel still asks the network: it tells when it is there.
+                // A new IPv6 address, which the kernel still checks for duplicates on the network: it sends a message
+                // once the address is there.
                 Err(e) if e.errno() == libc::EADDRNOTAVAIL && ip.is_ipv6() => log::debug!("not yet: {e}"),
                 result => result?,
             }
@@ -202,7 +203,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes packets from a socket as well; says which one it is.
+    /// Takes packets from a socket as well; returns its index.
     fn listen(&self, listener: Listener) -> Result<usize> {
         let i = self.listeners.push(listener).map_err(|_| Error::full("an interface with too many addresses"))?;
         let Some(listener) = self.listeners.get(i) else { return Ok(i) };
@@ -212,12 +213,12 @@ impl Shared {
         Ok(i)
     }
 
-    /// A context wants to know what befalls the interface.
+    /// Reports the events of the interface to a context from now on.
     pub(crate) fn tell(&self, events: &Arc<Events>, gids: GidTable) {
         self.watch.add(events, gids);
     }
 
-    /// The lane of a connection to a card of this host that begins to send long messages.
+    /// The receive queue of a connection to an RDMA device of this host that begins to send long messages.
     fn next_lane(&self) -> usize {
         1 + self.spread.fetch_add(1, Ordering::Relaxed) % (slot::LANES - 1)
     }
@@ -238,7 +239,7 @@ impl Shared {
         self.receive_locked(&mut receiving, socket)
     }
 
-    /// The receiving side of a socket's lane, if nobody is at work with it.
+    /// The receiving side of a socket's receive queue, if no other thread holds it.
     fn try_receiving(&self, socket: Option<usize>) -> Option<MutexGuard<'_, Receiving>> {
         match self.receiving.get(self.lane(socket))?.try_lock() {
             Ok(receiving) => Some(receiving),
@@ -308,7 +309,7 @@ impl Shared {
         self.domains.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The engine's thread goes on with this queue pair.
+    /// Leaves the rest of a queue pair's sends to the engine's thread.
     fn list(&self, qpn: u32, cell: &Cell) {
         if !cell.listed.swap(true, Ordering::AcqRel) {
             lock(&self.listed).push(qpn);
@@ -316,7 +317,7 @@ impl Shared {
         }
     }
 
-    /// There are queue pairs with more to send.
+    /// Returns true if there are queue pairs with more to send.
     fn has_listed(&self) -> bool {
         !lock(&self.listed).is_empty()
     }
@@ -356,7 +357,7 @@ struct Engines {
     all: Mutex<HashMap<String, Weak<Engine>>>,
 }
 
-/// Those of this process. A child has its own: its parent's may be locked for ever.
+/// Engines of this process. A child of `fork` has its own: its parent's may be locked forever.
 static ENGINES: AtomicPtr<Engines> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Engines {
@@ -373,7 +374,7 @@ impl Engines {
             let old = ENGINES.load(Ordering::Acquire);
             let new = Box::into_raw(Box::new(Engines { origin: Origin::here(), all: Mutex::default() }));
             if ENGINES.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                // SAFETY: made above, and nobody else has it.
+                // SAFETY: made above, and no other thread has it.
                 drop(unsafe { Box::from_raw(new) });
             }
         }

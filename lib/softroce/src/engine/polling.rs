@@ -1,16 +1,16 @@
-//! Programs that poll do the work of the engine's thread: no switch between threads lies between a packet and its
-//! completion.
+//! Programs that poll drive progress inline, in place of the engine's thread: no switch between threads lies between a
+//! packet and its completion.
 //!
-//! Where processors are scarce the thread leaves the sockets alone while a program polls, or each packet would wake it
-//! only to find that the program has taken it, and to take the program's processor away. It looks now and then whether
-//! the program still polls. If it finds packets that nobody took, the program does not do its work: some poll once and
-//! then wait for bytes in memory, some compute. The thread then stays, longer each time. A program that has polled in
-//! vain for a while offers its processor: the peer that it waits for may need it.
+//! With few processors (core contention) the thread leaves the sockets alone while a program polls, or each packet
+//! would wake it only to find that the program has taken it, and to take the program's processor away. It looks now and
+//! then whether the program still polls. If it finds packets that no thread took, the program does not drive progress:
+//! some poll once and then wait for bytes in memory, some compute. The thread then stays, longer each time. A program
+//! that has polled in vain for a while offers its processor: the peer that it waits for may need it.
 //!
-//! Where there are processors to spare the thread stays, as packets that wait for its next look would cost more than it
-//! does. Long messages need it there: the work is in the bytes. While many come in, the thread takes them and does not
-//! sleep between them, the program's thread sends, also what an acknowledgement makes room for, and the two work at the
-//! same time.
+//! With processors to spare the thread stays, as packets that wait for its next look would cost more than it does. Long
+//! messages need it there: the work is in the bytes. While many come in, the thread takes them and does not sleep
+//! between them, the program's thread sends, also what an acknowledgement makes room for, and the two work at the same
+//! time.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -19,12 +19,12 @@ use rustix::event::epoll;
 use super::{Shared, now, run};
 use crate::queue::cq::Drive;
 
-/// Nanoseconds for which a poll tells that a program polls.
+/// Nanoseconds after a poll for which a program counts as polling.
 const RECENT: u64 = 20_000;
 /// Nanoseconds after which the thread looks whether a program still polls: at first, and at most.
 const LOOK: u64 = 100_000;
 const LONGEST_LOOK: u64 = 800_000;
-/// Turns of packets after which a program is relied on, though some were left lying: it did not run for a while.
+/// Batches of packets after which a program is relied on, though some were left lying: it did not run for a while.
 const RELIABLE: u32 = 16;
 /// Nanoseconds for which the thread stays after packets were left lying: at first, and at most.
 const STAY: u64 = 10_000_000;
@@ -33,31 +33,31 @@ const LONGEST_STAY: u64 = 1_000_000_000;
 /// Polls in vain after which a program's thread offers its processor to others before each poll.
 const PATIENCE: u32 = 64;
 
-/// Bytes of one turn that are many, and nanoseconds for which more of them are expected.
+/// Bytes of one time slice that are many, and nanoseconds for which more of them are expected.
 const MANY: usize = 16 << 10;
 pub(super) const EXPECTED: u64 = 100_000;
 /// Processors from which on the thread works beside the program: for both, and for a peer's two on the same host.
 const TO_SPARE: usize = 4;
 
-/// What threads that poll and the engine's tell each other.
+/// Shared region of the threads that poll and the engine's thread.
 pub(super) struct Polling {
-    /// The engine's thread leaves the sockets alone.
+    /// True while the engine's thread leaves the sockets alone.
     away: AtomicBool,
-    /// When a program polled last and found nothing.
+    /// Time of a program's last poll that found nothing, in nanoseconds of the monotonic clock.
     last: AtomicU64,
-    /// Turns in which programs took packets since the thread went away.
+    /// Batches of packets that programs took since the thread went away.
     taken: AtomicU32,
     /// Completion queues that notify: their programs sleep, or are about to.
     armed: AtomicUsize,
     /// The socket that packets came by last.
     hot: AtomicUsize,
-    /// Polls since then.
+    /// Polls since packets came last.
     vain: AtomicU32,
-    /// There are processors to spare.
+    /// True if there are processors for a second thread.
     to_spare: bool,
-    /// Until when many bytes are expected; 0 for not at all.
+    /// Time until which many bytes are expected, in nanoseconds of the monotonic clock; 0 for not at all.
     many: AtomicU64,
-    /// When a program polled last while they were.
+    /// Time of a program's last poll while many bytes were expected, in nanoseconds of the monotonic clock.
     polled: AtomicU64,
 }
 
@@ -78,7 +78,7 @@ impl Default for Polling {
 }
 
 impl Polling {
-    /// There are processors for a second thread.
+    /// Returns true if there are processors for a second thread.
     pub(super) fn to_spare(&self) -> bool {
         self.to_spare
     }
@@ -92,7 +92,7 @@ impl Polling {
         self.vain.store(0, Ordering::Relaxed);
     }
 
-    /// So many bytes came in one turn. `true` where more are expected, for [`EXPECTED`].
+    /// Records that `bytes` came in one time slice. Returns true if more are expected, for [`EXPECTED`].
     pub(super) fn came(&self, bytes: usize) -> bool {
         let many = bytes >= MANY && self.to_spare;
         if many {
@@ -101,7 +101,7 @@ impl Polling {
         many
     }
 
-    /// Many bytes are coming in: they are left to the thread.
+    /// Returns true while many bytes come in, which are left to the engine's thread.
     fn many_come(&self, now: u64) -> bool {
         let until = self.many.load(Ordering::Relaxed);
         if until == 0 {
@@ -128,7 +128,7 @@ impl Drive for Shared {
         if vain >= PATIENCE && !polling.to_spare {
             std::thread::yield_now();
         }
-        // The socket that is likely to have something, and all in turn.
+        // The socket that is likely to have something, and every other time all of them.
         if vain.is_multiple_of(2) {
             return self.take(Some(polling.hot.load(Ordering::Relaxed)));
         }
@@ -153,7 +153,7 @@ impl Drive for Shared {
 }
 
 impl Shared {
-    /// Takes what waits in a socket, if nobody else is at it. For a program's thread.
+    /// Takes what waits in a socket, if no other thread is receiving there. For a program's thread.
     fn take(&self, socket: Option<usize>) {
         let Some(mut receiving) = self.try_receiving(socket) else { return };
         receiving.waits = self.programs_wait();
@@ -166,8 +166,8 @@ impl Shared {
         !self.polling.to_spare
     }
 
-    /// Many bytes come in, and a program polls meanwhile: it sends requests, while the thread that receives them
-    /// answers.
+    /// Returns true while many bytes come in and a program polls: the program sends requests, while the engine's thread
+    /// receives and answers.
     pub(super) fn program_sends(&self) -> bool {
         let now = now();
         self.polling.many_come(now) && now.saturating_sub(self.polling.polled.load(Ordering::Relaxed)) < LOOK
@@ -181,32 +181,32 @@ impl Shared {
     }
 }
 
-/// Whether the engine's thread leaves the sockets to programs. For that thread alone.
+/// State by which the engine's thread decides to leave the sockets to programs. For that thread alone.
 #[derive(Default)]
 pub(super) struct Absence {
     away: bool,
-    /// It has come back by itself and looks for packets that were left lying.
+    /// True if the thread has come back by itself and looks for packets that were left lying.
     looks: bool,
-    /// How long the absence lasts until the next look.
+    /// Nanoseconds of absence until the next look.
     look: u64,
-    /// It stays until then, and that was for so long.
+    /// Time until which the thread stays, and for how many nanoseconds that was.
     until: u64,
     stay: u64,
 }
 
-/// How the engine's thread waits.
+/// Kind of wait of the engine's thread.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// For everything.
+    /// Waits for everything.
     All,
-    /// Takes what is there.
+    /// Does not wait, and takes what is there.
     Not,
-    /// For everything but packets, so many nanoseconds.
+    /// Waits for everything but packets, at most this many nanoseconds.
     Away(u64),
 }
 
 impl Absence {
-    /// How to wait next. `came`: packets ended the last wait.
+    /// Decides how to wait next. `came`: packets ended the last wait.
     pub(super) fn next(&mut self, polling: &Polling, now: u64, came: bool) -> Wait {
         if polling.many_come(now) {
             polling.away.store(false, Ordering::SeqCst);
@@ -234,7 +234,8 @@ impl Absence {
         if came && polled && now >= self.until && !polling.to_spare {
             polling.taken.store(0, Ordering::Relaxed);
             polling.away.store(true, Ordering::SeqCst);
-            // A program that is about to sleep has said so before it looks whether the thread is away.
+            // A program that is about to sleep has counted itself in `armed` before it looks whether the thread is
+            // away.
             if polling.armed.load(Ordering::SeqCst) == 0 {
                 (self.away, self.look) = (true, LOOK);
                 return Wait::Away(LOOK);

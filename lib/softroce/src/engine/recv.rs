@@ -19,14 +19,14 @@ const BATCH: usize = 8;
 const ROOM: usize = 1 << 16;
 /// Datagrams of one system call where they are mostly long.
 const LONG_BATCH: usize = 2;
-/// System calls in a row before answers are sent and others get their turn.
+/// System calls in a row before answers are sent and other sockets are served.
 const ROUNDS: usize = 2;
 /// Bytes after which answers are sent, also in the middle of a batch: a sender waits for them with a full window.
 const ANSWERED: usize = 128 << 10;
 /// Peers whose CRC's beginning is kept.
 const MAX_PEERS: usize = 512;
 
-/// The state of who receives: one thread at a time.
+/// State of a receiving side: one thread at a time holds it.
 pub(super) struct Receiving {
     buffers: Vec<u8>,
     names: [Raw; BATCH],
@@ -34,7 +34,7 @@ pub(super) struct Receiving {
     icrcs: HashMap<Route, Icrc>,
     /// Queue pairs to which something came that is not answered.
     touched: Vec<Arc<Cell>>,
-    /// Who receives waits for who sends, see `polling`.
+    /// True if the receiving thread waits for the one that sends, see `polling`.
     pub(super) waits: bool,
     /// Bytes that came since this was last set to 0, and how many of them were answered.
     bytes: usize,
@@ -42,8 +42,8 @@ pub(super) struct Receiving {
 }
 
 impl Shared {
-    /// The address that a peer means by one that a packet came to: for the slot's, which no peer knows of, the card's
-    /// own. A datagram's receiver finds it in the GRH (UCX drops datagrams that it does not).
+    /// The address that a peer means by one that a packet came to: for the slot's, which no peer knows of, the RDMA
+    /// device's own. A datagram's receiver finds it in the GRH (UCX drops datagrams that it does not).
     fn public(&self, local: SocketAddr) -> SocketAddr {
         let of_slot = |at: SocketAddr| (0..slot::LANES).any(|lane| at == slot::address(self.slot.number, lane));
         if !of_slot(local) {
@@ -68,7 +68,7 @@ impl Receiving {
         }
     }
 
-    /// Sends what the packets call for that came since this was called last.
+    /// Serves the queue pairs that packets came for since the last call.
     fn answer(&mut self, shared: &Shared, table: &Table) {
         self.answered = self.bytes;
         let leaves_requests = shared.program_sends();
@@ -81,7 +81,7 @@ impl Receiving {
         }
     }
 
-    /// Ends a turn: the same; says how many bytes came in it.
+    /// Ends a time slice: serves the queue pairs that packets came for; returns how many bytes came in it.
     pub(super) fn finish(&mut self, shared: &Shared, table: &Table) -> usize {
         self.answer(shared, table);
         self.answered = 0;
@@ -91,7 +91,7 @@ impl Receiving {
     /// Takes what waits in a UDP socket. `true` where there may be more.
     pub(super) fn drain_udp(&mut self, shared: &Shared, listener: &Listener, table: &Table) -> bool {
         let (fd, local) = (listener.raw(), listener.local);
-        // Long messages are taken in small parts: what comes by the other lanes does not wait long.
+        // Long messages are taken in small parts: what comes by the other receive queues does not wait long.
         let (rounds, batch) = if listener.lane > 0 { (1, LONG_BATCH) } else { (ROUNDS, BATCH) };
         for _ in 0..rounds {
             let mut iovecs: [libc::iovec; BATCH] = std::array::from_fn(|i| libc::iovec {
@@ -109,7 +109,7 @@ impl Receiving {
                 header.msg_control = self.controls.as_mut_ptr().wrapping_add(i).cast();
                 header.msg_controllen = size_of::<[u64; 8]>() as _;
             }
-            // SAFETY: names, vectors and control rooms belong to `self` and the frame, each of the length that is said.
+            // SAFETY: names, vectors and control buffers belong to `self` and the frame, each of the length given.
             let n = unsafe {
                 libc::recvmmsg(fd, headers.as_mut_ptr(), batch as u32, libc::MSG_DONTWAIT, std::ptr::null_mut())
             };
@@ -151,7 +151,7 @@ impl Receiving {
     pub(super) fn drain_unix(&mut self, shared: &Shared, fd: RawFd, table: &Table) -> bool {
         for _ in 0..ROUNDS * BATCH {
             let room = self.buffers.get_mut(..ROOM).unwrap_or_default();
-            // SAFETY: the room is writable for the length that is said.
+            // SAFETY: the buffer is writable for the length given.
             let n = unsafe { libc::recv(fd, room.as_mut_ptr().cast(), room.len(), libc::MSG_DONTWAIT) };
             if n < 0 {
                 return false;
@@ -177,7 +177,7 @@ impl Receiving {
         // Packets of one datagram are mostly of one queue pair.
         let mut cell: Option<(u32, Arc<Cell>)> = None;
         let segment = segment.max(Bth::LEN);
-        // Packets before this one are on their way to another card.
+        // Packets before this one were handed on to another RDMA device.
         let mut handed_on = 0;
         for (i, packet) in bytes.chunks(segment).enumerate() {
             let Some(qpn) = Bth::dest_qpn_of(packet) else { continue };
@@ -213,7 +213,7 @@ impl Receiving {
     }
 }
 
-/// A packet that arrived as it was sent.
+/// Parses a packet; `None` where its ICRC is wrong or it is malformed.
 fn checked<'a>(shared: &Shared, icrc: &mut Icrc, bytes: &'a [u8], id: u16) -> Option<Packet<'a>> {
     if let Some(trace) = &shared.faults.trace {
         trace.packet(icrc.route(), id, std::iter::once(bytes));
@@ -227,7 +227,7 @@ fn checked<'a>(shared: &Shared, icrc: &mut Icrc, bytes: &'a [u8], id: u16) -> Op
 
 /// The length of segments that joined to a datagram.
 fn segment_of(header: &libc::msghdr) -> Option<usize> {
-    // SAFETY: the kernel filled the header and its control room, which the caller still has.
+    // SAFETY: the kernel filled the header and its control buffer, which the caller still has.
     unsafe {
         let mut control = libc::CMSG_FIRSTHDR(header);
         while !control.is_null() {

@@ -10,7 +10,7 @@ use super::polling::{Absence, Wait};
 use super::{Shared, now, send};
 use crate::sync::{lock, read};
 
-/// What the descriptors of the wait stand for; sockets have the numbers from `SOCKETS` on.
+/// Event numbers of the descriptors of the wait; sockets have the numbers from `SOCKETS` on.
 pub(super) const BELL: u64 = 0;
 pub(super) const TIMER: u64 = 1;
 pub(super) const UNIX: u64 = 2;
@@ -28,15 +28,16 @@ pub(super) fn socket(number: u64) -> Option<usize> {
 pub(super) const EVENTS: usize = 16;
 pub(super) const AT_ONCE: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Asks the scheduler to be woken at once. Programs that wait for a card often spin, on as many threads as there are
-/// processors, and would keep the card from running: a thread with a shorter slice preempts one that has a longer one,
-/// and with a higher share, which takes a privilege (`RLIMIT_NICE`), it still does when it has run more than its part.
+/// Asks the scheduler to be woken at once. Programs that wait for an RDMA device often spin, on as many threads as
+/// there are processors, and would keep the device from running: a thread with a shorter slice preempts one that has a
+/// longer one, and with a higher share, which takes a privilege (`RLIMIT_NICE`), it still does when it has run more
+/// than its share.
 fn ask_to_be_woken_at_once() {
     const SLICE: u64 = 100_000;
     const HIGHER: i32 = 10;
     let size = size_of::<libc::sched_attr>() as u32;
-    // SAFETY: all zeros are attributes of the usual policy; the calls fill and read them, of the size that is said.
-    // Kernels before 6.12 ignore the slice.
+    // SAFETY: all zeros are attributes of the usual policy; the calls fill and read them, of the size given. Kernels
+    // before 6.12 ignore the slice.
     unsafe {
         let mut attributes: libc::sched_attr = std::mem::zeroed();
         if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) != 0 {
@@ -52,7 +53,7 @@ fn ask_to_be_woken_at_once() {
     }
 }
 
-/// Runs until the engine is told to stop.
+/// Runs until `stop` is set.
 pub(super) fn run(shared: &Shared) {
     ask_to_be_woken_at_once();
     let mut events = Vec::with_capacity(EVENTS);
@@ -119,7 +120,7 @@ fn expire(shared: &Shared) {
     }
 }
 
-/// Serves those that had more to send than their turn allowed. `true` where there are such again.
+/// Serves the queue pairs that had more to send than their time slice allowed. `true` where there are such again.
 pub(super) fn continue_listed(shared: &Shared) -> bool {
     let listed = std::mem::take(&mut *lock(&shared.listed));
     if listed.is_empty() {

@@ -1,8 +1,8 @@
 //! From packets to datagrams: ICRCs, batches, system calls.
 //!
 //! Packets of the same length that go to one destination leave as one datagram of many segments (UDP segmentation
-//! offload): one way through the kernel's network stack instead of one for each packet. Payload is not copied here: the
-//! kernel gathers it from registered memory.
+//! offload): one pass through the kernel's network stack instead of one for each packet. Payload is not copied here:
+//! the kernel gathers it from registered memory.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,29 +28,30 @@ const MAX_SEGMENTS: usize = 64;
 const MAX_DATAGRAM: usize = 65_535 - 48;
 /// Payload up to here is copied to its headers: less work than another element.
 const COPY_UP_TO: usize = 256;
-/// Bytes of a message that is long enough for its connection to get a lane.
+/// Bytes of a message that is long enough for its connection to get a receive queue.
 const LONG: u32 = 64 << 10;
 
-/// How packets get to a queue pair's peer.
+/// Route of packets to a queue pair's peer.
 #[derive(Debug, Clone)]
 pub(super) struct Way {
     how: How,
     marks: Marks,
     icrc: Icrc,
-    /// The peer's slot on this host, until the connection has its lane.
+    /// The peer's slot on this host, until the connection has its receive queue there; `None` after that and for other
+    /// peers.
     unspread: Option<u32>,
 }
 
 #[derive(Debug, Clone)]
 enum How {
-    /// By a socket of ours to an address.
+    /// A socket of ours, and the address that it sends to.
     Udp(RawFd, SocketAddr),
-    /// Handed on to the card with the slot: over IPv6, which has a single address of this host.
+    /// Handed on to the RDMA device with the slot: over IPv6, which has a single address of this host.
     Slot(u32),
 }
 
 impl Way {
-    /// The way by `path` to queue pair `qpn`; `None` where the address that the path begins at is not ours any more.
+    /// The route by `path` to queue pair `qpn`; `None` where the address that the path begins at is not ours any more.
     pub(super) fn new(shared: &Shared, path: &Path, qpn: u32) -> Option<Way> {
         let sender = shared.senders.iter().find(|s| s.local.ip() == path.src)?;
         let scope = shared.scope;
@@ -66,8 +67,8 @@ impl Way {
         Some(Way { how, marks: Marks::of(path), icrc: Icrc::new(Route { src: sender.local, dst }), unspread })
     }
 
-    /// Takes the next lane at the peer, once, where the connection is about to send its first long message: none of its
-    /// packets is under way then, so none is overtaken.
+    /// Takes the next receive queue at the peer, once, when the connection is about to send its first long message:
+    /// none of its packets is under way then, so none is overtaken.
     pub(super) fn spread(&mut self, shared: &Shared, machine: &Machine) {
         let (Some(slot), How::Udp(_, dst)) = (self.unspread, &mut self.how) else { return };
         if !machine.begins(LONG) {
@@ -86,7 +87,7 @@ impl Way {
 pub(super) struct Sending {
     /// Headers, short payloads, padding and ICRCs, in the order of the wire.
     bytes: Vec<u8>,
-    /// What a datagram is made of: bytes of `bytes` by their position, or memory.
+    /// Parts of the datagrams: bytes of `bytes` by their position, or memory.
     parts: Vec<Part>,
     datagrams: Vec<Datagram>,
     iovecs: Vec<libc::iovec>,
@@ -110,8 +111,8 @@ struct Datagram {
 }
 
 impl Sending {
-    /// Sends all packets of `out`; those without a way of their own take `way`. `true` where that had to wait, because
-    /// the kernel's queue was full.
+    /// Sends all packets of `out`; those without their own path take `way`. `true` where that had to wait, because the
+    /// kernel's queue was full.
     ///
     /// # Safety
     /// The pieces of the outbox are valid: the lock of the table is held that gave them out.
@@ -170,7 +171,7 @@ impl Sending {
         false
     }
 
-    /// Adds a packet's parts. `id` is the IPv4 identification that it will have: its place in its datagram.
+    /// Adds a packet's parts. `id` is the IPv4 identification that it will have: its index in its datagram.
     fn add(&mut self, out: &Outbox, packet: &OutPacket, icrc: &mut Icrc, id: u16) {
         let zeros = &[0u8; 3][..usize::from(packet.pad)];
         self.own(packet.head());
@@ -265,7 +266,7 @@ impl Sending {
         }
     }
 
-    /// `true` where it had to wait.
+    /// Sends the datagrams by socket `fd`. `true` where it had to wait.
     fn send_udp(&mut self, shared: &Shared, fd: RawFd, dst: &SocketAddr, marks: Marks) -> bool {
         self.fill_iovecs();
         self.names.clear();
@@ -360,7 +361,7 @@ pub(super) fn release(shared: &Shared, now: u64) {
     }
 }
 
-/// Hands a datagram on to a slot. One that nobody takes is lost.
+/// Hands a datagram on to a slot. One that no process takes is lost.
 ///
 /// # Safety
 /// The vectors name memory that can be read.

@@ -1,26 +1,26 @@
-//! Which process has which queue pairs: slots.
+//! Slots: numbers that name the RDMA device, and so the process, that has a queue pair.
 //!
-//! All cards of a host answer on UDP port 4791. A queue pair's number says whose it is: its upper 10 bits are the slot
-//! of the card that has it, leased for as long as the card is open. The lease is an abstract Unix socket with the
-//! slot's name, which one process at a time can bind and which goes with the process, however it ends. No file, no
+//! All RDMA devices of a host answer on UDP port 4791. A queue pair's number names its owner: its upper 10 bits are the
+//! slot of the device that has it, leased for as long as the device is open. The lease is an abstract Unix socket with
+//! the slot's name, which one process at a time can bind and which goes with the process, however it ends. No file, no
 //! daemon, no root.
 //!
-//! Packets find a slot in three ways:
+//! Packets reach a slot by three routes:
 //!
 //! * From the same host, IPv4: the sender reads the slot out of the destination queue pair and sends to `127.77.x.y`,
 //!   an address of the loopback network that the slot's socket alone is bound to. This is the fast path: no socket is
-//!   shared. A slot has two more such addresses, `127.78.x.y` and `127.79.x.y`: its *lanes*, over which senders spread
-//!   connections with long messages. Acknowledgements do not queue behind those then, and two threads can receive (see
-//!   `assistant`). A second Unix socket, which nobody reads, says that they are there.
-//! * From elsewhere: all cards of an interface bind its address with `SO_REUSEPORT`, the kernel picks one of them by
-//!   the packet's addresses and ports or, as a rule, by a filter that names one for all (see `steer`), and who gets packets
-//!   for another slot hands them on to that slot's address, those of one datagram together.
+//!   shared. A slot has two more such addresses, `127.78.x.y` and `127.79.x.y`: *receive queues* (not those of queue
+//!   pairs), over which senders spread connections with long messages. Acknowledgements do not queue behind those then,
+//!   and two threads can receive (see `assistant`). A second Unix socket, which is never read, announces them.
+//! * From elsewhere: all RDMA devices of an interface bind its address with `SO_REUSEPORT`, the kernel picks one of
+//!   them by the packet's addresses and ports or, as a rule, by a filter that names one for all (see `steer`), and a
+//!   process that gets packets for another slot hands them on to that slot's address, those of one datagram together.
 //! * From the same host, IPv6, which has a single loopback address: handed on to the slot's address at once.
 //!
-//! A filter that steers each packet to the member that has its queue pair would have to know all members by their
-//! position, and positions change when a member goes (the last one takes its place), so it would be right only between
-//! such moments. Handing on is right at any time; a process that comes or goes costs at most the packets in its queue,
-//! which are sent again.
+//! A filter that steers each packet to the socket that has its queue pair would have to know all sockets of the group
+//! by their index, and indexes change when a socket goes (the last one takes its index), so it would be right only
+//! between such moments. Handing on is right at any time; a process that comes or goes costs at most the packets in its
+//! queue, which are sent again.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -34,14 +34,14 @@ use crate::wire::UDP_PORT;
 
 /// Bits of a queue pair's number that count within a slot.
 pub(crate) const INDEX_BITS: u32 = 14;
-/// Slots of a host; slot 0 is nobody's, as queue pairs 0 and 1 are special.
+/// Slots of a host; slot 0 is never leased, as queue pairs 0 and 1 are special.
 const SLOTS: u32 = 1 << (24 - INDEX_BITS);
 
 /// A lease, and the socket through which packets are handed on to it.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) number: u32,
-    /// Says that the lanes are there. Goes before the lease does.
+    /// Socket whose name announces the receive queues. Closed before the lease is; `None` where they are not offered.
     lanes: Option<Own<OwnedFd>>,
     pub(crate) socket: Own<OwnedFd>,
 }
@@ -66,7 +66,8 @@ fn unix_socket() -> Result<Own<OwnedFd>> {
     socket.map(Own::new).map_err(|e| Error::system("opening a Unix socket", &e.into()))
 }
 
-/// Whether a slot's card takes packets by its lanes; the box of a lab, for one, has only the first address.
+/// Returns true if a slot's RDMA device takes packets by all its receive queues; the box of a lab, for one, has only
+/// the first address.
 pub(crate) fn has_lanes(slot: u32) -> bool {
     let connected = || Ok::<_, Error>(connect(unix_socket()?, &lanes_name(slot)?).is_ok());
     connected().unwrap_or(false)
@@ -81,7 +82,7 @@ pub(crate) fn of(qpn: u32) -> u32 {
 /// the first are for long messages.
 pub(crate) const LANES: usize = 3;
 
-/// Where a slot takes packets of the same host, by the lane.
+/// The address at which a slot takes packets of the same host, for a receive queue.
 pub(crate) fn address(slot: u32, lane: usize) -> SocketAddr {
     SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(127, 77 + lane as u8, (slot >> 8) as u8, slot as u8), UDP_PORT))
 }
@@ -92,7 +93,7 @@ impl Slot {
     /// # Errors
     /// `ENOSPC` where all are taken, or what the system refuses.
     pub(crate) fn lease() -> Result<Slot> {
-        // From different places, so that a queue pair's number is not used again soon after its process has gone.
+        // From different numbers, so that a queue pair's number is not used again soon after its process has gone.
         let start = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
         for i in 0..SLOTS - 1 {
             let number = 1 + (start.wrapping_add(i)) % (SLOTS - 1);
@@ -106,10 +107,10 @@ impl Slot {
         Err(Error::new(libc::ENOSPC, format!("all {} cards of this host are taken", SLOTS - 1)))
     }
 
-    /// Lets senders use the lanes, which are listened to.
+    /// Lets senders use the receive queues, which are listened to.
     ///
     /// # Errors
-    /// What the system refuses.
+    /// The system's error where it refuses a socket or its name.
     pub(crate) fn offer_lanes(&mut self) -> Result<()> {
         let socket = unix_socket()?;
         bind(&socket, &lanes_name(self.number)?)
@@ -132,7 +133,8 @@ mod tests {
         drop(first);
         let mut slot = Slot::lease().expect("the first again");
         assert_eq!(slot.number, number);
-        // Its lanes are there while they are offered. In the same test: a lease of another test would take the number.
+        // Its receive queues are there while they are offered. In the same test: a lease of another test would take the
+        // number.
         assert!(!has_lanes(number));
         slot.offer_lanes().expect("a name of our own");
         assert!(has_lanes(number));

@@ -13,7 +13,7 @@ pub(super) const EMPTY: Raw = Raw {
     sin6_scope_id: 0,
 };
 
-/// Fills `raw`; gives the bytes that count.
+/// Fills `raw`; returns how many of its bytes count.
 pub(super) fn store(address: &SocketAddr, raw: &mut Raw) -> libc::socklen_t {
     match address {
         SocketAddr::V4(a) => {
@@ -23,7 +23,7 @@ pub(super) fn store(address: &SocketAddr, raw: &mut Raw) -> libc::socklen_t {
                 sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(a.ip().octets()) },
                 sin_zero: [0; 8],
             };
-            // SAFETY: the room is larger than an IPv4 address, and both are plain bytes aligned alike.
+            // SAFETY: `raw` is larger than an IPv4 address, and both are plain bytes aligned alike.
             unsafe { (&raw mut *raw).cast::<libc::sockaddr_in>().write(v4) };
             size_of::<libc::sockaddr_in>() as libc::socklen_t
         }
@@ -44,7 +44,7 @@ pub(super) fn store(address: &SocketAddr, raw: &mut Raw) -> libc::socklen_t {
 pub(super) fn load(raw: &Raw) -> Option<SocketAddr> {
     match i32::from(raw.sin6_family) {
         libc::AF_INET => {
-            // SAFETY: the family says that an IPv4 address is there; the room is larger.
+            // SAFETY: the family is that of an IPv4 address; `raw` is larger.
             let v4 = unsafe { (&raw const *raw).cast::<libc::sockaddr_in>().read() };
             let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())

@@ -1,4 +1,4 @@
-//! The sockets of a card.
+//! The sockets of an RDMA device.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,14 +18,14 @@ const BUFFER: usize = 8 << 20;
 pub(super) struct Listener {
     socket: Own<Socket>,
     pub(super) local: SocketAddr,
-    /// Which of the receiving sides takes its packets.
+    /// Index of the receive queue, whose receiving side takes the packets.
     pub(super) lane: usize,
-    /// It is the slot's, so cards of this host alone send to it.
+    /// True if the address is the slot's, so that RDMA devices of this host alone send to it.
     pub(super) own: bool,
 }
 
 impl Listener {
-    /// Listens on port 4791 of `ip`; with `shared` beside other cards.
+    /// Listens on port 4791 of `ip`; with `shared` beside other RDMA devices.
     pub(super) fn open(ip: IpAddr, scope: u32, shared: bool) -> Result<Listener> {
         let local = with_scope(ip, UDP_PORT, scope);
         let socket = udp(ip).and_then(|socket| {

@@ -1,18 +1,18 @@
 //! Packets from other hosts come to a process that reads them.
 //!
-//! All cards of an interface listen on one address (see `slot`), and of sockets that share an address the kernel picks one
-//! by a packet's addresses and ports: also one whose process was stopped, or that a child of a process that has gone still
-//! holds. Its packets would wait there for ever. So one card takes all that comes to an address, and hands on what is for
-//! others. It is named by a filter of the group (`SO_ATTACH_REUSEPORT_CBPF`), as its place in the kernel's list, and any
-//! card can become it at any time:
+//! All RDMA devices of an interface listen on one address (see `slot`), and of sockets that share an address the kernel
+//! picks one by a packet's addresses and ports: also one whose process was stopped, or that a child of a process that
+//! has gone still holds. Its packets would wait there forever. So one device takes all that comes to an address, and
+//! hands on what is for others. It is named by a filter of the group (`SO_ATTACH_REUSEPORT_CBPF`), as its index in the
+//! kernel's list, and any device can become it at any time:
 //!
-//! - a card that opens does. It finds its place by packets to each place in turn, which the filter lets through, until one
-//!   comes to it;
-//! - one whose *canaries* do not come back does. Each card with a connection to another host sends some to itself every
-//!   0.1 s, from ports that were not used before, the way that such packets take.
+//! - an RDMA device that opens does. It finds its index by packets to one index after the other, which the filter lets
+//!   through, until one comes to it;
+//! - one whose *canaries* do not come back does. Each RDMA device with a connection to another host sends some to
+//!   itself every 0.1 s, from ports that were not used before, by the route that such packets take.
 //!
-//! A place changes when another card goes. If it is nobody's then, the kernel picks by addresses and ports again, which is
-//! right unless one of the processes does not run; then a canary is lost soon.
+//! An index changes when another RDMA device goes. If no socket has it then, the kernel picks by addresses and ports
+//! again, which is right unless one of the processes does not run; then a canary is lost soon.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -25,18 +25,18 @@ use super::sockets::{Listener, with_scope};
 use super::{Shared, now, slot};
 use crate::sync::lock;
 
-/// Opcodes of no service: for the place that a packet names, and for whoever takes all.
+/// Opcodes of no service: for the index that a packet names, and for the socket that takes all.
 const PLACE: u8 = 0xff;
 const CANARY: u8 = 0xfe;
-/// Places of a group at most: as many as the host has cards.
+/// Sockets of a group at most: as many as the host has RDMA devices.
 const PLACES: u32 = 1024;
-/// Nobody's place: the kernel picks.
+/// An index that no socket has: the kernel picks.
 const NOBODY: u32 = u32::MAX;
 /// Nanoseconds between two looks after canaries, and how many fly.
 const EVERY: u64 = 100_000_000;
 const CANARIES: u32 = 2;
 
-/// Bytes of one of our packets: opcode, queue pair, place, the sender's secret, number.
+/// Bytes of one of our packets: opcode, queue pair, index, the sender's secret, number.
 const LEN: usize = 24;
 
 /// A listener that packets of other hosts come to.
@@ -47,24 +47,24 @@ struct Watched {
     back: u32,
 }
 
-/// What a card knows of the way of its packets.
+/// State of an RDMA device about the route of packets of other hosts to it.
 pub(super) struct Steer {
-    /// Tells our packets from strangers'.
+    /// Secret in our packets that tells them from unauthenticated ones.
     secret: u64,
     watched: Mutex<Vec<Watched>>,
-    /// The search under way, and the place that was found.
+    /// Number of the search under way, and that of the last search that ended with the index that it found.
     search: AtomicU32,
     found: AtomicU64,
-    /// A queue pair takes packets of other hosts.
+    /// True once a queue pair takes packets of other hosts.
     remote: AtomicBool,
-    /// When canaries are looked after; 0 is never.
+    /// Time of the next look after canaries, in nanoseconds of the monotonic clock; 0 is never.
     next: AtomicU64,
 }
 
 impl Steer {
     pub(super) fn new() -> Steer {
         let mut secret = [0; 8];
-        // SAFETY: the room has the length that is said. Without random bytes it is the time.
+        // SAFETY: the buffer has the length given. Without random bytes the secret is the time.
         let n = unsafe { libc::getrandom(secret.as_mut_ptr().cast(), secret.len(), libc::GRND_NONBLOCK) };
         Steer {
             secret: if n == 8 { u64::from_ne_bytes(secret) } else { now() },
@@ -86,8 +86,8 @@ impl Steer {
         raw
     }
 
-    /// Takes one of our own packets; `direct`: out of a socket, not handed on. `false` where it is a packet of RoCE, or for
-    /// another card.
+    /// Takes one of our own packets; `direct`: out of a socket, not handed on. `false` where it is a packet of RoCE, or
+    /// for another RDMA device.
     pub(super) fn take(&self, bytes: &[u8], direct: bool) -> bool {
         let Some(&raw) = bytes.first_chunk::<LEN>().filter(|raw| raw[0] >= CANARY) else { return false };
         let word = |at: usize| u32::from_be_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
@@ -95,7 +95,7 @@ impl Steer {
         let (place, number) = (word(8), word(20));
         if raw[0] == PLACE {
             if ours && direct && number == self.search.load(Ordering::Relaxed) {
-                // The first: a packet for a place that is nobody's may come here as well.
+                // The first: a packet for an index that no socket has may come here as well.
                 let found = u64::from(number) << 32 | u64::from(place);
                 let before = self.found.load(Ordering::Relaxed);
                 if before >> 32 != u64::from(number) {
@@ -111,7 +111,8 @@ impl Steer {
     }
 }
 
-/// Packets to the listener's group go to `place` from here on, but those that name a place themselves.
+/// Steers packets to the listener's group to the socket with index `place` from here on, but those that name an index
+/// themselves.
 fn attach(listener: &Listener, place: u32) -> io::Result<()> {
     let statement = |code: u32, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let mut program = [
@@ -146,7 +147,8 @@ fn outlet(ip: IpAddr, scope: u32) -> io::Result<Socket> {
 }
 
 impl Shared {
-    /// A listener of an address that cards share, which no packet of this host comes to.
+    /// Takes all packets to a listener of an address that RDMA devices share, which no packet of this host comes to,
+    /// and watches it.
     pub(super) fn steer(&self, socket: usize) {
         if let Some(listener) = self.listeners.get(socket)
             && !listener.local.ip().is_loopback()
@@ -156,7 +158,7 @@ impl Shared {
         }
     }
 
-    /// A queue pair begins to take packets of other hosts.
+    /// Begins to look after canaries, as a queue pair begins to take packets of other hosts.
     pub(super) fn expect_others(&self) {
         if !self.steer.remote.swap(true, Ordering::Relaxed) {
             let at = now();
@@ -165,7 +167,7 @@ impl Shared {
         }
     }
 
-    /// From here on this card takes all that comes to the address. `false` where the kernel goes on to pick: it takes no
+    /// Makes this RDMA device take all that comes to the address. `false` where the kernel goes on to pick: it takes no
     /// filter, or lets no packet through from the address to itself.
     fn take_all(&self, socket: usize) -> bool {
         let Some(listener) = self.listeners.get(socket) else { return false };
@@ -211,7 +213,7 @@ impl Shared {
             fresh.push(watched.socket);
         }
         for socket in lost {
-            // A packet of the search may be lost on a busy machine; nothing comes of looking for ever.
+            // A packet of the search may be lost on a busy machine; nothing comes of looking forever.
             if !self.take_all(socket) && !self.take_all(socket) {
                 lock(&self.steer.watched).retain(|watched| watched.socket != socket);
             }
@@ -227,7 +229,7 @@ impl Shared {
         self.timer.at_latest(next);
     }
 
-    /// Says how many left: none where the address is gone or the interface is down.
+    /// Sends canaries; returns how many left: none where the address is gone or the interface is down.
     fn send_canaries(&self, socket: usize) -> u32 {
         let Some(listener) = self.listeners.get(socket) else { return 0 };
         let to: SocketAddr = listener.local;

@@ -28,10 +28,10 @@ impl Timer {
         Ok(Timer { fd: Own::new(fd), set: Mutex::new(()), at: AtomicU64::new(NEVER) })
     }
 
-    /// The timer fires at `at` or earlier, in nanoseconds of the monotonic clock.
+    /// Makes the timer fire at `at` or earlier, in nanoseconds of the monotonic clock.
     pub(super) fn at_latest(&self, at: u64) {
-        // Who fires looks at all deadlines after it has reset `at`; this one was stored before `at` is looked at here.
-        // One of the two sees the other, given the fences.
+        // The thread that handles the timer looks at all deadlines after it has reset `at`; this one was stored before
+        // `at` is looked at here. One of the two sees the other, given the fences.
         fence(Ordering::SeqCst);
         if at >= self.at.load(Ordering::Acquire) {
             return;
@@ -46,7 +46,7 @@ impl Timer {
         }
     }
 
-    /// The timer has fired.
+    /// Resets the timer after it has fired.
     pub(super) fn fired(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.fd, &mut count);

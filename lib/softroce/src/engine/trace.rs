@@ -1,4 +1,4 @@
-//! `TINYROCE_TRACE`: all packets of a card in a file that Wireshark reads.
+//! `TINYROCE_TRACE`: all packets of an RDMA device in a file that Wireshark reads.
 //!
 //! Format: pcap with nanoseconds, link type "raw IP" (draft-ietf-opsawg-pcap). The headers of IP and UDP are those that
 //! the kernel makes, their checksums left 0.
@@ -56,11 +56,11 @@ impl Trace {
         for part in parts {
             record.extend_from_slice(part);
         }
-        // A full disk ends the trace, not the card.
+        // A full disk ends the trace, not the RDMA device.
         let _ = lock(&self.file).write_all(&record);
     }
 
-    /// Writes out what is buffered: whoever kills the process finds all but the last moments.
+    /// Writes out what is buffered: a process that is killed leaves all but its last moments.
     pub(super) fn flush(&self) {
         let _ = lock(&self.file).flush();
     }

@@ -23,25 +23,25 @@ use crate::sync::lock;
 
 /// Bytes of a datagram of the kernel at most; messages are much shorter.
 const ROOM: usize = 1 << 15;
-/// Datagrams in a row before others get their turn.
+/// Datagrams in a row before other descriptors are served.
 const ROUNDS: usize = 64;
-/// The kernel tells of a new IPv4 address just before its routing table has it (`__inet_insert_ifa`), and until then
+/// The kernel announces a new IPv4 address just before its routing table has it (`__inet_insert_ifa`), and until then
 /// no socket can be bound to it. That takes microseconds.
 const TRIES: usize = 50;
 const PAUSE: Duration = Duration::from_millis(1);
-/// The one port of a card.
+/// The one port of an RDMA device.
 const PORT: Affected = Affected::Port(1);
 
-/// A context that wants to know.
+/// A context that receives the interface's events.
 struct Watcher {
     events: Weak<Events>,
     gids: GidTable,
 }
 
 pub(super) struct Watch {
-    /// None where the system gives out no such socket.
+    /// The netlink socket; `None` where the system gives out none.
     socket: Option<Own<OwnedFd>>,
-    /// The interface was up when it was last told of.
+    /// True if the interface was up in the last message about it.
     up: AtomicBool,
     watchers: Mutex<Vec<Watcher>>,
 }
@@ -49,7 +49,7 @@ pub(super) struct Watch {
 fn open() -> rustix::io::Result<OwnedFd> {
     let groups = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // No protocol is NETLINK_ROUTE. Only the kernel, and who may configure the network, can send to it.
+    // No protocol is NETLINK_ROUTE. Only the kernel, and a process that may configure the network, can send to it.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     bind(&socket, &SocketAddrNetlink::new(0, groups as u32))?;
     Ok(socket)
@@ -67,12 +67,12 @@ impl Watch {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// A context wants the events, and its device's table kept.
+    /// Adds a context that receives the events, and whose RDMA device's table is kept.
     pub(super) fn add(&self, events: &Arc<Events>, gids: GidTable) {
         lock(&self.watchers).push(Watcher { events: Arc::downgrade(events), gids });
     }
 
-    /// Tells every context for whose table `changed` says so.
+    /// Reports an event to every context for whose table `changed` returns true.
     fn report(&self, kind: EventKind, changed: impl Fn(&GidTable) -> bool) {
         lock(&self.watchers).retain(|watcher| {
             let Some(events) = watcher.events.upgrade() else { return false };
@@ -90,7 +90,7 @@ impl Watch {
 }
 
 impl Shared {
-    /// Takes what the kernel told. For the engine's thread.
+    /// Receives the kernel's messages. For the engine's thread.
     pub(super) fn watch(&self) {
         let Some(socket) = &self.watch.socket else { return };
         let mut buffer = vec![0u8; ROOM];
@@ -105,7 +105,7 @@ impl Shared {
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
-                // The kernel had more to tell than the socket holds.
+                // The kernel had more messages than the socket holds.
                 Some(libc::ENOBUFS) => self.look_again(),
                 _ => return,
             }
@@ -134,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// Messages were lost: what they said is found by looking.
+    /// Queries the interface's state and applies what changed, after messages were lost.
     fn look_again(&self) {
         let Ok(all) = if_addrs::get_if_addrs() else { return };
         let index = self.scope;

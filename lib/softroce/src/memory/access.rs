@@ -7,9 +7,9 @@ use std::ops::{BitOr, BitOrAssign};
 pub struct Access(u32);
 
 impl Access {
-    /// The card may read the memory for its own sends, which every region allows.
+    /// The RDMA device may read the memory for its own sends, which every region allows.
     pub const LOCAL_READ: Access = Access(0);
-    /// The card may write to the memory: receives, and results of READs and atomics.
+    /// The RDMA device may write to the memory: receives, and results of READs and atomics.
     pub const LOCAL_WRITE: Access = Access(1);
     /// A peer may write. Asks for `LOCAL_WRITE` as well.
     pub const REMOTE_WRITE: Access = Access(1 << 1);

@@ -30,12 +30,12 @@ impl Piece {
         self.at
     }
 
-    /// The processor has no access to the bytes.
+    /// Returns true if the processor has no access to the bytes, which are a GPU's.
     pub(crate) fn is_of_gpu(&self) -> bool {
         self.gpu.is_some()
     }
 
-    /// The program has not unmapped the bytes. To be asked before they are touched.
+    /// Fails if the program has unmapped the bytes. Called before they are touched.
     pub(crate) fn check(&self, writes: bool) -> Result<(), Refusal> {
         let there = self.len == 0 || self.gpu.is_some();
         if there || is_still_mapped(self.at as usize, self.len, self.room, writes) {
@@ -57,9 +57,9 @@ impl Piece {
     /// # Safety
     /// The table's lock that gave the piece out is held for `'a`, and the piece is not of a GPU and was checked.
     pub(crate) unsafe fn bytes<'a>(&self) -> &'a [u8] {
-        // SAFETY: registered, so valid for reads by the promise of who registered it; the lock keeps it so for 'a. The
-        // program promises not to write to memory that it has posted; only a peer that acknowledges what has not left
-        // yet makes it believe that it may.
+        // SAFETY: registered, so valid for reads by the promise of the caller that registered it; the lock keeps it so
+        // for 'a. The program promises not to write to memory that it has posted; only a peer that acknowledges what
+        // has not left yet makes it believe that it may.
         unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 }
@@ -95,7 +95,7 @@ pub(crate) unsafe fn copy_in(to: Piece, from: &[u8], ends: bool) -> Result<(), R
 pub(crate) unsafe fn copy_out(from: Piece, to: &mut Vec<u8>) -> Result<(), Refusal> {
     from.check(false)?;
     to.reserve(from.len);
-    // SAFETY: the room was reserved and is initialized by the copy; the source is registered. A copy by pointers, as
+    // SAFETY: the space was reserved and is initialized by the copy; the source is registered. A copy by pointers, as
     // the program or a peer may write to the source meanwhile.
     unsafe {
         let room = to.as_mut_ptr().add(to.len());
@@ -108,8 +108,8 @@ pub(crate) unsafe fn copy_out(from: Piece, to: &mut Vec<u8>) -> Result<(), Refus
     Ok(())
 }
 
-/// Changes the word at `at` with `f` in one step, also before the processor's own atomic operations; gives the old one.
-/// The word is in the byte order of the machine, as adapters have it.
+/// Changes the word at `at` with `f` in one step, also before the processor's own atomic operations; returns the old
+/// one. The word is in the byte order of the machine, as adapters have it.
 ///
 /// # Safety
 /// The table's lock that gave `at` out is held, and `at` was checked for atomic operations.

@@ -1,8 +1,8 @@
 //! Memory of another driver, as a file descriptor (dma-buf).
 //!
-//! A kernel's card gets the pages from the exporter. This one maps the descriptor, which exporters of the host's memory
-//! allow (udmabuf, vgem, heaps). NVIDIA's driver does not for a GPU's: then the address in the requests is the GPU's
-//! own, as NCCL's and everybody's is, and CUDA's driver is asked by it.
+//! A kernel's RDMA device gets the pages from the exporter. This one maps the descriptor, which exporters of the host's
+//! memory allow (udmabuf, vgem, heaps). NVIDIA's driver does not for a GPU's: then the address in the requests is the
+//! GPU's own, as in NCCL's requests and others', and CUDA's driver is called with it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -17,12 +17,12 @@ pub(crate) struct Mapping {
     skip: usize,
 }
 
-// SAFETY: an address; `Table` says who touches what is there.
+// SAFETY: an address; see `Table` for the threads that touch what is there.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Whether the descriptor is a dma-buf.
+/// Returns true if the descriptor is a dma-buf.
 ///
 /// # Errors
 /// `EBADF` where it is no descriptor.
@@ -60,7 +60,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`; the region is out of the table, so nobody has a piece of it.
+        // SAFETY: mapped by `new`; the region is out of the table, so no thread has a piece of it.
         let _ = unsafe { munmap(self.base.cast(), self.mapped) };
     }
 }
@@ -94,7 +94,7 @@ mod tests {
         file.write_all(&bytes).expect("written");
         for (offset, len) in [(0, 3 * page), (page, page), (page + 5, 100), (3 * page, 0)] {
             let mapping = Mapping::new(file.as_fd(), offset as u64, len, true).expect("mapped");
-            // SAFETY: mapped for reading, and nobody writes to it.
+            // SAFETY: mapped for reading, and no one writes to it.
             let seen = unsafe { std::slice::from_raw_parts(mapping.at(), len) };
             assert!(seen == &bytes[offset..offset + len], "{offset} {len}");
         }

@@ -1,7 +1,7 @@
 //! A GPU's memory, which the processor cannot access: CUDA's driver copies each packet's bytes.
 //!
-//! An RDMA adapter reads and writes it over PCIe (GPUDirect RDMA). A card in user space has no such way, so a program
-//! sees GPUDirect's interface and pays a copy. The copies are on a stream of their own: a kernel that waits for a
+//! An RDMA adapter reads and writes it over PCIe (GPUDirect RDMA). An RDMA device in user space has no such path, so a
+//! program sees GPUDirect's interface and pays a copy. The copies are on a separate stream: a kernel that waits for a
 //! message does not hold them up.
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -27,7 +27,7 @@ const MEMORY_TYPE_DEVICE: c_uint = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
 const CAPTURE_MODE_RELAXED: c_int = 2;
 
-/// Declares the functions of the driver that the card calls, and how they are found.
+/// Declares the functions of the driver that the RDMA device calls, and how they are found.
 macro_rules! driver {
     ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
         #[derive(Debug)]
@@ -147,7 +147,8 @@ impl GpuMemory {
         unsafe { self.gpu.to_host(from, to, len) }
     }
 
-    /// Changes the word at `at`, atomically among a card's requests (`IBV_ATOMIC_HCA`), not before the GPU's own.
+    /// Changes the word at `at`, atomically among an RDMA device's requests (`IBV_ATOMIC_HCA`), not before the GPU's
+    /// own.
     pub(super) fn atomic(&self, at: u64, f: impl Fn(u64) -> Option<u64>) -> Result<u64, Refusal> {
         let _one = lock(&self.gpu.atomics);
         let mut word = [0; 8];
@@ -178,7 +179,7 @@ impl GpuMemory {
     }
 }
 
-/// Those in use, so that regions of one context share a stream.
+/// Contexts in use, so that regions of one context share a stream.
 static GPUS: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
 
 impl Gpu {
@@ -193,7 +194,7 @@ impl Gpu {
         }
         let stream = driver.within(context, || {
             let mut stream = std::ptr::null_mut();
-            // SAFETY: the context is current, the place holds a handle.
+            // SAFETY: the context is current, the variable holds a handle.
             check(unsafe { (driver.create_stream)(&mut stream, STREAM_NON_BLOCKING) }).map(|()| stream)
         });
         let stream = stream.map_err(|code| format!("a stream for copies to the GPU: CUDA's code {code}"))?;
@@ -267,7 +268,7 @@ impl Driver {
             return Ok(context);
         }
         let (mut device, mut context) = (0, std::ptr::null_mut());
-        // SAFETY: places for a device and a handle.
+        // SAFETY: variables for a device and a handle.
         check(unsafe { (self.device)(&mut device, ordinal.unwrap_or(0)) })?;
         // SAFETY: as above. It is kept to the process's end, as the program's own is.
         check(unsafe { (self.retain)(&mut context, device) })?;
@@ -277,7 +278,7 @@ impl Driver {
     /// Calls `f` with the context current, also in a thread that captures a graph.
     fn within<R>(&self, context: Handle, f: impl FnOnce() -> Result<R, Code>) -> Result<R, Code> {
         let mut mode = CAPTURE_MODE_RELAXED;
-        // SAFETY: an open context, and places for what was current before. A thread's mode is put back as it was.
+        // SAFETY: an open context, and variables for what was current before. A thread's mode is put back as it was.
         unsafe {
             check((self.push)(context))?;
             (self.exchange_capture_mode)(&mut mode);

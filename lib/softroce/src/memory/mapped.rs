@@ -1,5 +1,5 @@
-//! Whether the processor can access memory that is about to be registered. A kernel's card pins its pages and fails
-//! with `EFAULT` otherwise; this one would find out when it copies, and take the program down.
+//! Checks that the processor can access memory that is about to be registered. A kernel's RDMA device pins its pages
+//! and fails with `EFAULT` otherwise; this one would find out when it copies, and take the program down.
 //!
 //! A GPU's memory is the common case: it has addresses in the process, and the processor may not use them.
 
@@ -8,8 +8,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsRawFd;
 
-/// Whether all of `at..at + len` is mapped for reading, and with `writes` for writing. `true` where the system does not
-/// say.
+/// Returns true if all of `at..at + len` is mapped for reading, and with `writes` for writing, or if the system gives
+/// no answer.
 pub(crate) fn is_accessible(at: usize, len: usize, writes: bool) -> bool {
     let Ok(maps) = File::open("/proc/self/maps") else { return true };
     let until = at.saturating_add(len);
@@ -21,21 +21,21 @@ pub(crate) fn is_accessible(at: usize, len: usize, writes: bool) -> bool {
 }
 
 thread_local! {
-    /// What this thread has found accessible in its turn, and whether for writing.
+    /// Range that this thread has found accessible in its time slice: from, until, and true if for writing.
     static FOUND: Cell<(usize, usize, bool)> = const { Cell::new((0, 0, false)) };
 }
 
 /// Bytes that are looked at ahead: the next packets of a message mostly follow.
 const AHEAD: usize = 64 << 10;
 
-/// A turn of the thread begins: what it found before may have been unmapped since.
+/// Begins a time slice of this thread: what it found before may have been unmapped since.
 pub(crate) fn begin_turn() {
     FOUND.set((0, 0, false));
 }
 
-/// Whether the bytes from `at` on are still mapped, of which the card is about to touch `len` and may touch `room`. A
-/// program that unmaps memory which it has registered would be taken down by its card otherwise. Pages that were never
-/// touched are there after this.
+/// Returns true if the `len` bytes from `at` on, which the RDMA device is about to touch, are still mapped; it may
+/// touch up to `room`. A program that unmaps memory which it has registered would be taken down by its device
+/// otherwise. Pages that were never touched are there after this.
 pub(crate) fn is_still_mapped(at: usize, len: usize, room: usize, writes: bool) -> bool {
     let (from, until, wrote) = FOUND.get();
     if from <= at && at + len <= until && (wrote || !writes) {
@@ -47,14 +47,14 @@ pub(crate) fn is_still_mapped(at: usize, len: usize, room: usize, writes: bool) 
     true
 }
 
-/// Asks the kernel to have the pages ready.
+/// Populates the pages through the kernel; `false` where they cannot be accessed.
 fn populates(at: usize, len: usize, writes: bool) -> bool {
     // The smallest there is: an address is a multiple of larger ones as well, or the kernel says `EINVAL`.
     const PAGE: usize = 4096;
     let start = at & !(PAGE - 1);
     let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     loop {
-        // SAFETY: the call touches pages as the program itself would, and says where it cannot.
+        // SAFETY: the call touches pages as the program itself would, and fails where it cannot.
         if unsafe { libc::madvise(start as *mut _, at + len - start, advice) } == 0 {
             return true;
         }
@@ -67,7 +67,7 @@ fn populates(at: usize, len: usize, writes: bool) -> bool {
     }
 }
 
-/// A question after the mapping at an address and its answer, `struct procmap_query` of `linux/fs.h`.
+/// A query of the mapping at an address and its answer, `struct procmap_query` of `linux/fs.h`.
 #[repr(C)]
 #[derive(Default)]
 struct Query {
@@ -81,11 +81,11 @@ struct Query {
     others: [u64; 7],
 }
 
-/// Asks the kernel for one mapping after the other: a process may have thousands, and to read their lines takes
+/// Queries the kernel for one mapping after the other: a process may have thousands, and to read their lines takes
 /// microseconds for each.
 ///
 /// # Errors
-/// Where the kernel cannot be asked.
+/// The system's error where the kernel has no such query.
 fn asked(maps: &File, mut from: usize, until: usize, writes: bool) -> io::Result<bool> {
     const READABLE: u64 = 1;
     const WRITABLE: u64 = 2;
@@ -94,7 +94,7 @@ fn asked(maps: &File, mut from: usize, until: usize, writes: bool) -> io::Result
     let needed = if writes { READABLE | WRITABLE } else { READABLE };
     while from < until {
         let mut query = Query { size: size_of::<Query>() as u64, address: from as u64, ..Query::default() };
-        // SAFETY: the query has the size that it says, and lives until the call returns.
+        // SAFETY: the query has the size that it names, and lives until the call returns.
         if unsafe { libc::ioctl(maps.as_raw_fd(), ASK as _, &raw mut query) } != 0 {
             let error = io::Error::last_os_error();
             return if error.raw_os_error() == Some(libc::ENOENT) { Ok(false) } else { Err(error) };
@@ -107,7 +107,8 @@ fn asked(maps: &File, mut from: usize, until: usize, writes: bool) -> io::Result
     Ok(true)
 }
 
-/// The same by lines of mappings in the order of their addresses: `7f00-7f80 rw-p ...`.
+/// Returns true if lines of mappings in the order of their addresses, `7f00-7f80 rw-p ...`, cover `from..until` with
+/// the access.
 fn covers(maps: impl BufRead, mut from: usize, until: usize, writes: bool) -> bool {
     for line in maps.lines().map_while(Result::ok) {
         if from >= until {
@@ -173,7 +174,7 @@ mod tests {
         let bytes = vec![0u8; 3 << 20];
         assert!(is_accessible(bytes.as_ptr() as usize, bytes.len(), true));
         assert!(!is_accessible(1, 1, false));
-        // Both ways to know.
+        // Both queries.
         let maps = || File::open("/proc/self/maps").expect("/proc");
         let code = our_own_memory_is_accessible_and_reserved_addresses_are_not as fn() as usize;
         let ours = (bytes.as_ptr() as usize, bytes.len());

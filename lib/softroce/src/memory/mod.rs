@@ -1,9 +1,9 @@
-//! Registered memory: who may touch which bytes (InfiniBand specification, 10.6, 10.7).
+//! Registered memory and the rights to it (InfiniBand specification, 10.6, 10.7).
 //!
-//! Every access of the card goes through `Table::check` or, for a peer's, `Table::remote`: key, protection domain,
-//! rights and bounds are looked at before a pointer exists, so a packet of a stranger reaches registered bytes with the
-//! right key or none. The table is read-locked while a card works with pointers it gave out, and deregistration takes
-//! the write lock: once that returns, the card does not touch the memory any more.
+//! Every access of the RDMA device goes through `Table::check` or, for a peer's, `Table::remote`: key, protection
+//! domain, rights and bounds are looked at before a pointer exists, so a packet of an unauthenticated sender reaches
+//! registered bytes with the right key or none. The table is read-locked while a device works with pointers it gave
+//! out, and deregistration takes the write lock: once that returns, the device does not touch the memory any more.
 
 mod access;
 mod copy;
@@ -22,7 +22,7 @@ pub(crate) use table::{Backing, MAX_REGIONS, Region, Table};
 pub(crate) use window::{Asker, MAX_WINDOWS};
 pub use window::{Bind, WindowKind};
 
-/// Why an access is refused.
+/// Reason why an access is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("no region or window has the key {0:#x}")]

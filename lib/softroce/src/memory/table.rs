@@ -1,4 +1,4 @@
-//! The regions of a card, by key.
+//! The regions of an RDMA device, by key.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use super::window::{Asker, Window, is_window};
 use super::{Access, GpuMemory, Mapping, Piece, Refusal};
 use crate::error::{Error, Result};
 
-/// Where a region's bytes are.
+/// Kind of memory that a region's bytes are in.
 #[derive(Debug)]
 pub(crate) enum Backing {
     /// In the program's own memory.
@@ -27,7 +27,7 @@ pub(crate) struct Region {
     pub(crate) at: *mut u8,
     /// Bytes.
     pub(crate) len: usize,
-    /// The address by which the card is asked for the first byte.
+    /// The address of the first byte in requests.
     pub(crate) iova: u64,
     pub(crate) access: Access,
     pub(crate) backing: Backing,
@@ -49,7 +49,7 @@ impl Region {
     }
 }
 
-// SAFETY: an address and a length; see `Table` for who touches what is there.
+// SAFETY: an address and a length; see `Table` for the threads that touch what is there.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -59,16 +59,16 @@ struct Slot {
     region: Option<Region>,
     /// Low byte of the key: changes with each use of the slot, so that an old key does not open a new region.
     tag: u8,
-    /// The remote key was invalidated by a peer's SEND.
+    /// True if the remote key was invalidated, by a peer's SEND or a request of ours.
     invalidated: AtomicBool,
 }
 
-/// All regions of a card. A key is the number of a slot and a tag; a region's local and remote key are the same, as
-/// rxe's are.
+/// All regions of an RDMA device. A key is the number of a slot and a tag; a region's local and remote key are the
+/// same, as rxe's are.
 ///
 /// Pieces that it gives out are valid for as long as the memory is registered, which is no shorter than the lock around
-/// the table is held for reading: who registers memory promises to keep it until it is deregistered, and that takes the
-/// lock for writing.
+/// the table is held for reading: the caller that registers memory promises to keep it until it is deregistered, and
+/// that takes the lock for writing.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
@@ -83,7 +83,7 @@ pub(crate) struct Table {
 pub(crate) const MAX_REGIONS: usize = 1 << 23;
 
 impl Table {
-    /// Registers a region; gives its key.
+    /// Registers a region; returns its key.
     pub(crate) fn insert(&mut self, region: Region) -> Result<u32> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -104,8 +104,8 @@ impl Table {
         Ok(index << 8 | u32::from(slot.tag))
     }
 
-    /// Puts another region behind a key, which its remote end then has again. Nobody has a piece of the old one, as the
-    /// caller has the lock for writing.
+    /// Puts another region behind a key, which is valid for remote access again. `false` where there is none. No thread
+    /// has a piece of the old one, as the caller has the lock for writing.
     pub(crate) fn replace(&mut self, key: u32, region: Region) -> bool {
         let slot = self.slots.get_mut((key >> 8) as usize).filter(|s| s.tag == key as u8 && s.region.is_some());
         let Some(slot) = slot else { return false };
@@ -117,7 +117,7 @@ impl Table {
         true
     }
 
-    /// Takes a region out; `false` where there is none. Nobody has a piece of it, as the caller has the lock for
+    /// Takes a region out; `false` where there is none. No thread has a piece of it, as the caller has the lock for
     /// writing.
     pub(crate) fn remove(&mut self, key: u32) -> bool {
         let slot = self.slots.get_mut((key >> 8) as usize).filter(|s| s.tag == key as u8);
@@ -133,7 +133,7 @@ impl Table {
         Ok((slot, slot.region.as_ref().ok_or(Refusal::Key(key))?))
     }
 
-    /// The bytes from `va` to `va + len` of the region with key `key`, if domain `pd` may touch them as `access` says.
+    /// The bytes from `va` to `va + len` of the region with key `key`, if domain `pd` has the rights `access` to them.
     /// No access of 0 bytes looks at a key (9.7.4.1.1 asks for that in remote accesses).
     pub(crate) fn check(&self, key: u32, pd: u32, va: u64, len: usize, access: Access) -> Result<Piece, Refusal> {
         if len == 0 {
@@ -142,7 +142,7 @@ impl Table {
         self.region(key, pd, va, len, access).map(|(_, piece)| piece)
     }
 
-    /// Works with bytes that a peer asks for by a region's or a window's key.
+    /// Calls `f` with bytes that a peer requests by a region's or a window's key.
     pub(crate) fn remote<R>(
         &self,
         key: u32,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     proptest! {
-        /// No address and length, however chosen, gives a byte outside.
+        /// No address and length give a byte outside.
         #[test]
         fn pieces_are_within_the_region(iova: u64, va: u64, near in -20i64..40, len in 0usize..60, far: bool) {
             let mut bytes = [0u8; 20];

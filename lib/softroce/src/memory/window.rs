@@ -1,8 +1,8 @@
-//! Memory windows: parts of regions under keys of their own, bound and invalidated by work requests (InfiniBand
+//! Memory windows: parts of regions under separate keys, bound and invalidated by work requests (InfiniBand
 //! specification, 10.6.7.2).
 //!
-//! Work requests bind and invalidate while other threads read the table, so each window has a lock of its own. A peer's
-//! access holds it for as long as it touches the bytes: when a request that invalidates has completed, nobody is at
+//! Work requests bind and invalidate while other threads read the table, so each window has a separate lock. A peer's
+//! access holds it for as long as it touches the bytes: when a request that invalidates has completed, no thread is at
 //! work with the old key.
 
 use std::sync::RwLock;
@@ -11,7 +11,7 @@ use super::{Access, Piece, Refusal, Table};
 use crate::error::{Error, Result};
 use crate::sync::{read, write};
 
-/// Who may bind a window, who uses it, and how its key ends; with the numbers of `ibv_mw_type`.
+/// Type of a memory window: its users, and the end of its key; with the numbers of `ibv_mw_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowKind {
     /// Type 1: any queue pair of the domain may use it; bound again, also to nothing, it gets another key.
@@ -20,7 +20,7 @@ pub enum WindowKind {
     OneQp = 2,
 }
 
-/// What a window is bound to.
+/// Binding of a window to bytes of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {
     /// The window's new key: the old one with another low byte.
@@ -31,11 +31,11 @@ pub struct Bind {
     pub addr: u64,
     /// Bytes. None unbinds a window of [`WindowKind::Any`].
     pub len: u64,
-    /// What peers may do; with [`Access::ZERO_BASED`] their addresses begin at 0.
+    /// Rights of peers; with [`Access::ZERO_BASED`] their addresses begin at 0.
     pub access: Access,
 }
 
-/// The queue pair for which memory is asked.
+/// The queue pair that accesses memory, with its domain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asker {
     pub(crate) pd: u32,
@@ -58,13 +58,13 @@ struct State {
 #[derive(Debug)]
 struct Bound {
     to: Bind,
-    /// The one queue pair that may use it.
+    /// The one queue pair that may use it; `None` for any of the domain.
     qpn: Option<u32>,
 }
 
 /// Keys of windows have the top bit set; 23 bits are left for the window.
 const WINDOW: u32 = 1 << 31;
-/// Windows of a card.
+/// Windows of an RDMA device.
 pub(crate) const MAX_WINDOWS: usize = 1 << 23;
 
 pub(super) fn is_window(key: u32) -> bool {
@@ -76,7 +76,7 @@ fn index(key: u32) -> usize {
 }
 
 impl Table {
-    /// A window that is bound to nothing; gives its key.
+    /// Adds a window that is bound to nothing; returns its key.
     pub(crate) fn add_window(&mut self, pd: u32, kind: WindowKind) -> Result<u32> {
         let at = self.free_windows.pop().unwrap_or(self.windows.len());
         if at >= MAX_WINDOWS {
@@ -92,7 +92,7 @@ impl Table {
         Ok(key)
     }
 
-    /// Takes a window out. Nobody uses it, as the caller has the lock of the table for writing.
+    /// Takes a window out. No thread uses it, as the caller has the lock of the table for writing.
     pub(crate) fn remove_window(&mut self, key: u32) {
         let at = index(key);
         if self.windows.get_mut(at).and_then(Option::take).is_some() {
@@ -100,7 +100,7 @@ impl Table {
         }
     }
 
-    /// A window is bound to the region.
+    /// Returns true while a window is bound to the region.
     pub(crate) fn has_windows(&self, lkey: u32) -> bool {
         self.windows.iter().flatten().any(|w| read(&w.state).bound.as_ref().is_some_and(|b| b.to.lkey == lkey))
     }
@@ -153,7 +153,7 @@ impl Table {
             WindowKind::OneQp if to.len == 0 => return Err(Refusal::Bounds),
             WindowKind::OneQp => Some(by.qpn),
         };
-        // C10-73, C10-74: a window gives rights of its own, as far as its region lets it.
+        // C10-73, C10-74: a window gives separate rights, as far as its region lets it.
         let writes = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
         let needs =
             if to.access.bits() & writes == 0 { Access::MW_BIND } else { Access::MW_BIND | Access::LOCAL_WRITE };
@@ -247,7 +247,7 @@ mod tests {
     }
 
     proptest! {
-        /// No address and length, however chosen, gives a byte outside what is bound; nor is more bound than there is.
+        /// No address and length give a byte outside what is bound; nor is more bound than there is.
         #[test]
         fn pieces_are_within_what_is_bound(
             from in 990u64..1025, bound in 0u64..30, va in 0u64..1030, len in 1usize..40, zero: bool, one_qp: bool
@@ -343,7 +343,7 @@ mod tests {
         assert!(again != key && again >> 8 == key >> 8);
     }
 
-    /// When a request that takes a window back has completed, no thread is at work with the old key, however it came in
+    /// No thread is at work with the old key once a request that takes a window back has completed, however it came in
     /// between.
     #[test]
     fn nobody_is_at_work_with_a_key_that_was_taken_back() {
@@ -378,7 +378,7 @@ mod tests {
                 let wrote = begun.load(Ordering::Relaxed) != before;
                 key = next(key);
                 table.bind(BY, bind(key, 0, 0, 0)).expect("to nothing");
-                // SAFETY: nobody else is at the region's bytes, which is what this test is about.
+                // SAFETY: no other thread is at the region's bytes, which is what this test is about.
                 let zeros = unsafe {
                     std::ptr::write_bytes(at, 0, 4096);
                     std::thread::yield_now();

@@ -30,7 +30,7 @@ pub enum State {
     Err = 6,
 }
 
-/// Which attributes a change sets.
+/// Set of the attributes that a change sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttrMask(pub u32);
 
@@ -58,7 +58,7 @@ impl AttrMask {
     pub const CAP: AttrMask = AttrMask(1 << 19);
     pub const DEST_QPN: AttrMask = AttrMask(1 << 20);
 
-    /// All of `other` are in this set.
+    /// Returns true if all of `other` are in this set.
     #[must_use]
     pub const fn contains(self, other: AttrMask) -> bool {
         self.0 & other.0 == other.0
@@ -86,9 +86,9 @@ pub struct QpAttr {
     pub state: State,
     /// The state in which the caller believes it to be.
     pub cur_state: State,
-    /// SQD reports [`crate::EventKind::SqDrained`].
+    /// True if SQD reports [`crate::EventKind::SqDrained`].
     pub sqd_notify: bool,
-    /// What peers may do: `REMOTE_WRITE`, `REMOTE_READ`, `REMOTE_ATOMIC`.
+    /// Rights of peers: `REMOTE_WRITE`, `REMOTE_READ`, `REMOTE_ATOMIC`.
     pub access: Access,
     /// Index into the table of partition keys, which has one.
     pub pkey_index: u16,
@@ -96,15 +96,15 @@ pub struct QpAttr {
     pub port: u8,
     /// Key that datagrams must bring.
     pub qkey: u32,
-    /// The way to the peer.
+    /// The path to the peer; `None` before one is set.
     pub path: Option<Path>,
     /// Bytes of payload in a packet: 256, 512, 1024, 2048 or 4096.
     pub path_mtu: u32,
-    /// Wait for an acknowledgement 4.096 µs times 2 to the power of this; 0 waits for ever.
+    /// Wait for an acknowledgement 4.096 µs times 2 to the power of this; 0 waits forever.
     pub timeout: u8,
-    /// Repetitions without an acknowledgement, 0 to 7; 7 is for ever, as rxe has it (the specification counts to 7).
+    /// Repetitions without an acknowledgement, 0 to 7; 7 is forever, as rxe has it (the specification counts to 7).
     pub retry_cnt: u8,
-    /// Repetitions when the peer has no receive posted, 0 to 7; 7 is for ever (9.7.5.2.8).
+    /// Repetitions when the peer has no receive posted, 0 to 7; 7 is forever (9.7.5.2.8).
     pub rnr_retry: u8,
     /// First packet sequence number from the peer.
     pub rq_psn: u32,
@@ -114,7 +114,7 @@ pub struct QpAttr {
     pub max_rd_atomic: u8,
     /// READs and atomics that the peer may have under way.
     pub max_dest_rd_atomic: u8,
-    /// Code of the wait that a peer is told when no receive is posted.
+    /// Code of the wait that an RNR NAK asks of a peer when no receive is posted.
     pub min_rnr_timer: u8,
     /// The peer's queue pair.
     pub dest_qpn: u32,
@@ -145,7 +145,7 @@ impl Default for QpAttr {
     }
 }
 
-/// The most READs and atomics under way that a queue pair takes, either way: as many as rxe.
+/// The most READs and atomics under way that a queue pair takes, in either direction: as many as rxe.
 pub const MAX_RD_ATOMIC: u8 = 128;
 
 /// Attributes that a change from one state to another must set, and those that it may; `None` where there is no such

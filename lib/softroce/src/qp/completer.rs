@@ -19,7 +19,7 @@ impl Machine {
     /// Takes an acknowledgement, or an answer to a READ or an atomic operation.
     pub(super) fn take_answer(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>) {
         let psn = packet.headers.bth.psn;
-        // Of nothing that is under way: an answer that came twice, or late.
+        // Nothing with this number is under way: the answer came twice, or late.
         if psn.since(self.req.una) < 0 || psn.since(self.req.sent) >= 0 {
             return;
         }
@@ -59,7 +59,7 @@ impl Machine {
             }
             Syndrome::Nak(Nak::Sequence) => {
                 COUNTING.rcvd_seq_err.add(1);
-                // A responder says it once for each gap; what comes again is left to the timer.
+                // A responder sends it once for each gap; what comes again is left to the timer.
                 if self.req.missed != Some(psn) {
                     self.repeat(psn, now);
                     self.req.missed = Some(psn);
@@ -151,7 +151,8 @@ impl Machine {
         }
     }
 
-    /// The answer is one to the request that has its number: of its kind, and as long as that place of it asks.
+    /// Returns true if the answer is one to the request that has its number: of its kind, and as long as that packet of
+    /// it must be.
     fn fits(&self, psn: Psn, packet: &Packet<'_>) -> bool {
         for wqe in &self.req.queue {
             let Some(first) = wqe.psn else { return false };
@@ -171,8 +172,8 @@ impl Machine {
         false
     }
 
-    /// An answer fits no request: it is a stranger's, and no reason to end. A peer that has no other answer to the
-    /// request that is waited for is one.
+    /// Drops an answer that fits no request: it is of an unauthenticated sender, and no reason to end. A peer that has
+    /// no other answer to the request that is waited for is one.
     fn drop_strange(&mut self, psn: Psn) {
         log::debug!("queue pair {:#x}: an answer with number {psn} that fits no request", self.parts.qpn);
         COUNTING.dropped_strange.add(1);

@@ -1,4 +1,4 @@
-//! Datagrams: one packet each, from anybody who has the key (InfiniBand specification, 9.8.3).
+//! Datagrams: one packet each, from any sender that has the key (InfiniBand specification, 9.8.3).
 
 use super::scatter::scatter;
 use super::{Machine, Turn};
@@ -10,7 +10,7 @@ use crate::wire::packet::{ICRC_LEN, padding};
 use crate::wire::{Bth, Deth, ImmDt, Packet};
 
 impl Machine {
-    /// Takes a datagram. One without the key, without a receive, or too long for it is dropped: nobody is told.
+    /// Takes a datagram. One without the key, without a receive, or too long for it is dropped, and no one is notified.
     pub(super) fn take_datagram(&mut self, packet: &Packet<'_>, route: &Route, turn: &mut Turn<'_>) {
         let Some(deth) = packet.headers.deth.filter(|deth| deth.qkey == self.attr.qkey) else {
             COUNTING.qkey_viol_cntr.add(1);

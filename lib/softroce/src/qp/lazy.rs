@@ -1,11 +1,11 @@
 //! Acknowledgements that travel with requests.
 //!
-//! A program that answers a message with one of its own is about to post it when the acknowledgement of the first is
-//! due. Sent together they wake the peer once, and cost one system call. So where a request followed the last
+//! A program that answers a message with another one is about to post it when the acknowledgement of the first is due.
+//! Sent together they wake the peer once, and cost one system call. So where a request followed the last
 //! acknowledgement at once, the next one waits for the next request. Where none comes in time it goes alone, and so do
 //! those after it for a while, each time a longer one.
 //!
-//! Those of long messages never wait: the sender's window is full of packets that they make room for.
+//! Acknowledgements of long messages never wait: the sender's window is full of packets that they make room for.
 //!
 //! The specification lets a responder coalesce acknowledgements, and sets no time for them but the requester's timeout
 //! (9.7.5.1.2).
@@ -14,7 +14,7 @@ use super::timers::Nanos;
 
 /// An acknowledgement never waits longer.
 pub(super) const LONGEST: Nanos = 400_000;
-/// A request that comes so soon after an acknowledgement answers what was acknowledged.
+/// Nanoseconds after an acknowledgement within which a request counts as the answer to what was acknowledged.
 const AT_ONCE: Nanos = 50_000;
 
 /// The most that `needed` becomes.
@@ -24,9 +24,9 @@ const MOST: u32 = 1 << 16;
 pub(super) struct Lazy {
     /// Requests that followed acknowledgements at once, since one did not.
     followed: u32,
-    /// How many of them it takes to expect one more: doubled with each mistake.
+    /// Value of `followed` from which on one more is expected: multiplied by 4 with each mistake, up to [`MOST`].
     needed: u32,
-    /// Until when the one that is due waits.
+    /// Time until which the acknowledgement that is due waits; `None` while none waits.
     until: Option<Nanos>,
     last: Nanos,
 }
@@ -38,8 +38,8 @@ impl Default for Lazy {
 }
 
 impl Lazy {
-    /// Whether the acknowledgement that is due goes now. `sent`: requests go with it; `wait`: how long it may wait for
-    /// some.
+    /// Returns true if the acknowledgement that is due goes now. `sent`: requests go with it; `wait`: nanoseconds for
+    /// which it may wait for some.
     pub(super) fn may_send(&mut self, sent: bool, wait: Nanos, now: Nanos) -> bool {
         let due = self.until.is_some_and(|until| until <= now);
         if due {
@@ -52,7 +52,7 @@ impl Lazy {
         false
     }
 
-    /// One that waits goes now: no request will follow it.
+    /// Makes an acknowledgement that waits due now: no request will follow it.
     pub(super) fn hurry(&mut self) {
         self.until = self.until.map(|_| 0);
     }

@@ -1,8 +1,8 @@
 //! A queue pair: state machines that do no I/O and read no clock.
 //!
-//! What goes in: packets, posted work, changes of state, and the time. What comes out: packets for the wire (`Outbox`),
-//! completions, events, and the time at which the machine wants to be called again. So the same code runs behind a
-//! socket, and in tests on a wire that loses, doubles and reorders under a clock of its own.
+//! Input: packets, posted work, changes of state, and the time. Output: packets for the wire (`Outbox`), completions,
+//! events, and the time at which the machine wants to be called again. So the same code runs behind a socket, and in
+//! tests on a wire that loses, doubles and reorders under its own clock.
 //!
 //! | file | idea |
 //! | --- | --- |
@@ -16,7 +16,7 @@
 //! | `responder` | requests to memory |
 //! | `reply` | answers: ACK, NAK, what READs and atomics get; and again |
 //! | `lazy` | acknowledgements that travel with requests |
-//! | `stranger` | the fuzzer at a queue pair |
+//! | `stranger` | the fuzzer at a queue pair: packets of an unauthenticated sender |
 //! | `datagram` | UD, which has neither connection nor answers |
 
 mod attr;
@@ -54,7 +54,7 @@ use crate::wire::{Packet, Service};
 use requester::Requester;
 use responder::Responder;
 
-/// What a queue pair holds.
+/// Capacity of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Requests in the send queue.
@@ -69,14 +69,14 @@ pub struct Capacity {
     pub inline: u32,
 }
 
-/// One call of a queue pair: what it sees of the world, and where its packets go.
+/// Context of one call of a queue pair: the time, registered memory, and the outbox of its packets.
 pub(crate) struct Turn<'a> {
     pub(crate) now: Nanos,
     pub(crate) memory: &'a Table,
     pub(crate) out: &'a mut Outbox,
 }
 
-/// What a queue pair is made of.
+/// Parts of a queue pair that do not change.
 pub(crate) struct Parts {
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
@@ -84,7 +84,7 @@ pub(crate) struct Parts {
     /// Bytes of payload that the port's packets hold: the longest datagram.
     pub(crate) mtu: u32,
     pub(crate) capacity: Capacity,
-    /// Every send completes, signaled or not.
+    /// True if every send gives a completion, signaled or not.
     pub(crate) signal_all: bool,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
@@ -99,7 +99,7 @@ pub(crate) struct Machine {
     req: Requester,
     resp: Responder,
     rq: VecDeque<RecvWqe>,
-    /// The event of a drained send queue is due.
+    /// True while the event of a drained send queue is due.
     draining: bool,
 }
 
@@ -161,7 +161,8 @@ impl Machine {
         Ok(())
     }
 
-    /// The same with several requests, or with none of them where one is refused. See [`crate::Qp::post_send_all`].
+    /// Puts several requests into the send queue, or none of them where one is refused. See
+    /// [`crate::Qp::post_send_all`].
     pub(crate) fn post_send_all(&mut self, requests: &[SendRequest<'_>]) -> Result<(), (usize, Error)> {
         // In these states a request leaves the queue at once: it cannot be taken back, and needs no room.
         let leaves = matches!(self.attr.state, State::Err | State::Sqe);
@@ -225,7 +226,7 @@ impl Machine {
         self.check_queues();
     }
 
-    /// A completion queue that had no room for a completion, of whichever queue pair, is of no use any more (C10-9).
+    /// Ends the queue pair if one of its completion queues had no room for a completion, of any queue pair (C10-9).
     fn check_queues(&mut self) {
         let overran = self.parts.send_cq.has_overrun() || self.parts.recv_cq.has_overrun();
         if overran && !matches!(self.attr.state, State::Reset | State::Init | State::Err) {
@@ -256,7 +257,7 @@ impl Machine {
         answers || requests
     }
 
-    /// The same for answers alone: requests are left to a later turn.
+    /// Sends answers alone, and leaves requests to a later call. `true` where the outbox was too small for all.
     pub(crate) fn service_answers(&mut self, turn: &mut Turn<'_>) -> bool {
         self.expire(turn.now);
         let may_wait = self.resp.owes_only_an_ack() && !self.resp.long;
@@ -264,23 +265,23 @@ impl Machine {
         (!may_wait || self.resp.lazy.may_send(false, wait, turn.now)) && self.respond(turn)
     }
 
-    /// Nothing is under way on this reliable connection, and a message of at least `bytes` comes next.
+    /// Returns true if nothing is under way on this reliable connection, and a message of at least `bytes` comes next.
     pub(crate) fn begins(&self, bytes: u32) -> bool {
         let next = self.req.queue.get(self.req.cursor);
         self.parts.service == Service::Rc && self.req.una == self.req.sent && next.is_some_and(|wqe| wqe.len >= bytes)
     }
 
-    /// There are requests that were not sent yet, though it may not be their turn.
+    /// Returns true if there are requests that were not sent yet, though they may have to wait.
     pub(crate) fn has_requests(&self) -> bool {
         self.req.cursor < self.req.queue.len()
     }
 
-    /// Acknowledges what it received at its next turn.
+    /// Makes the next call send the acknowledgement that waits.
     pub(crate) fn hurry(&mut self) {
         self.resp.lazy.hurry();
     }
 
-    /// When it wants to be called although nothing came.
+    /// The time at which the machine wants to be called although nothing came; `None` for never.
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
         [self.req.timers.next(), self.resp.lazy.due()].into_iter().flatten().min()
     }
@@ -326,7 +327,8 @@ impl Machine {
         self.parts.events.report(kind, Affected::Qp(self.parts.qpn));
     }
 
-    /// How long an acknowledgement may wait: the peer's timeout, which is most likely ours, is not to be missed.
+    /// Nanoseconds for which an acknowledgement may wait: the peer's timeout, which is most likely ours, is not to be
+    /// missed.
     fn ack_wait(&self) -> Nanos {
         timers::ack_timeout(self.attr.timeout).map_or(lazy::LONGEST, |timeout| (timeout / 8).min(lazy::LONGEST))
     }
@@ -338,7 +340,7 @@ impl Machine {
         }
     }
 
-    /// For whom a peer's requests ask memory.
+    /// The queue pair, with its domain, for which a peer's requests access memory.
     fn asker(&self) -> Asker {
         Asker { pd: self.parts.pd, qpn: self.parts.qpn }
     }

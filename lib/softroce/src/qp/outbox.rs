@@ -8,7 +8,7 @@ use crate::psn::Psn;
 use crate::wire::Headers;
 use crate::wire::packet::{MAX_HEADERS, padding};
 
-/// Where the payload is.
+/// Location of a packet's payload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Body {
     /// Pieces of registered memory: from and to which of the outbox's.
@@ -26,7 +26,7 @@ pub(crate) struct OutPacket {
     /// Bytes of payload.
     pub(crate) len: u32,
     pub(crate) body: Body,
-    /// The way; the connection's where there is none.
+    /// The path of a datagram; `None` for the connection's.
     pub(crate) path: Option<Arc<Path>>,
 }
 
@@ -44,15 +44,15 @@ pub(crate) const AHEAD: u32 = 128 << 10;
 #[derive(Debug, Clone, Copy)]
 struct Ahead {
     message: Message,
-    /// Its place in the message.
+    /// Position of its first byte in the message.
     from: u32,
     len: u32,
-    /// Its place in the outbox's bytes.
+    /// Position of its first byte in the outbox's bytes.
     at: usize,
 }
 
-/// Packets that a queue pair wants sent. Whoever drives it sends them before it lets go of the lock of the table of
-/// regions.
+/// Packets that a queue pair wants sent. The thread that drives it sends them before it releases the lock of the table
+/// of regions.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     pub(crate) packets: Vec<OutPacket>,
@@ -62,7 +62,7 @@ pub(crate) struct Outbox {
     ahead: Option<Ahead>,
 }
 
-/// A message of a queue pair: a request of its own, or an answer, by the number of its first packet.
+/// A message of a queue pair: its own request, or an answer, by the number of its first packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Message {
     Request(Psn),

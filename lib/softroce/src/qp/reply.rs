@@ -1,5 +1,5 @@
-//! Answers: acknowledgements, refusals, what READs and atomics asked for, and all of them again (InfiniBand
-//! specification, 9.7.4.3, 9.7.5).
+//! Answers: acknowledgements, refusals, results of READs and atomics, and all of them again (InfiniBand specification,
+//! 9.7.4.3, 9.7.5).
 
 use super::outbox::{Body, Message};
 use super::responder::Responder;
@@ -14,10 +14,10 @@ use crate::wire::{Aeth, AtomicAckEth, Bth, Headers, Nak, Opcode, Operation, Pack
 /// An answer that is due.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Reply {
-    /// All up to here arrived; or a refusal of this one.
+    /// An acknowledgement of all up to `psn`; or a refusal of `psn`.
     Ack { psn: Psn, aeth: Aeth },
-    /// What a READ asked for: `left` bytes from `va` on, the next packet is number `psn`. Of `first` to know its
-    /// position. `again`: it was asked for before.
+    /// An answer to a READ: `left` bytes from `va` on, of which the next packet is number `psn`. Its distance from
+    /// `first` gives its position. `again`: the same was requested before.
     Read { first: Psn, psn: Psn, end: Psn, va: u64, rkey: u32, left: u32, msn: u32, again: bool },
     /// The word before an atomic operation.
     Atomic { psn: Psn, original: u64, msn: u32, again: bool },
@@ -39,13 +39,13 @@ impl Reply {
     }
 }
 
-/// A READ or an atomic operation that was carried out. No other one is answered a second time: a stranger's request with
-/// an old number would otherwise be carried out as one that is checked for nothing.
+/// A READ or an atomic operation that was executed. No other one is answered a second time: an unauthenticated sender's
+/// request with an old number would otherwise be executed without a check.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Served {
     /// Numbers `first` to before `end` are the answer.
     Read { first: Psn, end: Psn, reth: Reth },
-    /// What was there before.
+    /// The result of an atomic operation: the word before it.
     Atomic { psn: Psn, original: u64 },
 }
 
@@ -61,7 +61,7 @@ impl Responder {
         self.replies.push_back(Reply::Ack { psn, aeth });
     }
 
-    /// One acknowledgement and nothing else is due.
+    /// Returns true if one acknowledgement and nothing else is due.
     pub(super) fn owes_only_an_ack(&self) -> bool {
         match self.replies.front() {
             Some(Reply::Ack { aeth, .. }) => self.replies.len() == 1 && matches!(aeth.syndrome, Syndrome::Ack(_)),
@@ -74,14 +74,14 @@ impl Responder {
         self.replies.iter().filter(|r| !matches!(r, Reply::Ack { .. })).count()
     }
 
-    /// The same without those that were asked for again.
+    /// READs and atomics whose first answer is not sent yet.
     pub(super) fn first_answers(&self) -> usize {
         let first = |r: &&Reply| matches!(r, Reply::Read { again: false, .. } | Reply::Atomic { again: false, .. });
         self.replies.iter().filter(first).count()
     }
 
-    /// Where in the queue an answer goes that begins with `psn`, and the number that the next one there begins with.
-    /// `None` where that number's answer is due already.
+    /// The index in the queue for an answer that begins with `psn`, and the number that the answer there begins with,
+    /// if there is one. `None` where that number's answer is due already.
     fn place_for(&self, psn: Psn) -> Option<(usize, Option<Psn>)> {
         for (i, reply) in self.replies.iter().enumerate() {
             match reply.span() {
@@ -99,8 +99,8 @@ impl Machine {
         len.div_ceil(self.attr.path_mtu).max(1)
     }
 
-    /// A request that was carried out before comes again: its answer was lost, or is late (9.7.4.3, "duplicate
-    /// requests"). Or it is a stranger's, with an old number: no harm comes of it, whatever it asks for.
+    /// Takes a request that was executed before: its answer was lost, or is late (9.7.4.3, "duplicate requests"). Or it
+    /// is an unauthenticated sender's, with an old number: no harm comes of it, whatever it requests.
     pub(super) fn take_again(&mut self, packet: &Packet<'_>) {
         let psn = packet.headers.bth.psn;
         match packet.opcode.operation {
@@ -111,7 +111,7 @@ impl Machine {
                 }
             }
             _ => {
-                // Answers to later READs are still due, and say it as well.
+                // Answers to later READs are still due, and acknowledge it as well.
                 let last = self.resp.expected.previous();
                 if self.resp.answering() == 0 {
                     self.resp.ack(Syndrome::Ack(NO_CREDITS), last);
@@ -120,7 +120,7 @@ impl Machine {
         }
     }
 
-    /// Answers a request again, or leaves it to the answer that is due. `None` where no such request was carried out.
+    /// Answers a request again, or leaves it to the answer that is due. `None` where no such request was executed.
     fn answer_again(&mut self, packet: &Packet<'_>, psn: Psn) -> Option<()> {
         let (mtu, msn) = (self.attr.path_mtu, self.resp.msn);
         let mut again = match packet.headers.reth {
@@ -192,7 +192,7 @@ impl Machine {
                         (place != Position::Middle).then_some(Aeth { syndrome: Syndrome::Ack(NO_CREDITS), msn });
                     let (memory, by) = (turn.memory, self.asker());
                     // Copied before its CRC is made: the program may write to memory that a peer reads.
-                    // SAFETY: the turn's reference to the table is the lock.
+                    // SAFETY: `turn`'s reference to the table is the lock.
                     let copy = |piece, bytes: &mut Vec<u8>| unsafe { copy_out(piece, bytes) };
                     let sent = turn.out.packet(&headers, None, |out| {
                         let start = out.bytes.len();
@@ -208,7 +208,7 @@ impl Machine {
                         })
                     });
                     if sent.is_err() && again {
-                        // It was answered before: whoever asks for it now gets nothing, and ends nothing.
+                        // It was answered before: the sender that requests it now gets nothing, and ends nothing.
                         COUNTING.dropped_strange.add(1);
                         self.resp.replies.pop_front();
                         continue;

@@ -8,7 +8,7 @@
 //! grows again.
 //!
 //! *READs.* A responder sends a READ's answer as fast as it can. A long READ is therefore asked for in parts that fit
-//! the window, each a READ request of its own: its sequence numbers are those that one long request would have.
+//! the window, each a separate READ request: its sequence numbers are those that one long request would have.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(super) struct Asked {
 pub(super) struct Requester {
     /// Oldest first. Those before the cursor are sent.
     pub(super) queue: VecDeque<SendWqe>,
-    /// The request whose packet comes next, and which packet.
+    /// Index of the request whose packet comes next, and the index of that packet in it.
     pub(super) cursor: usize,
     pub(super) packet: u32,
     /// The number that the next new request gets.
@@ -57,9 +57,10 @@ pub(super) struct Requester {
     pub(super) timers: Timers,
     pub(super) retries: u8,
     pub(super) rnr_retries: u8,
-    /// Where the last lost answer was noticed: noticed again before any progress, it counts once.
+    /// Sequence number of the last lost answer: noticed again before any progress, it counts once. `None` after
+    /// progress.
     pub(super) gap: Option<Psn>,
-    /// Where the responder last missed a packet, until there is progress or the timer ends.
+    /// Sequence number that the responder last refused as missing, until there is progress or the timer ends.
     pub(super) missed: Option<Psn>,
     /// Answers since the last progress that fit the oldest request in nothing but their number.
     pub(super) strange: u32,
@@ -79,7 +80,7 @@ impl Requester {
         self.window = self.max_window;
     }
 
-    /// Nothing is under way any more.
+    /// Forgets everything under way.
     pub(super) fn stop(&mut self) {
         self.timers = Timers::default();
         self.asked.clear();
@@ -87,7 +88,7 @@ impl Requester {
         (self.una, self.sent) = (self.next, self.next);
     }
 
-    /// A request was taken from the front.
+    /// Moves the cursor after a request was taken from the front.
     pub(super) fn retired(&mut self) {
         match self.cursor.checked_sub(1) {
             Some(cursor) => self.cursor = cursor,
@@ -123,7 +124,7 @@ impl Requester {
         self.asked.retain(|asked| asked.last.since(psn) < 0);
     }
 
-    /// The cursor is not behind what is acknowledged.
+    /// Moves the cursor forward to the oldest number that was not acknowledged.
     pub(super) fn skip_acknowledged(&mut self) {
         if self.position().since(self.una) < 0 {
             self.move_to(self.una);
@@ -158,7 +159,7 @@ impl Requester {
     }
 }
 
-/// What stops the requester for now.
+/// Reason why the requester stops for now.
 enum Stop {
     /// An answer, a timer or a new request has to come first.
     Wait,
@@ -196,7 +197,7 @@ impl Machine {
         matches!(stop, Stop::Full)
     }
 
-    /// Sends the packet at the cursor, or says why not.
+    /// Sends the packet at the cursor, or returns why not.
     fn transmit_packet(&mut self, turn: &mut Turn<'_>) -> Result<(), Stop> {
         let by = self.asker();
         let Machine { parts, attr, req, .. } = self;
@@ -234,8 +235,8 @@ impl Machine {
             }
             return Err(Stop::Wait);
         }
-        // Numbers that this packet takes: a READ request takes those of its answer. Parts begin at fixed places, as one
-        // that is asked for again must not reach beyond what was asked for before (9.7.4.1.2).
+        // Numbers that this packet takes: a READ request takes those of its answer. Parts begin at fixed positions, as
+        // one that is asked for again must not reach beyond what was asked for before (9.7.4.1.2).
         let part = (req.max_window / 4).max(1);
         let takes = match wqe.op {
             SendOp::Read(_) => (wqe.packets - req.packet).min(part - req.packet % part),
@@ -292,7 +293,7 @@ impl Machine {
                 headers.atomic = Some(AtomicEth { va: remote.addr, rkey: remote.rkey, swap_or_add: add, compare: 0 });
                 Operation::FetchAdd
             }
-            // Carried out above.
+            // Executed above.
             SendOp::Bind(_) | SendOp::LocalInv(_) => return Err(Stop::Wait),
         };
         let place = if wqe.answered() { Position::Only } else { place };
@@ -427,7 +428,7 @@ impl Machine {
     }
 }
 
-/// Carries out a request of which the peer hears nothing.
+/// Executes a request of which nothing is sent to the peer.
 fn carry_out(op: SendOp, by: Asker, memory: &Table) -> Result<(), (Status, Refusal)> {
     match op {
         SendOp::Bind(to) => memory.bind(by, to).map_err(|e| (Status::WindowBind, e)),
@@ -462,7 +463,7 @@ fn put(
         };
         let copy = |bytes: &mut Vec<u8>, len: u32| {
             gather(memory, pd, list, offset, len as usize, Access::LOCAL_READ, |piece| {
-                // SAFETY: the turn's reference to the table is the lock.
+                // SAFETY: `turn`'s reference to the table is the lock.
                 unsafe { copy_out(piece, bytes) }
             })
         };

@@ -33,23 +33,23 @@ pub(super) struct Responder {
     pub(super) msn: u32,
     message: Option<Message>,
     pub(super) replies: VecDeque<Reply>,
-    /// That the expected number is missing was said: once for each gap (9.7.5.2.8), however much comes early, or a
-    /// stranger could use up the requester's repetitions.
+    /// True once the NAK for the missing expected number was sent: once for each gap (9.7.5.2.8), however much comes
+    /// early, or an unauthenticated sender could use up the requester's repetitions.
     said_missing: bool,
-    /// No receive was posted for the expected request: what follows it was sent before the sender knew, and is not
-    /// refused.
+    /// True if no receive was posted for the expected request: what follows it was sent before the sender knew, and is
+    /// not refused.
     not_ready: bool,
     /// READs and atomic operations that may be asked for again, oldest first: as many as may be under way.
     pub(super) served: VecDeque<Served>,
-    /// An unreliable connection has lost packets: it waits for the first one of a message.
+    /// True if an unreliable connection has lost packets: it waits for the first one of a message.
     skipping: bool,
     established: bool,
     pub(super) lazy: Lazy,
-    /// What is acknowledged next includes packets of a message that has several.
+    /// True if the next acknowledgement is of packets of a message that has several.
     pub(super) long: bool,
 }
 
-/// Why a request is not carried out.
+/// Reason why a request is not executed.
 enum Refused {
     /// Not answered: an unreliable connection drops it, a reliable one repeats it.
     Dropped,
@@ -108,7 +108,7 @@ impl Machine {
         }
     }
 
-    /// The peer's first packet came.
+    /// Reports the event of the peer's first packet, once.
     fn establish(&mut self) {
         if !std::mem::replace(&mut self.resp.established, true) && self.attr.state == super::State::Rtr {
             self.report(EventKind::CommEstablished);
@@ -177,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// Carries the expected request out.
+    /// Executes the expected request.
     fn execute(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>) -> Result<(), Refused> {
         let (opcode, bth) = (packet.opcode, &packet.headers.bth);
         self.check_length(packet)?;
@@ -206,7 +206,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Packets come in the order of their message, each as long as its place asks (9.7.4.1.3, 9.7.4.1.6).
+    /// Packets come in the order of their message, each as long as its position asks (9.7.4.1.3, 9.7.4.1.6).
     fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refused> {
         let (opcode, len, mtu) = (packet.opcode, packet.payload.len(), self.attr.path_mtu as usize);
         let fits = match opcode.position {
@@ -272,7 +272,7 @@ impl Machine {
         }
         let recv = turn.memory.remote(key, by, at, bytes.len(), Access::REMOTE_WRITE, |piece| {
             let recv = if packet.headers.imm.is_some() { Some(self.take_recv()?) } else { None };
-            // SAFETY: the turn's reference to the table is the lock; the piece was checked for writing.
+            // SAFETY: `turn`'s reference to the table is the lock; the piece was checked for writing.
             Some((recv, unsafe { copy_in(piece, bytes, ends) }))
         })?;
         let Some((recv, copied)) = recv else {
@@ -340,7 +340,7 @@ impl Machine {
         };
         let original =
             turn.memory.remote(request.rkey, self.asker(), request.va, 8, Access::REMOTE_ATOMIC, |piece| {
-                // SAFETY: the turn's reference to the table is the lock; the piece was checked for atomic operations.
+                // SAFETY: `turn`'s reference to the table is the lock; the piece was checked for atomic operations.
                 unsafe { atomic(piece, change) }
             })??;
         let resp = &mut self.resp;

@@ -1,9 +1,10 @@
-//! A stranger sends packets to a queue pair: an entry point of the fuzzer, see [`crate::fuzzing`].
+//! An entry point of the fuzzer: an unauthenticated sender's packets to a queue pair, see [`crate::fuzzing`].
 //!
-//! What comes is read as a list of steps: packets of the stranger, receives and sends that the program posts, changes
-//! of state, time. The memory around it has guards, regions without rights, one that windows alone open, and one of
-//! another protection domain. After all steps no byte has changed but where a right of the queue pair and a region or
-//! window, or a posted request, allowed it; and READs were answered with bytes of the one region that may be read.
+//! The input is read as a list of steps: packets of the unauthenticated sender, receives and sends that the program
+//! posts, changes of state, time. The memory around it has guards, regions without rights, one that windows alone open,
+//! and one of another protection domain. After all steps no byte has changed but where a right of the queue pair and a
+//! region or window, or a posted request, allowed it; and READs were answered with bytes of the one region that may be
+//! read.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -24,19 +25,20 @@ use crate::wire::{
 const GAP: usize = 64;
 const REGION: usize = 2048;
 const BYTES: usize = GAP + COUNT * (REGION + GAP);
-/// What the stranger may write to, what it may read, what only our requests write to, and another domain's.
+/// Regions: one that the unauthenticated sender may write to, one that it may read, one that only our requests write
+/// to, and another domain's.
 const WRITABLE: usize = 0;
 const READABLE: usize = 1;
 const LOCAL: usize = 2;
 const FOREIGN: usize = 3;
-/// What it may write to through windows alone: the first quarter and the second.
+/// A region that the unauthenticated sender may write to through windows alone: the first quarter and the second.
 const WINDOWED: usize = 4;
 const QUARTER: usize = REGION / 4;
 const COUNT: usize = 5;
-/// Content: of the readable region, and of everything that is nobody's business.
+/// Content: of the readable region, and of everything that no peer may see.
 const OPEN: u8 = 0x11;
 const SECRET: u8 = 0xee;
-/// Places of the local region for posted requests: half for receives, half for answers to READs and atomics.
+/// Slots of the local region for posted requests: half for receives, half for answers to READs and atomics.
 const SLOTS: usize = 6;
 const SLOT: usize = REGION / SLOTS;
 const QPN: u32 = 0x22;
@@ -49,13 +51,13 @@ fn region_range(region: usize) -> Range<usize> {
     start..start + REGION
 }
 
-/// What window `n` is bound to.
+/// The bytes that window `n` is bound to.
 fn quarter(n: usize) -> Range<usize> {
     let start = region_range(WINDOWED).start + n * QUARTER;
     start..start + QUARTER
 }
 
-/// The address by which the card is asked for a region's first byte.
+/// The address of a region's first byte in requests.
 fn iova(region: usize) -> u64 {
     0x1_0000 * (region as u64 + 1)
 }
@@ -88,15 +90,15 @@ struct Victim {
     /// Keys of the windows: of any queue pair, and of this one.
     windows: [u32; 2],
     arena: Vec<u64>,
-    /// What the arena must hold where nobody may write.
+    /// Bytes that the arena must hold where no one may write.
     expected: Vec<u8>,
-    /// Requests that are posted, by their place in the local region.
+    /// True for requests that are posted, by their slot in the local region.
     posted: [bool; SLOTS],
-    /// What the queue pair lets peers do.
+    /// Rights that the queue pair gives to peers.
     access: Access,
-    /// The writable region is gone.
+    /// True once the writable region is gone.
     deregistered: bool,
-    /// The program has taken the windows back.
+    /// True for the windows that the program has taken back.
     unbound: [bool; 2],
     cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
@@ -139,7 +141,7 @@ impl Victim {
             table.bind(Asker { pd: 1, qpn: QPN }, to).expect("it fits");
             rkey
         });
-        // Each posted request completes once; what a program of 1024 completions costs, every run would pay.
+        // Each posted request completes once; every run would pay for a queue of 1024 completions.
         let cq = Cq::new(2 * SLOTS, 0, None, None, None);
         let srq = shares_receives.then(|| Srq::new(1, SLOTS, 2, 0, Some(events.clone())));
         let parts = Parts {
@@ -229,7 +231,7 @@ impl Victim {
         }
     }
 
-    /// Nobody may write to these bytes any more: they stay as they are now.
+    /// Marks bytes that no one may write to any more: they stay as they are now.
     fn close(&mut self, range: Range<usize>) {
         let now = self.bytes()[range.clone()].to_vec();
         self.expected[range].copy_from_slice(&now);
@@ -246,7 +248,7 @@ impl Victim {
         }
     }
 
-    /// Takes completions: what they are of belongs to the program again.
+    /// Takes completions: memory of their requests belongs to the program again.
     fn poll(&mut self) {
         while let Some(wc) = self.cq.poll_one() {
             self.close_slot(wc.id as usize);
@@ -285,7 +287,7 @@ impl Victim {
         }
     }
 
-    /// A packet as the steps say: its fields are near to those that the queue pair expects.
+    /// A packet as the steps describe it: its fields are near to those that the queue pair expects.
     fn made(&mut self, steps: &mut Steps<'_>) {
         let code = steps.byte();
         let service = Opcode::code(self.machine.parts.service, Operation::Send, Position::First) & 0xe0;
@@ -450,12 +452,12 @@ impl Victim {
                 self.close(quarter(1));
                 self.unbound[1] = true;
             }
-            // The stranger was first.
+            // The unauthenticated sender was first.
             _ => {}
         }
     }
 
-    /// Whether memory is as it must be.
+    /// Panics unless memory is as it must be.
     fn check(&mut self) {
         let remote = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
         if self.access.bits() & remote != 0 {
@@ -473,7 +475,8 @@ impl Victim {
     }
 }
 
-/// A queue pair takes whatever a stranger sends: nothing panics, runs for ever, or reaches memory without a right.
+/// Runs a queue pair against any packets of an unauthenticated sender: nothing panics, runs forever, or reaches memory
+/// without a right.
 pub fn roce_responder(data: &[u8]) {
     let mut steps = Steps(data);
     let how = steps.byte();

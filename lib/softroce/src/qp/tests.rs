@@ -1,4 +1,4 @@
-//! Two queue pairs on a wire in memory that loses, doubles and reorders, under a clock of its own.
+//! Two queue pairs on a wire in memory that loses, doubles and reorders, under its own clock.
 
 mod strangers;
 mod windows;
@@ -25,7 +25,7 @@ impl Dice {
     }
 }
 
-/// In percent.
+/// Probabilities in percent.
 #[derive(Debug, Clone, Copy)]
 struct Faults {
     lose: u64,
@@ -146,7 +146,7 @@ impl End {
     }
 }
 
-/// A packet on the wire: when it arrives, its number, where, its bytes.
+/// A packet on the wire: its time of arrival, its number, the index of its end, its bytes.
 type Arrival = Reverse<(Nanos, u64, usize, Vec<u8>)>;
 
 /// Two ends and what is between them.
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// Where both stand.
+    /// The state of both ends, as text for failed assertions.
     fn describe(&self) -> String {
         self.ends
             .iter()
@@ -369,7 +369,7 @@ proptest! {
         }
     }
 
-    /// No packet, however made, writes outside what is registered, or is more than refused.
+    /// No packet, however built, writes outside what is registered, or is more than refused.
     #[test]
     fn strangers_packets_do_no_harm(
         code in 0u8..32, words in any::<[u64; 4]>(), psn in 0u32..40, payload in prop::collection::vec(any::<u8>(), 0..300)
@@ -393,7 +393,7 @@ proptest! {
     }
 }
 
-/// What one request ends with, and the events at the other end.
+/// Statuses of the completions of both ends, and the second end's state, after `change` has posted its requests.
 fn outcome(change: impl Fn(&mut World)) -> (Vec<Status>, Vec<Status>, State) {
     let mut world = World::with(Service::Rc, NONE, 1, |attr| {
         attr.retry_cnt = 2;

@@ -14,7 +14,7 @@ use crate::wire::Service;
 /// The longest message (9.7.7: 2^31 bytes).
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
-/// Where a request's bytes are.
+/// Location of a request's bytes.
 #[derive(Debug)]
 pub(super) enum Data {
     Memory(SgeList),
@@ -30,13 +30,13 @@ pub(super) struct SendWqe {
     /// Bytes of the message.
     pub(super) len: u32,
     pub(super) flags: SendFlags,
-    /// Way, queue pair and key of a datagram's receiver.
+    /// Path, queue pair and key of a datagram's receiver; `None` for a connection.
     pub(super) to: Option<(Arc<Path>, u32, u32)>,
     /// Sequence numbers it takes: none where nothing is sent.
     pub(super) packets: u32,
     /// The first of them; none before the first packet is sent.
     pub(super) psn: Option<Psn>,
-    /// It cannot be sent; said when it is the oldest.
+    /// Status of a request that cannot be sent, reported when it is the oldest; `None` for others.
     pub(super) failed: Option<Status>,
 }
 
@@ -80,7 +80,8 @@ impl SendWqe {
             }
             let mut bytes = Vec::with_capacity(total as usize);
             for sge in *sges {
-                // SAFETY: who posts an inline request promises that its elements are readable until the call returns.
+                // SAFETY: the caller that posts an inline request promises that its elements are readable until the
+                // call returns.
                 bytes.extend_from_slice(unsafe {
                     std::slice::from_raw_parts(
                         if sge.len == 0 { std::ptr::NonNull::dangling().as_ptr() } else { sge.addr as *const u8 },
@@ -104,7 +105,7 @@ impl SendWqe {
         Ok(SendWqe { id: *id, op: *op, data, len, flags: *flags, to, packets, psn: None, failed: None })
     }
 
-    /// A READ or an atomic operation: it has an answer of its own.
+    /// Returns true for a READ or an atomic operation, which has its own answer.
     pub(super) fn answered(&self) -> bool {
         matches!(self.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }

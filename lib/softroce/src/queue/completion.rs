@@ -1,6 +1,6 @@
 //! Completions, with the numbers of `ibv_wc_status` and `ibv_wc_opcode`.
 
-/// How a work request ended (InfiniBand specification, 11.6.2).
+/// Status with which a work request ended (InfiniBand specification, 11.6.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Status {
@@ -8,7 +8,7 @@ pub enum Status {
     Success = 0,
     /// A message longer than its receive, or than the service takes.
     LocalLength = 1,
-    /// The queue pair could not carry the request out.
+    /// The queue pair could not execute the request.
     LocalQpOperation = 2,
     /// A key, address or right of the request's own memory does not fit.
     LocalProtection = 4,
@@ -36,7 +36,7 @@ pub enum Status {
     General = 21,
 }
 
-/// What ended.
+/// Operation of the work request that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum WcOpcode {
@@ -60,14 +60,14 @@ pub enum WcOpcode {
     RecvWriteImm = 129,
 }
 
-/// A completion. With a [`Status`] other than success only `id`, `status` and `qpn` say something, as in verbs.
+/// A completion. With a [`Status`] other than success only `id`, `status` and `qpn` are valid, as in verbs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wc {
-    /// The work request's.
+    /// `id` of the work request.
     pub id: u64,
-    /// How it ended.
+    /// Success, or the reason of the failure.
     pub status: Status,
-    /// What ended.
+    /// Operation that ended.
     pub opcode: WcOpcode,
     /// Received bytes: of a receive (with the 40 of the GRH for datagrams), a READ or an atomic operation.
     pub byte_len: u32,
@@ -79,14 +79,15 @@ pub struct Wc {
     pub qpn: u32,
     /// The sender of a datagram.
     pub src_qpn: u32,
-    /// The receive begins with a GRH.
+    /// True if the receive begins with a GRH.
     pub grh: bool,
-    /// The datagram came over IPv4, so the GRH has an IPv4 header at its end (annex A17.4.5.1 asks for this).
+    /// True if the datagram came over IPv4, so that the GRH has an IPv4 header at its end (annex A17.4.5.1 asks for
+    /// this).
     pub ipv4: bool,
 }
 
 impl Wc {
-    /// A place for a completion.
+    /// An empty completion, to be overwritten.
     pub const EMPTY: Wc = Wc {
         id: 0,
         status: Status::Success,

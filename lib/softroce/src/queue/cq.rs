@@ -1,4 +1,4 @@
-//! Completion queues and the channels that wake who waits for them (InfiniBand specification, 10.8).
+//! Completion queues and the channels that wake threads that wait for them (InfiniBand specification, 10.8).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::sync::lock;
 
-/// Where completion queues say that they have something.
+/// Channel by which completion queues notify that they have completions.
 #[derive(Debug)]
 pub struct CompChannel {
     mailbox: Mailbox<u64>,
@@ -23,7 +23,7 @@ impl CompChannel {
     /// A channel without queues.
     ///
     /// # Errors
-    /// Where the system has no descriptor left.
+    /// The system's error where it has no descriptor left.
     pub fn new() -> Result<Arc<CompChannel>> {
         Ok(Arc::new(CompChannel { mailbox: Mailbox::new()? }))
     }
@@ -48,16 +48,16 @@ impl CompChannel {
     }
 }
 
-/// Who moves packets. A program that polls an empty queue does that work itself meanwhile.
+/// Engine that moves packets. A program that polls an empty queue drives progress inline through it.
 pub(crate) trait Drive: Send + Sync {
-    /// Takes what waits in the sockets, if nobody else is at it.
+    /// Takes what waits in the sockets, if no other thread does.
     fn drive(&self);
 
-    /// A queue notifies from now on, or does no more: its program may sleep meanwhile.
+    /// Records that a queue notifies from now on, or no more: its program may sleep while it does.
     fn armed(&self, armed: bool);
 }
 
-/// What the next event needs.
+/// Completion that the next event needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Armed {
     Not,
@@ -80,9 +80,9 @@ pub struct Cq {
     cookie: u64,
     channel: Option<Arc<CompChannel>>,
     events: Option<Arc<Events>>,
-    /// Weak: a queue that outlives its card keeps none of its sockets.
+    /// Weak: a queue that outlives its RDMA device keeps none of its sockets.
     driver: Option<Weak<dyn Drive>>,
-    /// It had no room for a completion.
+    /// True once the queue had no room for a completion.
     overrun: AtomicBool,
     ignores_overrun: AtomicBool,
     origin: Origin,
@@ -117,7 +117,7 @@ impl Cq {
         })
     }
 
-    /// What the program gave when it made the queue.
+    /// The cookie that the program gave when it created the queue.
     #[must_use]
     pub fn cookie(&self) -> u64 {
         self.cookie
@@ -135,10 +135,10 @@ impl Cq {
         lock(&self.inner).capacity
     }
 
-    /// Changes how many it holds.
+    /// Changes how many completions the queue holds.
     ///
     /// # Errors
-    /// `EINVAL` for none, for fewer than wait in it, and for more than [`crate::LIMITS`] says.
+    /// `EINVAL` for none, for fewer than wait in it, and for more than in [`crate::LIMITS`].
     pub fn resize(&self, capacity: usize) -> Result<()> {
         self.origin.check()?;
         if capacity > crate::LIMITS.completions as usize {
@@ -164,17 +164,17 @@ impl Cq {
         self.origin.check()
     }
 
-    /// Completions that find no room are lost, and nobody is told.
+    /// Makes completions that find no room be lost without an event.
     pub fn ignore_overrun(&self) {
         self.ignores_overrun.store(true, Ordering::Relaxed);
     }
 
-    /// It had no room for a completion: the queue pairs that complete into it end.
+    /// Returns true once the queue had no room for a completion: the queue pairs that complete into it end.
     pub(crate) fn has_overrun(&self) -> bool {
         self.overrun.load(Ordering::Relaxed)
     }
 
-    /// There is nothing, also not after a look at the sockets.
+    /// Returns true if there is no completion, also after a look at the sockets.
     fn is_empty(&self) -> bool {
         let empty = || self.len.load(Ordering::Acquire) == 0;
         if !self.origin.is_here() {
@@ -187,7 +187,7 @@ impl Cq {
         empty()
     }
 
-    /// Takes completions out, the oldest first; says how many are in the front of `into`. In a forked child none.
+    /// Takes completions out, the oldest first; returns how many are in the front of `into`. In a forked child none.
     pub fn poll(&self, into: &mut [Wc]) -> usize {
         if self.is_empty() {
             return 0;
@@ -231,15 +231,15 @@ impl Cq {
         }
     }
 
-    /// Tells the driver whether the queue notifies.
+    /// Notifies the driver whether the queue notifies.
     fn tell(&self, armed: bool) {
         if let Some(driver) = self.driver.as_ref().and_then(Weak::upgrade) {
             driver.armed(armed);
         }
     }
 
-    /// Puts a completion in. One that does not fit is lost: the program is told once, and the queue pairs that complete
-    /// into the queue end (C10-9, "CQ overrun").
+    /// Puts a completion in. One that does not fit is lost: the program is notified once, and the queue pairs that
+    /// complete into the queue end (C10-9, "CQ overrun").
     pub(crate) fn push(&self, wc: Wc, solicited: bool) {
         let mut inner = lock(&self.inner);
         if inner.entries.len() >= inner.capacity {
@@ -282,7 +282,7 @@ impl Drop for Cq {
         if !self.origin.is_here() {
             return;
         }
-        // Nobody can take what they name any more.
+        // No one can take what they name any more.
         if let Some(channel) = &self.channel {
             channel.forget(self.cookie);
         }

@@ -2,17 +2,17 @@
 
 use super::mailbox::Mailbox;
 
-/// What happened.
+/// Kind of an asynchronous event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum EventKind {
     /// A completion queue overran.
     CqError = 0,
-    /// A queue pair failed without a completion to tell.
+    /// A queue pair failed without a completion to report it.
     QpFatal = 1,
     /// A peer's request broke the protocol.
     QpRequestError = 2,
-    /// A peer asked for memory that it may not touch.
+    /// A peer requested memory that it may not touch.
     QpAccessError = 3,
     /// The first packet came to a queue pair in RTR.
     CommEstablished = 4,
@@ -34,7 +34,7 @@ pub enum EventKind {
     GidChange = 18,
 }
 
-/// Whom it befell.
+/// Object that an asynchronous event concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Affected {
     /// The queue pair with this number.
@@ -50,9 +50,9 @@ pub enum Affected {
 /// An asynchronous event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What happened.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// Whom it befell.
+    /// Object that the event concerns.
     pub affected: Affected,
 }
 

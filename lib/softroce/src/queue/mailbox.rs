@@ -73,7 +73,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Entries were taken out of a queue that had some.
+    /// Clears the descriptor if the last entry was taken out.
     fn taken(&self, queue: &MutexGuard<'_, VecDeque<T>>) {
         if queue.is_empty() {
             let _ = rustix::io::read(&*self.fd, &mut [0; 8]);

@@ -1,4 +1,4 @@
-//! What programs and card hand each other: work requests, completions, events.
+//! Work requests, completions and events: the exchange between programs and the RDMA device.
 
 pub(crate) mod completion;
 pub(crate) mod cq;

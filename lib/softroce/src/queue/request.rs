@@ -29,32 +29,32 @@ pub struct Remote {
 /// An operation of a send queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendOp {
-    /// Into a posted receive.
+    /// A SEND into a posted receive.
     Send,
-    /// The same, with immediate data.
+    /// A SEND with immediate data, in network byte order.
     SendImm([u8; 4]),
-    /// The same, and the peer's key is invalidated.
+    /// A SEND that invalidates this key of the peer.
     SendInv(u32),
-    /// Into the peer's memory.
+    /// A WRITE into the peer's memory.
     Write(Remote),
-    /// The same, and a posted receive completes with immediate data.
+    /// A WRITE with immediate data, with which a posted receive completes.
     WriteImm(Remote, [u8; 4]),
-    /// Out of the peer's memory.
+    /// A READ of the peer's memory.
     Read(Remote),
     /// Stores `swap` if the peer's word is `compare`; the old word comes back.
     CompareSwap {
         /// The word, 8 bytes, aligned.
         remote: Remote,
-        /// What must be there.
+        /// Value that the word must have.
         compare: u64,
-        /// What is stored then.
+        /// Value that is stored then.
         swap: u64,
     },
     /// Adds to the peer's word; the old word comes back.
     FetchAdd {
         /// The word, 8 bytes, aligned.
         remote: Remote,
-        /// What is added, wrapping.
+        /// Value that is added, wrapping.
         add: u64,
     },
     /// Binds a memory window of ours.
@@ -63,23 +63,23 @@ pub enum SendOp {
     LocalInv(u32),
 }
 
-/// How a request is carried out.
+/// Flags of a send request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SendFlags {
-    /// A completion tells of success; of an error one always tells.
+    /// True if success gives a completion; an error always does.
     pub signaled: bool,
-    /// The receiver's completion is a solicited one.
+    /// True if the receiver's completion is a solicited one.
     pub solicited: bool,
-    /// Not before all READs and atomics that were posted earlier are done.
+    /// True if the request waits until all READs and atomics that were posted earlier are done.
     pub fence: bool,
-    /// The bytes are copied when they are posted; their memory need not be registered.
+    /// True if the bytes are copied when they are posted; their memory need not be registered.
     pub inline: bool,
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Debug, Clone)]
 pub struct Datagram {
-    /// The way.
+    /// The path to the receiver.
     pub path: Arc<Path>,
     /// The receiving queue pair.
     pub qpn: u32,
@@ -90,13 +90,13 @@ pub struct Datagram {
 /// A request for a send queue.
 #[derive(Debug, Clone)]
 pub struct SendRequest<'a> {
-    /// Comes back in the completion.
+    /// Number that comes back in the completion.
     pub id: u64,
-    /// What to do.
+    /// Operation to execute.
     pub op: SendOp,
     /// Our memory.
     pub sges: &'a [Sge],
-    /// How.
+    /// Flags of the request.
     pub flags: SendFlags,
     /// The receiver, of UD only.
     pub to: Option<Datagram>,
@@ -105,9 +105,9 @@ pub struct SendRequest<'a> {
 /// A request for a receive queue.
 #[derive(Debug, Clone, Copy)]
 pub struct RecvRequest<'a> {
-    /// Comes back in the completion.
+    /// Number that comes back in the completion.
     pub id: u64,
-    /// Where the message goes.
+    /// Memory that the message goes to.
     pub sges: &'a [Sge],
 }
 

@@ -34,7 +34,7 @@ impl Srq {
         Arc::new(Srq { inner, pd, max_sge, cookie, events, origin: Origin::here() })
     }
 
-    /// What the program gave when it made the queue.
+    /// The cookie that the program gave when it created the queue.
     #[must_use]
     pub fn cookie(&self) -> u64 {
         self.cookie

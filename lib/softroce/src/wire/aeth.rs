@@ -2,7 +2,7 @@
 
 use super::{take, word};
 
-/// Why a responder refuses a request (table "NAK codes", 9.7.5.2.3).
+/// Reason why a responder refuses a request (table "NAK codes", 9.7.5.2.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nak {
     /// A packet is missing: the requester goes back to the PSN of the NAK.
@@ -15,12 +15,12 @@ pub enum Nak {
     RemoteOperational,
 }
 
-/// What an acknowledgement says.
+/// Outcome of a request, in an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syndrome {
     /// All up to the PSN arrived. The code is the credit count, [`NO_CREDITS`] where the responder does not count.
     Ack(u8),
-    /// No receive was posted: wait as the timer's code says, then try again.
+    /// No receive was posted: wait for the time of the timer's code, then try again.
     Rnr(u8),
     /// Refused.
     Nak(Nak),
@@ -79,7 +79,7 @@ impl Aeth {
     }
 }
 
-/// What the codes 0 to 31 of an RNR timer stand for, in units of 10 µs (table "Encoding for RNR NAK timer field",
+/// Waits for the codes 0 to 31 of an RNR timer, in units of 10 µs (table "Encoding for RNR NAK timer field",
 /// 9.7.5.2.8).
 const RNR_TENS_OF_MICROSECONDS: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,

@@ -10,9 +10,9 @@ pub struct AtomicEth {
     pub va: u64,
     /// The region's remote key.
     pub rkey: u32,
-    /// What is stored (compare and swap) or added (fetch and add).
+    /// Value that is stored (compare and swap) or added (fetch and add).
     pub swap_or_add: u64,
-    /// What must be there (compare and swap).
+    /// Value that the word must have (compare and swap).
     pub compare: u64,
 }
 

@@ -6,7 +6,8 @@ use crate::psn::Psn;
 /// The partition key of every packet here: the default partition, full membership (10.9.1.2).
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Whether a packet with this key is for the default partition: full members take packets of all its members (10.9.3).
+/// Returns true if a packet with this key is for the default partition: full members take packets of all its members
+/// (10.9.3).
 #[must_use]
 pub(crate) fn is_of_our_partition(pkey: u16) -> bool {
     pkey & 0x7fff == DEFAULT_PKEY & 0x7fff
@@ -22,9 +23,9 @@ pub(crate) fn is_of_our_partition(pkey: u16) -> bool {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bth {
-    /// What the packet is: see [`super::Opcode`].
+    /// Service, operation and position of the packet, see [`super::Opcode`].
     pub opcode: u8,
-    /// Solicited event: the receiver's completion wakes who waits for solicited ones only.
+    /// True for a solicited event: the receiver's completion wakes also threads that wait for solicited ones only.
     pub solicited: bool,
     /// Bytes of padding behind the payload, 0 to 3.
     pub pad: u8,
@@ -32,7 +33,7 @@ pub struct Bth {
     pub pkey: u16,
     /// Destination queue pair, 24 bits.
     pub dest_qpn: u32,
-    /// The responder shall acknowledge.
+    /// True if the responder shall acknowledge.
     pub ack_req: bool,
     /// Packet sequence number.
     pub psn: Psn,

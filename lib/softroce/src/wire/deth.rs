@@ -1,4 +1,4 @@
-//! Datagram extended transport header: who sends a datagram, and its right to (InfiniBand specification, 9.3.1).
+//! Datagram extended transport header: a datagram's sender, and its key (InfiniBand specification, 9.3.1).
 
 use super::{take, word};
 

@@ -115,8 +115,9 @@ impl Icrc {
         crc.finalize().to_le_bytes()
     }
 
-    /// Whether `packet`, a UDP payload with its ICRC, arrived as it was sent. `likely` is the IPv4 identification that
-    /// a card of this crate would have sent it with: its place in the batch that it came in.
+    /// Returns true if `packet`, a UDP payload with its ICRC, arrived as it was sent. `likely` is the IPv4
+    /// identification that an RDMA device of this crate would have sent it with: its index in the batch that it came
+    /// in.
     pub fn check(&mut self, packet: &[u8], likely: u16) -> bool {
         let Some((body, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else { return false };
         if body.len() < Bth::LEN {
@@ -154,7 +155,8 @@ impl Icrc {
     }
 }
 
-/// Whether some other identification makes the difference between two CRCs of a packet of `len` bytes of UDP.
+/// Returns true if some other identification explains the difference between two CRCs of a packet of `len` bytes of
+/// UDP.
 fn explained_by_id(difference: u32, len: usize) -> bool {
     // From the identification, with its two bytes, to the end of what is covered. Two bytes into an empty register:
     // what they make of it is an image of 16 dimensions. The low 16 bits of a register shifted back over them must be
@@ -200,10 +202,10 @@ struct Matrix([u32; 32]);
 /// The polynomial of Ethernet's CRC, bits reversed.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// The way back over 2^n bytes of zeros, for lengths of 16 bits and a little more.
+/// Maps back over 2^n bytes of zeros, for lengths of 16 bits and a little more.
 static BACK: [Matrix; 17] = {
     // One step forward is r -> r >> 1, and the polynomial added where a 1 fell out. The polynomial's top bit is set, so
-    // the top bit of the result tells whether it did.
+    // the top bit of the result shows whether it did.
     let mut bit = Matrix([0; 32]);
     let mut i = 0;
     while i < 32 {

@@ -2,7 +2,7 @@
 
 use super::take;
 
-/// Immediate data, as it lies on the wire. Verbs hands it over in network byte order, so no byte is turned.
+/// Immediate data, as it lies on the wire. Verbs hands it over in network byte order, so no byte is swapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImmDt(pub [u8; 4]);
 

@@ -12,7 +12,7 @@ pub enum Service {
     Ud,
 }
 
-/// Which packet of its message.
+/// Position of a packet in its message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
     /// The first of several.
@@ -26,13 +26,13 @@ pub enum Position {
 }
 
 impl Position {
-    /// The packet begins a message.
+    /// Returns true if the packet begins a message.
     #[must_use]
     pub fn begins(self) -> bool {
         matches!(self, Position::First | Position::Only)
     }
 
-    /// The packet ends a message.
+    /// Returns true if the packet ends a message.
     #[must_use]
     pub fn ends(self) -> bool {
         matches!(self, Position::Last | Position::Only)
@@ -50,22 +50,22 @@ impl Position {
     }
 }
 
-/// What a packet does.
+/// Operation of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Payload for a posted receive.
     Send,
-    /// The same, with immediate data in its last packet.
+    /// Payload for a posted receive, with immediate data in the last packet.
     SendImm,
-    /// The same, with a key to invalidate in its last packet.
+    /// Payload for a posted receive, with a key to invalidate in the last packet.
     SendInv,
     /// Payload for remote memory.
     Write,
-    /// The same, with immediate data in its last packet, which takes a posted receive.
+    /// Payload for remote memory, with immediate data in the last packet, which takes a posted receive.
     WriteImm,
-    /// Asks for remote memory.
+    /// Request for remote memory.
     ReadRequest,
-    /// Payload that was asked for.
+    /// Payload that a READ requested.
     ReadResponse,
     /// Acknowledgement, or a refusal.
     Ack,
@@ -84,7 +84,7 @@ pub struct Opcode {
     pub service: Service,
     /// Operation.
     pub operation: Operation,
-    /// Packet of its message.
+    /// Position of the packet in its message.
     pub position: Position,
 }
 
@@ -160,13 +160,13 @@ impl Opcode {
         high << 5 | low as u8
     }
 
-    /// The packet asks; otherwise it answers.
+    /// Returns true for a request, false for an answer.
     #[must_use]
     pub fn is_request(self) -> bool {
         !matches!(self.operation, Operation::ReadResponse | Operation::Ack | Operation::AtomicAck)
     }
 
-    /// There is a RETH.
+    /// Returns true if the packet has a RETH.
     #[must_use]
     pub fn has_reth(self) -> bool {
         match self.operation {
@@ -176,7 +176,7 @@ impl Opcode {
         }
     }
 
-    /// There is an AETH. Middle packets of a READ response have none.
+    /// Returns true if the packet has an AETH. Middle packets of a READ response have none.
     #[must_use]
     pub fn has_aeth(self) -> bool {
         match self.operation {
@@ -186,19 +186,19 @@ impl Opcode {
         }
     }
 
-    /// There is an AtomicETH.
+    /// Returns true if the packet has an AtomicETH.
     #[must_use]
     pub fn has_atomic(self) -> bool {
         matches!(self.operation, Operation::CompareSwap | Operation::FetchAdd)
     }
 
-    /// There is immediate data.
+    /// Returns true if the operation has immediate data.
     #[must_use]
     pub fn has_imm(self) -> bool {
         matches!(self.operation, Operation::SendImm | Operation::WriteImm)
     }
 
-    /// There may be payload.
+    /// Returns true if the packet may have payload.
     #[must_use]
     pub fn has_payload(self) -> bool {
         use Operation::{AtomicAck, CompareSwap, FetchAdd, ReadRequest};

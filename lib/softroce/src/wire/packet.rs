@@ -1,4 +1,4 @@
-//! A whole packet: the headers that its opcode says, the payload, and the room for the ICRC.
+//! A whole packet: the headers that its opcode names, the payload, and the space of the ICRC.
 
 use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, Opcode, Operation, Reth, Service};
 
@@ -7,7 +7,7 @@ pub const ICRC_LEN: usize = 4;
 /// The most bytes of headers: BTH and AtomicETH.
 pub const MAX_HEADERS: usize = Bth::LEN + AtomicEth::LEN;
 
-/// Why bytes are no packet.
+/// Reason why bytes are no packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// Too short for its headers, padding and ICRC, or an unknown transport version or syndrome.
@@ -49,7 +49,7 @@ impl Headers {
         Headers { bth, deth: None, reth: None, atomic: None, aeth: None, atomic_ack: None, imm: None, ieth: None }
     }
 
-    /// The headers as bytes in `into`, in the order of the wire; says how many.
+    /// Writes the headers to `into`, in the order of the wire; returns how many bytes.
     pub fn build(&self, into: &mut [u8; MAX_HEADERS]) -> usize {
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -100,7 +100,7 @@ impl<'a> Packet<'a> {
     /// Takes the payload of a UDP datagram apart, ICRC included, which is not checked: see [`super::icrc`].
     ///
     /// # Errors
-    /// Where the bytes are no packet of a service that is known here.
+    /// The reason why the bytes are no packet of a service that is known here.
     pub fn parse(mut bytes: &'a [u8]) -> Result<Packet<'a>, ParseError> {
         use ParseError::Headers as Malformed;
         let rest = &mut bytes;

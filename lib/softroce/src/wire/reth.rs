@@ -1,4 +1,4 @@
-//! RDMA extended transport header: which remote memory (InfiniBand specification, 9.3.3).
+//! RDMA extended transport header: address, key and length of remote memory (InfiniBand specification, 9.3.3).
 
 use super::{double, take, word};
 

@@ -1,4 +1,4 @@
-//! Cards of one host share port 4791 while others come and go.
+//! RDMA devices of one host share port 4791 while others come and go.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use crate::end::{End, loopback};
 const NEIGHBOUR: &str = "SOFTROCE_TEST_NEIGHBOUR";
 const READY: &str = "the neighbour is ready";
 
-/// Another process with a card, until it is killed.
+/// Another process with an open RDMA device, until it is killed.
 #[test]
 fn a_neighbour() {
     if std::env::var_os(NEIGHBOUR).is_none() {
@@ -38,7 +38,7 @@ fn neighbour() -> Child {
 #[test]
 fn neighbours_that_come_and_go_disturb_nobody() {
     let (a, b) = (End::new(&loopback(), Service::Rc), End::new(&loopback(), Service::Rc));
-    // One way as packets of another host come: by the sockets that all cards share.
+    // One direction as packets of another host come: by the sockets that all RDMA devices share.
     let as_from_elsewhere = |attr: &mut softroce::QpAttr| {
         if let Some(path) = &mut attr.path {
             path.local = false;

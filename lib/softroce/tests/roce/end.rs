@@ -22,7 +22,7 @@ pub(crate) struct End {
     pub(crate) memory: *mut u8,
 }
 
-/// What the other end has to know.
+/// Connection details of an end, for the other one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Card {
     pub(crate) qpn: u32,
@@ -44,7 +44,7 @@ impl End {
     pub(crate) fn at(context: &Arc<Context>, service: Service, gid_index: u8) -> End {
         let pd = context.alloc_pd();
         let cq = context.create_cq(4096, 0, None).expect("a queue");
-        // Page-aligned, and never freed: the card may write to it until the process ends.
+        // Page-aligned, and never freed: the RDMA device may write to it until the process ends.
         let memory = Box::leak(vec![0u64; BYTES / 8].into_boxed_slice()).as_mut_ptr().cast::<u8>();
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         // SAFETY: leaked above.
@@ -105,7 +105,7 @@ impl End {
         }
     }
 
-    /// Bytes of ours, read one by one: the peer's card may write meanwhile.
+    /// Bytes of ours, read one by one: the peer's RDMA device may write meanwhile.
     pub(crate) fn read(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= BYTES);
         // SAFETY: within the memory.
@@ -148,7 +148,7 @@ impl End {
     }
 }
 
-/// Swaps cards with the other end.
+/// Exchanges the [`Card`]s of both ends.
 pub(crate) fn exchange(stream: &mut (impl Read + Write), ours: &Card) -> Card {
     let mut raw = [0; 36];
     raw[..4].copy_from_slice(&ours.qpn.to_be_bytes());

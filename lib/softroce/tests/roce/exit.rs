@@ -8,7 +8,7 @@ use softroce::{SendOp, Service, Status};
 use crate::end::{End, exchange, loopback};
 
 const PORT: &str = "SOFTROCE_TEST_EXIT_PORT";
-/// Messages each way but the last one: enough that acknowledgements wait for answers.
+/// Messages in each direction but the last one: enough that acknowledgements wait for answers.
 const ROUNDS: u64 = 3;
 /// Processes: each one is the first to end before the wait of its acknowledgement does, or not.
 const PROCESSES: usize = 8;
@@ -29,7 +29,7 @@ fn a_process_that_ends() {
         unsafe { libc::exit(0) };
     }
     let mut status = 1;
-    // SAFETY: a child of ours, and a place for its status.
+    // SAFETY: a child of ours, and a variable for its status.
     assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
     exchange(&mut stream, &end.card());
     for _ in 0..ROUNDS {
@@ -38,7 +38,7 @@ fn a_process_that_ends() {
         end.send(100, SendOp::Send, 0, 8);
     }
     while end.wait().id > ROUNDS {}
-    // What returning from `main` does, without the time that the test harness takes before it.
+    // As returning from `main` does, without the time that the test harness takes before it.
     std::process::exit(0);
 }
 
@@ -55,7 +55,7 @@ fn the_last_message_is_acknowledged() {
         let (mut stream, _) = listener.accept().expect("connected");
         let end = End::new(&loopback(), Service::Rc);
         let theirs = exchange(&mut stream, &end.card());
-        // Two repetitions after 67 ms each, and nobody to answer them.
+        // Two repetitions after 67 ms each, and no process to answer them.
         end.connect_with(&theirs, |attr| attr.retry_cnt = 2);
         (0..ROUNDS).for_each(|id| end.recv(id, 4096, 8));
         exchange(&mut stream, &end.card());

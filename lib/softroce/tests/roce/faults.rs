@@ -1,4 +1,4 @@
-//! Loss, delay and traces that the environment asks for, each in a process of its own.
+//! Loss, delay and traces that the environment sets, each in a separate process.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use crate::end::{End, loopback, pattern};
 
 const CHILD: &str = "SOFTROCE_TEST_FAULTS";
 
-/// Transfers under the faults of the environment.
+/// Transfers with the loss, delay and trace of the environment.
 #[test]
 fn transfers() {
     if std::env::var_os(CHILD).is_none() {

@@ -14,7 +14,8 @@ struct Child(libc::pid_t);
 impl Child {
     /// Runs `f` in it, and ends it.
     fn start(f: impl FnOnce() -> bool) -> Child {
-        // SAFETY: the child calls the card, which is what these tests are about, and ends without running anything else.
+        // SAFETY: the child calls the RDMA device, which is what these tests are about, and ends without running
+        // anything else.
         match unsafe { libc::fork() } {
             0 => {
                 let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(false);
@@ -30,7 +31,7 @@ impl Child {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let mut status = -1;
-            // SAFETY: asks for our own child.
+            // SAFETY: queries our own child.
             match unsafe { libc::waitpid(self.0, &raw mut status, libc::WNOHANG) } {
                 0 if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
                 0 => return None,
@@ -112,13 +113,13 @@ fn a_child_gets_an_error_from_every_call_and_its_parent_goes_on() {
             einval(a.pd.create_qp(a.qp.init()).expect_err("refused").errno());
             einval(a.pd.alloc_mw(WindowKind::Any).expect_err("refused").errno());
             einval(srq.set_limit(1).expect_err("refused").errno());
-            // It may open the card itself.
+            // It may open the RDMA device itself.
             if round == 2 {
                 let (c, d) = connected();
                 transfer(&c, &d, 7);
             }
             // What it drops stays its parent's.
-            // SAFETY: copies of the child's own, which nobody else drops there.
+            // SAFETY: the child's copies, which nothing else drops there.
             unsafe { drop((ptr::read(&a), ptr::read(&b), ptr::read(&srq), ptr::read(&notifying))) };
             true
         });
@@ -162,7 +163,8 @@ fn a_child_of_a_busy_process_ends() {
     });
 }
 
-/// No socket of the card is open in a child that lives on: its number and the port are free when the parent has closed.
+/// No socket of the RDMA device is open in a child that lives on: its number and the port are free when the parent has
+/// closed.
 #[test]
 fn a_child_keeps_no_socket() {
     let (a, b) = connected();
@@ -176,7 +178,7 @@ fn a_child_keeps_no_socket() {
         all
     };
     let own = std::process::id() as libc::pid_t;
-    // Those at the addresses that the process's card alone has: other tests have sockets of the port, too.
+    // Sockets at the addresses that the process's RDMA device alone has: other tests have sockets of the port, too.
     let slot = a.qp.number() >> 14;
     let address = format!("{:02X}{:02X}", slot & 0xff, slot >> 8);
     let card: Vec<_> = {

@@ -33,7 +33,7 @@ macro_rules! cuda {
     }};
 }
 
-/// Nothing is allocated while this is held: what was freed is nobody's.
+/// Nothing is allocated while this is held: memory that was freed is not used again.
 fn no_allocations() -> MutexGuard<'static, ()> {
     static ALLOCATING: Mutex<()> = Mutex::new(());
     ALLOCATING.lock().unwrap_or_else(PoisonError::into_inner)

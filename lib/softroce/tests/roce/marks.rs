@@ -14,7 +14,8 @@ use crate::services::datagram_end;
 
 const CHILD: &str = "SOFTROCE_TEST_MARKS";
 
-/// A socket where a card of another host would be, at an address of the loopback network that no other process has.
+/// A socket in place of an RDMA device of another host, at an address of the loopback network that no other process
+/// has.
 fn elsewhere() -> UdpSocket {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 88, high, low), UDP_PORT)).expect("bound");
@@ -100,7 +101,7 @@ fn packets_have_the_marks_of_their_path() {
     marks_arrive();
 }
 
-/// In a process of its own, whose packets are held back.
+/// Runs in a separate process, whose packets are held back.
 #[test]
 fn a_process_that_marks() {
     if std::env::var_os(CHILD).is_some() {

@@ -1,4 +1,4 @@
-//! Events of the port, in a network namespace of their own: the test program starts itself there a second time.
+//! Events of the port, in a separate network namespace: the test program starts itself there a second time.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -32,7 +32,7 @@ fn device(interface: &str) -> Device {
     Device::list().expect("interfaces").into_iter().find(|d| d.interface() == interface).expect("the interface")
 }
 
-/// Addresses and the state of the loopback interface change under an open card.
+/// Addresses and the state of the loopback interface change under an open RDMA device.
 fn loopback_changes() {
     assert!(ip("link set lo up") && ip("address flush dev lo") && ip("address add 127.0.0.1/8 dev lo"));
     assert!(ip("address add 192.0.2.1/32 dev lo"));
@@ -73,7 +73,7 @@ fn loopback_changes() {
     assert_eq!(first.port().state, PortState::Active);
 }
 
-/// An interface goes under an open card.
+/// An interface goes under an open RDMA device.
 fn interface_goes() {
     if !ip("link add veth-a type veth peer name veth-b") {
         eprintln!("SKIPPED: this kernel has no veth interfaces, so none can go");
@@ -102,7 +102,8 @@ fn interface_goes() {
     assert_eq!(context.device().gids(), [Gid::default()]);
 }
 
-/// An interface with a link-local address alone is a card, behind the others and before the loopback interface's.
+/// An interface with a link-local address alone is an RDMA device, behind the others and before the loopback
+/// interface's.
 fn link_local_alone() {
     if !ip("link add veth-c type veth peer name veth-d") {
         return;
@@ -127,7 +128,7 @@ fn link_local_alone() {
     assert_eq!(b.read(0, 100_000), pattern(100_000, 4));
 }
 
-/// What runs in the namespace.
+/// Runs the three tests in the namespace.
 #[test]
 fn in_a_namespace() {
     if std::env::var_os(CHILD).is_some() {

@@ -9,7 +9,7 @@ use crate::end::{End, exchange, loopback, pattern};
 
 const PORT: &str = "SOFTROCE_TEST_PORT";
 
-/// The other process: takes a SEND and a WRITE, and leaves when it is told to.
+/// The other process: takes a SEND and a WRITE, and exits on request.
 #[test]
 fn the_other_process() {
     let Ok(port) = std::env::var(PORT) else { return };

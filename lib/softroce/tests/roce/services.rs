@@ -14,7 +14,7 @@ fn an_unreliable_connection_sends_and_writes() {
     let (a, b) = (End::new(&loopback(), Service::Uc), End::new(&loopback(), Service::Uc));
     a.connect(&b.card());
     b.connect(&a.card());
-    // Small ones: nothing is lost between two sockets with room.
+    // Small ones: nothing is lost between two sockets with free space.
     for len in [0usize, 1, 4097, 20_000] {
         let bytes = pattern(len, 9);
         a.write(0, &bytes);
@@ -32,14 +32,14 @@ fn an_unreliable_connection_sends_and_writes() {
     }
 }
 
-// More than a thread sends in one turn: the engine's goes on, however close behind.
+// More than a thread sends in one time slice: the engine's goes on, however close behind.
 #[test]
 fn an_unreliable_connection_sends_all_of_many_long_messages() {
     let (a, b) = (End::new(&loopback(), Service::Uc), End::new(&loopback(), Service::Uc));
     a.connect_with(&b.card(), |attr| attr.path_mtu = 256);
     b.connect_with(&a.card(), |attr| attr.path_mtu = 256);
     for round in 0..100 {
-        // 2048 packets each. Some are lost, and nobody waits for them.
+        // 2048 packets each. Some are lost, and no thread waits for them.
         for id in 0..2 {
             a.send(id, SendOp::Write(b.card().remote), 0, 512 << 10);
         }

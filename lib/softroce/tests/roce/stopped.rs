@@ -1,5 +1,5 @@
-//! Processes that have a card of the same interface and do not run: packets for others pass them by. In a network
-//! namespace of their own; the test program starts itself there, and as each such process.
+//! Processes that have an RDMA device of the same interface and do not run: packets for others pass them by. In a
+//! separate network namespace; the test program starts itself there, and as each such process.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -22,7 +22,7 @@ fn again(role: &str) -> Command {
     command
 }
 
-/// A process that has the card open and was stopped.
+/// A process that has the RDMA device open and was stopped.
 struct Stopped(Child);
 
 impl Stopped {
@@ -62,7 +62,7 @@ fn card() -> std::sync::Arc<softroce::Context> {
     devices.iter().find(|d| d.interface() == "lo").expect("it is up").open().expect("opened")
 }
 
-/// Two ends that reach each other as cards of different hosts do, and a message each way.
+/// Two ends that reach each other as RDMA devices of different hosts do, and a message in each direction.
 fn transfer(context: &std::sync::Arc<softroce::Context>) {
     let (a, b) = (End::at(context, Service::Rc, 1), End::at(context, Service::Rc, 2));
     for (from, to) in [(&a, &b), (&b, &a)] {
@@ -85,14 +85,14 @@ fn run() {
     for address in ["192.0.2.1/32", "192.0.2.2/32"] {
         ip(&format!("address add {address} dev lo"));
     }
-    // Stopped before the card is opened.
+    // Stopped before the RDMA device is opened.
     let before: Vec<_> = (0..COUNT).map(|_| Stopped::start()).collect();
     let context = card();
     transfer(&context);
     // After: these took all packets over as they opened.
     let after: Vec<_> = (0..COUNT).map(|_| Stopped::start()).collect();
     transfer(&context);
-    // Some go, so that others have other places.
+    // Some go, so that others have other indexes.
     drop(before);
     transfer(&context);
     drop(after);

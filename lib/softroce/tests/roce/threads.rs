@@ -47,7 +47,7 @@ fn sends_writes_reads_and_atomics() {
     assert_eq!(b.read(8, 8), 99u64.to_ne_bytes().to_vec());
 }
 
-/// A program that polls has the sockets to itself where processors are scarce. What comes when it polls no more is
+/// A program that polls has the sockets to itself under core contention. Packets that come when it polls no more are
 /// taken as well.
 #[test]
 fn what_comes_when_the_program_stops_polling_is_taken() {
@@ -110,8 +110,8 @@ fn a_peer_that_goes_is_noticed() {
     assert_eq!(a.wait().status, Status::RetriesExceeded);
 }
 
-/// An acknowledgement waits for a request to travel with, but not beyond its queue pair's end: the peer would ask for
-/// ever.
+/// An acknowledgement waits for a request to travel with, but not beyond its queue pair's end: the peer would repeat
+/// its request forever.
 #[test]
 fn one_that_goes_acknowledges_what_it_received() {
     const ROUNDS: usize = 30;

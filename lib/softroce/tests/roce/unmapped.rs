@@ -11,7 +11,7 @@ const LEN: usize = 64 << 10;
 /// Registered pages that are there, or not any more.
 fn pages(end: &End, mapped: bool) -> Mr {
     let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    // SAFETY: pages of the test's own. Where they go, so does their use by anything but the card, which asks first.
+    // SAFETY: the test's own pages. Once they are gone nothing uses them but the RDMA device, which checks first.
     unsafe {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let at = libc::mmap(ptr::null_mut(), LEN, access, kind, -1, 0);

@@ -1,10 +1,10 @@
-//! Where the ranks meet, and what tells their job from others.
+//! The rendezvous of the ranks, and the text that distinguishes their job from others.
 
 use super::{Launcher, Lookup, RUN_ID, Ranks, required, slurm_step};
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};
 
-/// Where the ranks meet.
+/// Rendezvous of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Meeting {
     /// A store runs already.
@@ -19,7 +19,7 @@ pub(crate) enum Meeting {
 }
 
 pub(super) fn meeting(lookup: Lookup<'_>, ranks: &Ranks) -> Result<Meeting> {
-    // Where one of our launcher's ranks has started torchrun, it is the place of that rank.
+    // Where one of our launcher's ranks has started torchrun, the variable is that rank's.
     let id = lookup("TINYNCCL_UNIQUE_ID").filter(|_| ranks.launcher != Launcher::Torchrun);
     if let Some(text) = id {
         let id = text.parse::<UniqueId>().map_err(|e| match e {
@@ -113,7 +113,7 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     (!host.is_empty()).then_some(host)
 }
 
-/// What the launcher says to all ranks of a job. Others can know it. How often the job was started before is no part of
+/// Returns the job's name that the launcher gives to all ranks; it is no secret. The number of restarts is no part of
 /// it: torchrun's agents count restarts each for itself, so that hosts of one world may differ in that.
 fn job(lookup: Lookup<'_>, launcher: Launcher) -> String {
     let get = |name: &str| lookup(name).unwrap_or_default();

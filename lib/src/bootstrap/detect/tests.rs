@@ -62,8 +62,8 @@ fn ours_goes_before_torchrun_before_mpi_before_slurm() {
     assert_eq!(numbers(&format!("{SRUN} {mpi}")).0, "Open MPI");
 }
 
-/// The outer launcher's variables, the inner one's, and who counts. Each world is asked at all of its ranks, since each
-/// finds out by itself.
+/// The outer launcher's variables, the inner one's, and the one that counts. Each world is checked at all of its ranks,
+/// since each detects by itself.
 #[test]
 fn the_innermost_launcher_counts() {
     let step = |task: usize, tasks: usize| {
@@ -113,7 +113,7 @@ fn the_innermost_launcher_counts() {
         (&open_mpi(0, 1), &pmi, &[2, 3], hydra_name),
         (&hydra(0, 1), &open_mpi, &[2, 3], "Open MPI"),
         (&ours(0, 2), &torchrun, &[2, 4], "torchrun"),
-        // A shell in which somebody has set the variables of a single process, with no place to meet.
+        // A shell in which someone has set the variables of a single process, with no rendezvous.
         (&plain(0, 1), &open_mpi, &[2], "Open MPI"),
         (&plain(0, 1), &hydra, &[2], hydra_name),
         (&plain(0, 1), &|rank, size| step(rank, size), &[2], "Slurm"),
@@ -137,7 +137,7 @@ fn meeting_places() {
     assert_eq!(env(one_host).unwrap().meeting, Meeting::ThisHost);
     assert_eq!(env("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2").unwrap().meeting, Meeting::ThisHost);
     assert_eq!(env("PMI_RANK=0 PMI_SIZE=1").unwrap().meeting, Meeting::Alone);
-    // Nobody says how many are here.
+    // No variable has the number of ranks here.
     assert_eq!(env("PMI_RANK=1 PMI_SIZE=2").unwrap().meeting, Meeting::ThisHost);
     let in_step = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=0";
     assert_eq!(env(&format!("{in_step} PMI_RANK=0 PMI_SIZE=2")).unwrap().meeting, Meeting::ThisHost);

@@ -1,4 +1,4 @@
-//! The store's clients: what is heard from them, and what they are told.
+//! The store's clients: messages from and to them.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use crate::bootstrap::message::{ToRank, ToStore};
 use crate::half_open::Source;
 use crate::threads::deadline_after;
 
-/// A member that has said nothing for so long may be stopped, or its host gone: its kernel knows.
+/// A member without a message for this long may be stopped, or its host gone: its kernel shows which.
 const SILENT: Duration = Duration::from_secs(5);
-/// A member whose connection was reset may go on over another stream for so long: its kernel may have given up one that
-/// got nothing through, and says so when the way is back. A process that ended resets its connection only if it had not
-/// read all.
+/// Time within which a member whose connection was reset may go on over another stream: its kernel may have given up
+/// one that got nothing through, and resets it when the path is back. A process that ended resets its connection only
+/// if it had not read all.
 const RESET_LIMIT: Duration = Duration::from_secs(1);
-/// A refused client may take this long to read why, one that said goodbye to close.
+/// A rejected client may take this long to read the reason, one that said goodbye to close.
 const ENDING_LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -27,16 +27,16 @@ pub(super) struct Client {
     pub(super) source: Source,
     pub(super) address: String,
     pub(super) phase: Phase,
-    /// When its phase must be over, unless it is a member.
+    /// Deadline of its phase, unless it is a member.
     pub(super) until: Instant,
-    /// Its stream is over, and how; it is a member that may go on over another until then.
+    /// Set once its stream is over, with the reason; it is a member that may go on over another until then.
     pub(super) over: Option<(Instant, String)>,
-    /// Its tries to do so, as far as it has counted them to us.
+    /// Highest number of its tries to do so that we have received.
     pub(super) tries: u64,
 }
 
 impl Client {
-    /// Nothing more is expected of it: it may read our last words.
+    /// Begins the end of a client of which nothing more is expected: it may read our last messages.
     pub(super) fn start_ending(&mut self) {
         self.phase = Phase::Ending { budget: 1 << 20, ended: false };
         self.until = deadline_after(ENDING_LIMIT);
@@ -45,7 +45,7 @@ impl Client {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Connected, nothing (whole) heard.
+    /// Connected, no whole hello received.
     Hello,
     /// Its hello was answered by our challenge.
     Prove { challenge: Challenge },
@@ -53,11 +53,11 @@ pub(super) enum Phase {
     Register { hello_rank: u32, world_size: u32 },
     /// A registered rank.
     Member { rank: usize },
-    /// A member over another stream, which it has not begun to use; it knows that we took `told` bytes.
+    /// A member over another stream, which it has not begun to use; we have acknowledged `told` bytes to it.
     Resume { rank: usize, told: u64 },
-    /// Nothing more is expected of it: it said goodbye, or is being told that the store closes or why it is refused.
-    /// `budget` more bytes of it are thrown away, because closing with unread bytes would reset the connection under
-    /// our last words.
+    /// Nothing more is expected of it: it said goodbye, or is being notified that the store closes or that it is
+    /// rejected. `budget` more bytes of it are discarded, because closing with unread bytes would reset the connection
+    /// under our last messages.
     Ending { budget: usize, ended: bool },
     /// To be removed.
     Gone,
@@ -119,7 +119,7 @@ impl Loop {
             Phase::Member { .. } => {
                 self.fail(index, "its connection closed without a goodbye: the process ended or was killed".to_owned());
             }
-            // Since just now: it may still read our last words.
+            // Since just now: it may still read our last messages.
             Phase::Ending { .. } => {}
             // It may come again; if not, this is what is known of it.
             Phase::Register { hello_rank, .. } => {
@@ -196,7 +196,7 @@ impl Loop {
         }
     }
 
-    /// Sends what the store has to say.
+    /// Sends the store's queued messages.
     pub(super) fn deliver(&mut self) {
         let mut full = Vec::new();
         for (rank, message) in self.store.take_out() {
@@ -213,14 +213,14 @@ impl Loop {
         }
     }
 
-    /// The place of a rank among the clients.
+    /// Returns the index of a rank among the clients.
     pub(super) fn place_of(&self, rank: usize) -> Option<usize> {
         // They are kept in the order of their ids.
         self.clients.binary_search_by_key(self.by_rank.get(&rank)?, |c| c.id).ok()
     }
 
-    /// Tells the members that the store closes. A member that hears it closes, too, without a goodbye, and is not lost
-    /// by that.
+    /// Notifies the members that the store closes. A member that receives it closes, too, without a goodbye, and is not
+    /// lost by that.
     pub(super) fn say_closing(&mut self) {
         for client in &mut self.clients {
             if let Phase::Member { .. } = client.phase {

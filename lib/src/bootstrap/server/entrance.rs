@@ -1,4 +1,4 @@
-//! Clients that are not members yet: their hello, their proof, their registration, and why they are turned away.
+//! Clients that are not members yet: their hello, their proof, their registration, and the reasons to reject them.
 
 use std::time::Instant;
 
@@ -40,9 +40,9 @@ impl Loop {
             Ok(Some(ToStore::Resume { proof, number })) => {
                 return self.offer_resume(index, challenge, &proof, number);
             }
-            // It does not take ours, and says so.
+            // It has rejected our proof, and says goodbye.
             Ok(Some(ToStore::Bye { .. })) => Bytes::default(),
-            // Words of a stranger have no place in our log.
+            // Text of an unauthenticated client does not go into our log.
             Ok(Some(_)) | Err(_) => return self.refuse_stranger(index, "expected a proof".to_owned(), false),
         };
         if !challenge.is_met(&self.secret, &proof) {
@@ -66,7 +66,7 @@ impl Loop {
         false
     }
 
-    /// A rank that is a member comes again, over another stream (`resume.rs`).
+    /// Offers a rank that is a member, and comes again over another stream, to go on there (`resume.rs`).
     fn offer_resume(&mut self, index: usize, challenge: &Challenge, proof: &Bytes, number: u64) -> bool {
         let links = admission::link_secret(&self.secret, &self.generation);
         if !challenge.is_met_again(&links, proof) {
@@ -89,7 +89,7 @@ impl Loop {
             return false;
         }
         let told = member.connection.account();
-        // Its tries of before are over, also those that are heard of later.
+        // Its earlier tries are over, also those that arrive later.
         for client in &mut self.clients {
             if matches!(client.phase, Phase::Resume { rank: other, .. } if other == rank) {
                 client.phase = Phase::Gone;
@@ -102,7 +102,7 @@ impl Loop {
         true
     }
 
-    /// The member uses its other stream from here on, if it says so.
+    /// Moves the member to its other stream, once its acknowledgement arrives there.
     pub(super) fn resume(&mut self, index: usize, rank: usize, told: u64) -> bool {
         let Some(client) = self.clients.get_mut(index) else { return false };
         let taken = match client.connection.next::<ToStore>(MAX_PROOF) {
@@ -121,7 +121,7 @@ impl Loop {
             Ok(()) => {
                 member.address = std::mem::take(&mut client.address);
                 member.over = None;
-                // Then it closes its stream of before. A failing connection shows when it is read.
+                // Then it closes its former stream. A failing connection shows when it is read.
                 let bytes = member.connection.account();
                 let _ = member.connection.queue(&ToRank::Took { bytes });
                 let _ = member.connection.flush();
@@ -153,7 +153,7 @@ impl Loop {
             Ok(Some(_)) => Err("the first message is not a registration".to_owned()),
             Err(e) => Err(e),
         };
-        // Asked again: another client may have come with the same rank meanwhile.
+        // Checked again: another client may have come with the same rank meanwhile.
         let hello = Hello { nonce: [0; 16], rank, world_size };
         let outcome = match info {
             Ok(info) => self.store.admit(&hello).map(|rank| (rank, info)),
@@ -175,7 +175,7 @@ impl Loop {
         }
     }
 
-    /// Tells a client why it is not taken; it is dropped once it has had time to read that.
+    /// Rejects a client with the reason; it is dropped once it has had time to read that.
     pub(super) fn refuse(&mut self, index: usize, refusal: Refusal) {
         let Some(client) = self.clients.get_mut(index) else { return };
         self.refused_seen.note(format!("{}: {}", client.address, refusal.reason));

@@ -1,4 +1,4 @@
-//! How a store ends, in good order or not, and whom it waits for.
+//! The end of a store, in good order or not, and the ranks that it waits for.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn a_store_that_closes_in_order_is_not_lost_but_gives_no_answers() {
     let receiver = events(&session);
     drop(server);
     let e = loop {
-        // The last words may still be on their way.
+        // The last messages may still be in flight.
         if let Err(e) = session.health(0) {
             break e.to_string();
         }
@@ -19,7 +19,7 @@ fn a_store_that_closes_in_order_is_not_lost_but_gives_no_answers() {
     assert!(receiver.try_recv().is_err(), "no event");
 }
 
-/// Ranks whose number it did not know: the store stays with those that are left, and ends with the last of them.
+/// Ranks whose number it did not know: the store stays with those that remain, and ends with the last of them.
 #[test]
 fn an_open_store_goes_on_without_its_owner() {
     let bind = "127.0.0.1:0".parse().unwrap();
@@ -107,7 +107,7 @@ fn a_new_job_takes_the_place_of_one_that_ends() {
     let session = join(&first, 0, 1).unwrap();
     session.close();
     session.close();
-    // The old store is still there and says that rank 0 has left; the new one follows.
+    // The old store is still there and replies that rank 0 has left; the new one follows.
     let id = first.unique_id();
     std::thread::scope(|s| {
         let again = s.spawn(|| Session::join(&id, 0, 1, json!("second"), &config()).unwrap());

@@ -16,7 +16,7 @@ fn two(server: &Server) -> (Raw, Raw, Ways) {
     (zero, one, ways)
 }
 
-/// A member by hand, and what it knows of the ways to its store.
+/// A member by hand, and its paths to the store.
 fn member(server: &Server, rank: u32, world_size: u32) -> (Raw, Ways) {
     let address = address(server);
     let mut raw = Raw::connect(address);
@@ -44,7 +44,7 @@ impl Raw {
         }
     }
 
-    /// Asks to go on as a member, with the number of the try.
+    /// Requests to go on as a member, with the number of the try.
     fn ask(ways: &Ways, number: u64) -> Raw {
         let mut raw = Raw::connect(ways.address);
         let hello = Hello { nonce: [7; 16], rank: ways.rank as u32, world_size: ways.world_size as u32 };
@@ -84,7 +84,7 @@ fn every_message_arrives_once_over_all_streams_of_a_member() {
     one.tell(&ToStore::Bye { reason: String::new() });
     let heard = zero.until_left(1);
     assert_eq!(heard, (0..40).map(|comm| heard_abort(comm, 1)).collect::<Vec<_>>());
-    // Nobody was lost with the streams that were given up.
+    // No rank was lost with the streams that were given up.
     drop(former);
     zero.tell(&ToStore::Bye { reason: String::new() });
     while let Some(message) = one.recv() {
@@ -98,7 +98,7 @@ fn a_count_of_before_behind_a_newer_one_is_no_break() {
     let (mut zero, mut one, mut ways) = two(&server);
     let mut former = Vec::new();
     for comm in 0..20 {
-        // It waits in the stream that is given up, or has left it and not arrived.
+        // It waits in the stream that is given up, or was sent over it and has not arrived.
         let bytes = one.0.account();
         one.0.queue(&ToStore::Took { bytes }).unwrap();
         if comm % 2 == 0 {
@@ -106,7 +106,7 @@ fn a_count_of_before_behind_a_newer_one_is_no_break() {
         }
         zero.tell(&abort(comm));
         while one.recv() != Some(heard_abort(comm, 0)) {}
-        // That tells a newer one.
+        // That sends a newer count.
         former.push(ways.resume(&mut one.0, || false).expect("the store is there"));
         one.tell(&abort(comm));
     }
@@ -139,7 +139,7 @@ fn only_a_member_goes_on() {
     // The job's secret alone, or that of an older start, is not enough.
     let older = Ways { links: SECRET, ..of(1) };
     assert!(Raw::ask(&older, 1).rejected().contains("wrong secret"));
-    // Nobody has come with this rank, or with such a one.
+    // No client has come with this rank, or with such a one.
     assert!(Raw::ask(&of(2), 1).rejected().contains("rank 2 is no member any more"));
     assert!(Raw::ask(&of(7), 1).rejected().contains("rank 7 is no member any more"));
     // Something else than the count of bytes, and a count that cannot be.
@@ -147,7 +147,7 @@ fn only_a_member_goes_on() {
     assert!(matches!(raw.recv(), Some(ToRank::Resumed { .. })));
     raw.tell(&abort(0));
     assert!(raw.rejected().contains("expected a count of bytes"));
-    // It has asked again since: the first try is over, whatever is said there.
+    // It has tried again since: the first try is over, whatever is sent there.
     let mut first = Raw::ask(&of(1), 2);
     assert!(matches!(first.recv(), Some(ToRank::Resumed { .. })));
     let mut second = Ways { tries: 2, ..of(1) };
@@ -181,7 +181,7 @@ fn a_try_of_before_does_not_end_one_of_later() {
     let (mut zero, one, ways) = two(&server);
     let mut later = Raw::ask(&ways, 5);
     assert!(matches!(later.recv(), Some(ToRank::Resumed { .. })));
-    // It was on its way longer than the one that came after it.
+    // It was in flight longer than the one that came after it.
     assert_eq!(Raw::ask(&ways, 4).recv(), None);
     let bytes = one.0.decoder.taken();
     later.tell(&ToStore::Took { bytes });
@@ -190,14 +190,14 @@ fn a_try_of_before_does_not_end_one_of_later() {
     assert_eq!(zero.until_left(1), []);
 }
 
-/// A cable in the middle, which resets both ends of a connection after some bytes, and then takes another one.
+/// A relay in the middle, which resets both ends of a connection after some bytes, and then takes another one.
 struct Cable {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
 }
 
 impl Cable {
-    /// Each connection to `store` may carry as many bytes as `budget` says.
+    /// Starts a relay to `store`; each connection may carry as many bytes as `budget` returns.
     fn to(store: SocketAddr, mut budget: impl FnMut() -> usize + Send + 'static) -> Cable {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -215,7 +215,7 @@ impl Cable {
     }
 }
 
-/// Carries bytes both ways until `left` of them have passed, or one side ends: then nothing more arrives.
+/// Carries bytes in both directions until `left` of them have passed, or one side ends: then nothing more arrives.
 fn carry(mut ends: [TcpStream; 2], mut left: usize) {
     for end in &ends {
         end.set_nonblocking(true).unwrap();
@@ -247,7 +247,8 @@ fn carry(mut ends: [TcpStream; 2], mut left: usize) {
     }
 }
 
-/// A rank goes on whenever its connection is reset, and the store, too: no exchange is lost or doubled, nobody is.
+/// A rank goes on whenever its connection is reset, and the store, too: no exchange is lost or doubled, no rank is
+/// lost.
 #[test]
 fn a_connection_that_is_reset_again_and_again_costs_nothing() {
     let server = start(3);

@@ -12,7 +12,7 @@ fn strangers_are_told_why_while_a_good_job_forms() {
         let mut probe = Raw::register(address, 1, 3);
         while !matches!(probe.recv(), Some(ToRank::Waiting { missing, .. }) if missing == [2]) {}
 
-        // Half-open connections, some with half a message: they stay open until the end.
+        // Unauthenticated connections, some with half a message: they stay open until the end.
         let mut silent: Vec<Raw> = (0..20).map(|_| Raw::connect(address)).collect();
         silent[0].send(&MAGIC);
         silent[1].hello(2, 3);
@@ -151,7 +151,7 @@ fn an_address_that_floods_the_store_crowds_out_itself_alone() {
     let ended =
         (&flood[0]).read(&mut [0; 1]).map_or_else(|e| e.kind() == std::io::ErrorKind::ConnectionReset, |n| n == 0);
     assert!(ended);
-    // Others are still heard.
+    // Others are still served.
     slow_and_known.send(&encode(&ToStore::Proof { proof: Bytes(vec![7; 32]) }).unwrap());
     assert!(slow_and_known.rejected().contains("wrong secret"));
     let mut slow = slow;

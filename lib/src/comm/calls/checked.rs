@@ -80,7 +80,7 @@ impl Inner {
         self.peer_in_range(asked.collective.name(), "root", asked.root)
     }
 
-    /// Elements per segment of buffers of so many elements and segments.
+    /// Elements per segment; `input` and `output` are each buffer's elements and segments.
     #[inline(always)]
     fn count(&self, asked: &Call, input: (usize, usize), output: (usize, usize)) -> Result<usize> {
         match (input, output) {

@@ -23,7 +23,7 @@ pub struct Group<'a> {
 impl Comm {
     /// Collects the calls that `build` makes, then runs them together. Nothing is sent when `build` fails.
     ///
-    /// All calls advance at the same time. Calls that use the same link take turns on it, message by message in the
+    /// All calls advance at the same time. Calls that use the same link alternate on it, message by message in the
     /// order of the calls: a later collective sends while an earlier one still receives. Short all_reduces of one type
     /// and operator (up to 4 KiB each) are packed into one of up to 64 KiB.
     ///

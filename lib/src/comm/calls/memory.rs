@@ -11,7 +11,7 @@ pub(crate) unsafe trait Memory {
     fn dtype(&self) -> DType;
     /// Number of elements.
     fn elements(&self) -> usize;
-    /// Where they lie.
+    /// Address of the first element.
     fn address(&self) -> *const u8;
 }
 
@@ -20,7 +20,7 @@ pub(crate) unsafe trait Memory {
 /// # Safety
 /// As [`Memory`], and nothing else may access the elements while the value is borrowed.
 pub(crate) unsafe trait MemoryMut: Memory {
-    /// Where the elements lie.
+    /// Address of the first element, for writing.
     fn address_mut(&mut self) -> *mut u8;
 }
 

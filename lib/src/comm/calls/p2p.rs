@@ -64,7 +64,7 @@ impl Comm {
 
     /// Waits up to `limit` until a message from `peer` can be received (`MPI_Probe`). If true, a [`Comm::recv`] does
     /// not wait for the message's beginning. False is no failure: the communicator stays usable. To find the first of
-    /// several senders, probe them in turn.
+    /// several senders, probe one after the other.
     ///
     /// The first message between two ranks opens their link, which waits for the peer's call as [`Comm::recv`] does,
     /// regardless of `limit`.

@@ -84,7 +84,7 @@ pub struct Persistent<T: Element> {
 }
 
 impl<T: Element> Persistent<T> {
-    /// Whether the memory is registered. If not, it is like any other buffer.
+    /// Returns true if the memory is registered. If not, it is like any other buffer.
     pub fn is_registered(&self) -> bool {
         self.registration.is_some()
     }

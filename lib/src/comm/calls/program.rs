@@ -14,7 +14,7 @@ const OP: &str = "run_program";
 const REMEMBERED: usize = 64;
 
 impl Comm {
-    /// Carries out a collective by a [`Schedule`] of your own, over this communicator's links and by the executor that
+    /// Executes a collective by your own [`Schedule`], over this communicator's links and by the executor that
     /// runs the library's algorithms. Lengths, types and operators are those of the collective's own call; `op` is
     /// ignored where nothing is reduced, and so is a buffer that this rank does not have.
     ///
@@ -65,7 +65,7 @@ impl Comm {
     /// [`Comm::run_program`] with one buffer for input and output, as the in-place form of the collective's own call.
     ///
     /// # Errors
-    /// As there; also if the verifier found the schedule wrong in place, with its words.
+    /// As [`Comm::run_program`]; also if the verifier found the schedule wrong in place, with its text.
     pub fn run_program_in_place<T: Element>(&self, schedule: &Schedule, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         schedule.in_place().map_err(|error| Error::invalid(OP, format!("in place the schedule is wrong: {error}")))?;
         let asked = self.inner.by_program(schedule, op)?;
@@ -86,7 +86,7 @@ fn in_range(call: Bound) -> Result<Bound> {
 }
 
 impl Inner {
-    /// The call that `schedule` carries out, still without memory. The engine knows the schedule from here on.
+    /// The call that `schedule` executes, still without memory. The engine knows the schedule from here on.
     fn by_program(&self, schedule: &Schedule, op: ReduceOp) -> Result<Call> {
         self.state.check(|| OP.to_owned())?;
         let shape = schedule.shape();

@@ -54,7 +54,7 @@ impl RawCall {
         RawCall { call, input, output, ranges: None }
     }
 
-    /// The same in a GPU's memory, for [`DeviceComm::enqueue`](crate::cuda::DeviceComm::enqueue).
+    /// A collective or a message in a GPU's memory, for [`DeviceComm::enqueue`](crate::cuda::DeviceComm::enqueue).
     pub const fn on_device(call: Call, input: u64, output: u64) -> RawCall {
         RawCall::new(call, input as *const u8, output as *mut u8)
     }
@@ -69,7 +69,7 @@ impl RawCall {
         (self.input as u64, self.output as u64)
     }
 
-    /// Where the ranks of a call have lengths of their own.
+    /// Ranges per rank of a `v` collective; `None` if one count holds for all ranks.
     pub(crate) fn ranges(&self) -> Option<&Ranges> {
         self.ranges.as_ref()
     }
@@ -271,7 +271,7 @@ impl Comm {
         unsafe { self.inner.run_calls(calls, false) }
     }
 
-    /// Queues the same behind the asynchronous calls made so far. `done` gets the outcome in the thread that ran the
+    /// Queues `calls` behind the asynchronous calls made so far. `done` gets the outcome in the thread that ran the
     /// call: the communicator's progress thread, which does nothing else meanwhile, or the thread that called
     /// [`Queued::help`].
     ///
@@ -304,7 +304,7 @@ impl Comm {
         self.inner.queue.push(|| format!("tinynccl-{}", self.inner.state.id), leave, Box::new(job))
     }
 
-    /// Whether no asynchronous call is queued or running. Who has learned that the last one is over finds it so.
+    /// Returns true if no asynchronous call is queued or running. A caller that has seen the last call end gets true.
     pub fn is_idle(&self) -> bool {
         self.inner.queue.is_idle()
     }

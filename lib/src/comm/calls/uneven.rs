@@ -1,8 +1,8 @@
-//! Collectives where each pair of ranks has a length of its own: the `v` forms of MPI.
+//! Collectives where each pair of ranks has its own length: the `v` forms of MPI.
 //!
-//! Where they lie is given as ranges of elements, one per rank, in any order and with gaps. Everything goes straight
-//! from sender to receiver, all pairs at the same time. An empty range sends a header alone, so that two ranks which
-//! disagree about the length between them get [`Error::Mismatch`] naming both ranks and both lengths, 0 included.
+//! Ranges of elements, one per rank, give the location of the data, in any order and with gaps. Everything goes
+//! straight from sender to receiver, all pairs at the same time. An empty range sends a header alone, so that two ranks
+//! which disagree about the length between them get [`Error::Mismatch`] naming both ranks and both lengths, 0 included.
 //!
 //! Sources: MPI-4.1, sections 6.5 to 6.8; `MPI_Alltoallv` of MPICH and Open MPI ("linear", all requests at once).
 
@@ -135,7 +135,7 @@ impl Inner {
         self.all_to_all_v_of(T::DTYPE, (input.len(), send), (output.len(), recv), buffers(input, output))
     }
 
-    /// The same with the type as a value; lengths are those of the buffers.
+    /// Checks and describes an all_to_all_v with the type as a value; `input` and `output` are the buffers' lengths.
     pub(super) fn all_to_all_v_of(
         &self,
         dtype: DType,
@@ -163,7 +163,7 @@ impl Inner {
         self.all_gather_v_of(T::DTYPE, input.len(), (output.len(), recv), buffers(input, output))
     }
 
-    /// The same with the type as a value; lengths are those of the buffers.
+    /// Checks and describes an all_gather_v with the type as a value; `input` and `output` are the buffers' lengths.
     pub(super) fn all_gather_v_of(
         &self,
         dtype: DType,

@@ -1,4 +1,4 @@
-//! Which algorithm a call over links takes.
+//! Choice of the algorithm of a call over links.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Messages between two ranks as one-lane programs on a channel of their own.
+//! Messages between two ranks as one-lane programs on their own channel.
 
 use crate::schedule::{Lane, Loc, Program, Step};
 use crate::transport::LinkOptions;
@@ -33,8 +33,8 @@ pub(super) fn length(bytes: usize, longest: usize, shared: bool) -> usize {
     }
 }
 
-/// The same for a link that takes messages of any length: as few as possible. Within a collective of two ranks a
-/// message must not be longer than half of what a link holds, because they send before they receive.
+/// Longest message of a call on a link that takes messages of any length: as few as possible. Within a collective of
+/// two ranks a message must not be longer than half of what a link holds, because they send before they receive.
 pub(super) fn long_length(options: &LinkOptions, collective: Collective) -> usize {
     let longest = options.max_message.max(LONGEST);
     match collective {

@@ -13,18 +13,18 @@ use crate::threads::lock;
 
 /// Interval at which the progress thread looks for calls left to their waiters. It takes those that it sees twice.
 const DOZE: Duration = Duration::from_millis(1);
-/// How often the progress thread finds no such call before it sleeps until it is woken.
+/// [`DOZE`]s in a row without a new call left to its waiter, after which the progress thread sleeps until it is woken.
 const DOZES: u32 = 50;
 
 /// Work to do after a call has ended and the next one may begin.
 pub type After = Option<Box<dyn FnOnce()>>;
 
 /// A queued call. It learns whether it runs in the background, on the progress thread, and drops its [`InFlight`] when
-/// the call is over, before it tells anybody.
+/// the call is over, before it notifies its waiter.
 pub(super) type Job = Box<dyn FnOnce(bool, InFlight<'_>) -> After + Send>;
 
-/// A call that counts as in flight until this is dropped. Who learns from its outcome that a call is over finds it no
-/// longer counted.
+/// A call that counts as in flight until this is dropped, which is before its outcome is reported: a caller that has
+/// the outcome finds the call no longer counted.
 pub(in crate::comm) struct InFlight<'a>(&'a Queue);
 
 impl Drop for InFlight<'_> {
@@ -35,13 +35,13 @@ impl Drop for InFlight<'_> {
 
 /// Calls in the order they were made; one runs at a time.
 pub(in crate::comm) struct Queue {
-    /// A forked child has no progress thread, and locks that may be held for ever.
+    /// A forked child has no progress thread, and locks that may be held forever.
     origin: Origin,
     rank: usize,
     /// Calls that are not over.
     in_flight: AtomicUsize,
-    /// Waiting and running jobs: the waiter of one that is over may not have been told yet. Changed under the lock; read
-    /// without it by blocking calls.
+    /// Waiting and running jobs: the waiter of one that is over may not have been notified yet. Changed under the lock;
+    /// read without it by blocking calls.
     pending: AtomicUsize,
     jobs: Mutex<Jobs>,
     /// For the progress thread.
@@ -59,7 +59,7 @@ struct Jobs {
     running: bool,
     /// The progress thread begins jobs before this number; a later one is left to its waiter for now.
     due: u64,
-    /// How many could be left to their waiters.
+    /// Jobs so far that could be left to their waiters.
     left: u64,
     /// The progress thread sleeps and has not been woken.
     asleep: bool,
@@ -379,7 +379,7 @@ mod tests {
             let job = move |_, in_flight: InFlight<'_>| -> After {
                 drop(in_flight);
                 sender.send(()).unwrap();
-                // Whoever was told goes on while this thread still ends the job.
+                // The notified thread goes on while this one still ends the job.
                 std::thread::yield_now();
                 None
             };
@@ -416,7 +416,7 @@ mod tests {
         let queue = Queue::new(0);
         let (sender, order) = channel();
         let of = queue.clone();
-        // On whichever thread: the inner calls are carried out by the one that waits.
+        // On whichever thread: the one that waits executes the inner calls.
         let job = move |_, _: InFlight<'_>| -> After {
             sender.send(1).unwrap();
             Some(Box::new(move || {

@@ -34,7 +34,7 @@ impl Route {
         self.plan.as_ref().ok_or_else(|| Error::invalid("comm", "a call over links that was not prepared"))
     }
 
-    /// Whether it takes the slots, whatever its buffers are.
+    /// True if the call takes the slots of the shared region, whatever its buffers are.
     #[inline]
     pub(super) fn is_one_shot(&self) -> bool {
         self.board.as_ref().is_some_and(|plan| plan.header.algorithm == Algorithm::OneShot as u8)
@@ -80,12 +80,12 @@ impl Inner {
         0
     }
 
-    /// The shared-region algorithm of a collective with segments of so many bytes, and the bytes of a segment per step;
-    /// `None`: over links.
+    /// The shared-region algorithm of a collective with segments of `segment` bytes, and the bytes of a segment per
+    /// step; `None`: over links.
     fn through_board(&self, engine: &Engine, shape: &Shape, segment: usize, elem: usize) -> Option<(Algorithm, usize)> {
         let layout = match &engine.board {
             BoardState::Open(board) => board.layout(),
-            // Asked before the first collective, by one rank perhaps, which opens nothing.
+            // Queried before the first collective, by one rank perhaps, which opens nothing.
             BoardState::Unopened => self.board_layout().ok().flatten()?,
             BoardState::Unavailable => return None,
         };

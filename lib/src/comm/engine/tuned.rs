@@ -9,7 +9,7 @@ use crate::comm::State;
 use crate::topology::host::{Cores, Host};
 use crate::topology::{CostModel, Placement, Relays};
 
-/// Where a cost model comes from.
+/// Source of a cost model's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// Figures in the library, for the number of ranks and cores of rank 0's host.
@@ -20,7 +20,7 @@ pub enum Source {
     Measured,
 }
 
-/// How the cost model came about.
+/// Origin of the cost model: its source, and the price of measuring.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tuning {
     /// The source of the figures.
@@ -33,7 +33,7 @@ pub struct Tuning {
     pub file: Option<PathBuf>,
 }
 
-/// Where a rank runs.
+/// Location of a rank: the memory and the machine that it shares with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) struct Seat {
     /// Equal for ranks that share memory.
@@ -74,18 +74,18 @@ impl Tuned {
         Tuned { model: tuned.model.on_cores(ranks, cores), ..tuned }
     }
 
-    /// The same figures for some of the ranks. Those of a host still share its cores with all the others.
+    /// Returns this model for the listed ranks only. The ranks of a host still share its cores with all the others.
     pub(in crate::comm) fn among(&self, ranks: impl Iterator<Item = usize>) -> Tuned {
         Tuned { seats: ranks.filter_map(|r| self.seats.get(r).copied()).collect(), ..self.clone() }.placed()
     }
 
-    /// The same figures, with the relays of this communicator.
+    /// Returns this model with the relays of this communicator.
     pub(in crate::comm) fn relayed(mut self, state: &State) -> Tuned {
         self.model.relays = Relays::new(&state.control.paths(), &state.members);
         self
     }
 
-    /// Whether there are more ranks than cores where `rank` runs.
+    /// True if the machine of `rank` has more ranks than cores.
     pub(in crate::comm) fn is_oversubscribed(&self, rank: usize) -> bool {
         let (ranks, cores) = self.crowd(rank);
         ranks > cores

@@ -1,4 +1,4 @@
-//! How long a call spins, yields and sleeps before it gives up.
+//! Durations of spinning, yielding and sleeping before a call gives up.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::executor::WaitPolicy;
 const SHARED_SPIN: Duration = Duration::from_micros(2);
 
 impl Inner {
-    /// Whether a waiting call may keep a core from the caller's computation, or from the rank that it waits for.
+    /// True if a waiting call may keep a core from the caller's computation, or from the rank that it waits for.
     #[inline]
     fn shares_core(&self, background: bool) -> bool {
         background || self.oversubscribed.load(Ordering::Relaxed)
@@ -25,7 +25,7 @@ impl Inner {
         WaitPolicy { turns, spin, yields, deadline: config.timeout }
     }
 
-    /// As [`Inner::wait_policy`] for the shared region, where a turn costs a few loads and no system call.
+    /// As [`Inner::wait_policy`] for the shared region, where one poll costs a few loads and no system call.
     pub(super) fn board_wait_policy(&self, background: bool) -> WaitPolicy {
         let config = &self.state.config;
         let (spin, turns) = match self.shares_core(background) {
@@ -37,7 +37,7 @@ impl Inner {
         WaitPolicy { turns, spin, yields, deadline: config.timeout }
     }
 
-    /// How often a short receive looks for its message before it waits as other calls do.
+    /// Polls of a short receive for its message before it waits as other calls do.
     pub(super) fn quick_turns(&self, background: bool) -> u32 {
         if self.shares_core(background) { 1 } else { 256 }
     }

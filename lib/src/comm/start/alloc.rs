@@ -31,7 +31,7 @@ unsafe impl<T: Element> Send for SymmetricBuffer<T> {}
 unsafe impl<T: Element> Sync for SymmetricBuffer<T> {}
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Whether the ranks of the communicator share this memory. If not, it is an ordinary buffer.
+    /// Returns true if the ranks of the communicator share this memory. If not, it is an ordinary buffer.
     pub fn is_shared(&self) -> bool {
         self.shared
     }

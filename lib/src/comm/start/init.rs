@@ -85,7 +85,7 @@ impl Comm {
 
     /// A world of `world_size` ranks that are threads of this process; element `r` belongs to rank `r`.
     ///
-    /// Use each from a thread of its own: blocking calls wait for the others.
+    /// Use each from a separate thread: blocking calls wait for the others.
     pub fn threads(world_size: usize, config: Config) -> Result<Vec<Comm>> {
         Comm::in_process(world_size, config, None)
     }

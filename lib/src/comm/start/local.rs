@@ -319,7 +319,7 @@ mod tests {
             Local::world(3, &Config::default(), None).unwrap().into_iter().map(Arc::new).collect();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let (one, two) = (ranks[1].clone(), heard.clone());
-        // The first to hear leaves before the last one has heard.
+        // The first listener leaves before the last one is notified.
         ranks[1].subscribe(0, Box::new(move |_| one.close()));
         ranks[2].subscribe(0, Box::new(move |notice| lock(&two).push(matches!(notice, Notice::Abort { from: 0, .. }))));
         ranks[0].abort(0, "no more");

@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The ranks that are gone: no rank may wait for a connection from them.
 #[derive(Default)]
 struct Gone {
-    /// Said goodbye.
+    /// Left in order.
     left: Vec<usize>,
     /// Lost, and how.
     lost: Vec<(usize, String)>,
@@ -160,7 +160,8 @@ fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointI
     Ok((endpoint, all.iter().enumerate().map(read).collect::<Result<_>>()?))
 }
 
-/// Which ranks reach each other, as both ends see it. Only a rank's own kernel knows where its cables and routes lead.
+/// Pairs of ranks that reach each other, as both ends see it. Only a rank's own kernel knows the networks that its
+/// interfaces and routes lead to.
 fn routes(session: &Session, endpoint: &Endpoint, infos: &[EndpointInfo], config: &Config) -> Result<Routes> {
     // All ranks find this, or none.
     if infos.iter().all(|info| info.host.same_network(&infos[0].host) && info.verbs.is_empty()) {

@@ -57,7 +57,7 @@ impl Peers {
         Peers { shm: find(true).next(), tcp: find(false).min_by_key(|&r| relays.hops(0, r)) }
     }
 
-    /// Whether `rank` is one of them.
+    /// True if rank 0 measures with `rank`.
     pub(super) fn include(&self, rank: usize) -> bool {
         self.all().any(|(_, peer)| peer == rank)
     }

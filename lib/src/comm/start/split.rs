@@ -63,7 +63,7 @@ impl Comm {
         Ok(Some(Comm::assemble(child, inner.local_rank, Some(tuned), inner._home.clone())))
     }
 
-    /// Tells the other ranks, in place of [`Comm::split`], that this one makes no call of it, and `why`. It waits for
+    /// Notifies the other ranks, in place of [`Comm::split`], that this one does not call it, and `why`. It waits for
     /// none of them; their calls fail with that reason.
     pub fn refuse_split(&self, why: &str) -> Result<()> {
         let state = &self.inner.state;
@@ -100,7 +100,7 @@ mod tests {
                 assert!(text.contains("rank 1 does not take part: its color is -2"), "{text}");
             }
         });
-        // The next one is a split of its own.
+        // The next one is a separate split.
         std::thread::scope(|scope| {
             let all: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| rank.split(Some(0), 0).unwrap())).collect();
             assert!(all.into_iter().all(|one| one.join().unwrap().is_some_and(|part| part.size() == 3)));

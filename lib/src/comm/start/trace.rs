@@ -133,8 +133,8 @@ impl Start {
     }
 }
 
-/// Offset of our clock from that of the first tracer, which answers each other host in turn. Zero on its own host, and
-/// for ranks whose offset another rank measures.
+/// Offset of our clock from that of the first tracer, which answers the other hosts one after the other. Zero on its
+/// own host, and for ranks whose offset another rank measures.
 fn clock(comm: &Comm, tracers: &[usize]) -> Result<ClockOffset> {
     let control = &*comm.inner.state.control;
     let Some((&reference, others)) = tracers.split_first() else { return Ok(ClockOffset::default()) };

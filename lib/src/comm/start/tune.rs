@@ -83,7 +83,7 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
     };
     let tuning = Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None };
     let mut tuned = Tuned::new(figures.built_in, tuning, seats);
-    // All ranks come to the same conclusion. Ranks that take turns on a core would measure the scheduler: the built-in
+    // All ranks come to the same conclusion. Ranks that share a core would measure the scheduler: the built-in
     // figures say as much.
     if !tuned.is_oversubscribed(0) {
         if let Some((model, file)) = figures.cached {
@@ -164,7 +164,7 @@ fn links(config: &Config, memory: bool, network: bool) -> Vec<String> {
     memory.then(|| "shm".to_owned()).into_iter().chain(network.then_some(over_network)).collect()
 }
 
-/// Where a measured model is kept.
+/// Location of a measured model: the store and the key in it.
 struct Place {
     store: Store,
     key: Key,

@@ -24,7 +24,7 @@ pub(crate) struct PeerHealth {
     pub(crate) silent_for: Duration,
     /// Progress on the communicator in question; `None` if the rank does not have it (yet).
     pub(crate) progress: Option<Snapshot>,
-    /// Gone, in words.
+    /// Cause of the rank's end as text; `None` if it is not gone.
     pub(crate) gone: Option<String>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct PeerHealth {
 pub(crate) enum Notice {
     /// World rank `rank` died.
     Lost { rank: usize, detail: String },
-    /// A rank has said goodbye ([`Control::has_left`]). Only ranks that still wait for it fail: their links report it.
+    /// A rank has left in order ([`Control::has_left`]). Only ranks that still wait for it fail: their links report it.
     Left,
     /// World rank `rank` aborted communicator `comm`.
     Abort { from: usize, comm: u32, reason: String },
@@ -87,7 +87,7 @@ pub(crate) trait Control: Send + Sync {
     }
     /// Bytes from which messages on ordinary pages use zero copy in shared memory.
     fn zero_copy_from(&self, _bytes: usize) {}
-    /// Where to publish progress on `comm`.
+    /// Returns the place to publish progress on `comm`.
     fn track(&self, comm: u32) -> Arc<Progress>;
     /// Makes our progress known to the others now, where that takes a message.
     fn tell_progress(&self) {}
@@ -102,15 +102,15 @@ pub(crate) trait Control: Send + Sync {
     fn store_host(&self) -> Option<usize>;
     /// True when the ranks are threads of one process.
     fn one_process(&self) -> bool;
-    /// True when `rank` has said goodbye: a wait for it cannot succeed.
+    /// True when `rank` has left in order: a wait for it cannot succeed.
     fn has_left(&self, rank: usize) -> bool;
-    /// Tells all others that `comm` has failed.
+    /// Notifies all others that `comm` has failed.
     fn abort(&self, comm: u32, reason: &str);
     /// Calls `listener` for every notice, past ones included, until `comm` is forgotten.
     fn subscribe(&self, comm: u32, listener: Box<dyn Fn(&Notice) + Send + Sync>);
-    /// We do not use `comm`, of these members, any more.
+    /// Ends our use of `comm`, which has these members.
     fn forget(&self, comm: u32, members: &[usize]);
-    /// How long a rank may be silent before it counts as stopped.
+    /// Longest silence of a rank before it counts as stopped.
     fn silence_limit(&self) -> Duration;
     /// The pairs of ranks of the world that only reach each other through others.
     fn paths(&self) -> Vec<Path> {

@@ -30,7 +30,7 @@ use failure::Attached;
 /// The error text for a peer that left in order but is still waited for.
 const LEFT: &str = "it closed its communicator and left";
 
-/// How long a link's error waits for the control plane to name the failed rank, or to report that the peer has left.
+/// Longest wait of a link's error for the control plane to name the failed rank, or to report that the peer has left.
 const ROOT_CAUSE_GRACE: Duration = Duration::from_millis(1500);
 
 /// Shared state of one communicator in one process.
@@ -43,7 +43,7 @@ pub(crate) struct State {
     pub(crate) control: Arc<dyn Control>,
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) progress: Arc<Progress>,
-    /// Where this communicator's events go, if anywhere.
+    /// Recorder of this communicator's events; `None` if they are not traced.
     pub(crate) trace: Option<Arc<Tracer>>,
     /// Sleeps that lasted their whole slice although a message had arrived.
     late_wakes: AtomicU64,
@@ -94,7 +94,7 @@ impl State {
         Ok(state)
     }
 
-    /// How many wake-ups were lost.
+    /// Wake-ups lost so far.
     pub(crate) fn late_wakes(&self) -> u64 {
         self.late_wakes.load(Ordering::Relaxed)
     }
@@ -245,7 +245,7 @@ impl State {
 
     #[cold]
     fn refuse(&self, op: String) -> Result<()> {
-        // First: a lock may be held for ever in a child.
+        // First: a lock may be held forever in a child.
         self.origin.check(|| op.clone(), self.rank)?;
         match self.failure() {
             Some(error) => Err(error.for_later_call(op, self.rank)),
@@ -376,7 +376,7 @@ impl Supervisor for State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        // In a forked child a lock may be held for ever.
+        // In a forked child a lock may be held forever.
         if self.origin.is_here() {
             self.control.forget(self.id, &self.members);
         }

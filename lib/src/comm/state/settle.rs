@@ -9,8 +9,8 @@ use crate::bootstrap::{Disagreement, is_later};
 use crate::error::{Error, Result};
 use crate::interrupt::asked_to_stop;
 
-/// The store learns every rank's calls with its next heartbeat. `close` waits for so many heartbeats, at most
-/// [`GRACE`].
+/// Heartbeats that `close` waits for, but no longer than [`GRACE`]: the store learns every rank's calls with the rank's
+/// next heartbeat.
 const BEATS: u32 = 3;
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -48,7 +48,7 @@ impl State {
         self.wait_for_failure(self.config.heartbeat.saturating_mul(BEATS).min(GRACE))
     }
 
-    /// Whether that rank is known to have made fewer calls than we have.
+    /// True if the rank of `health` is known to have made fewer calls than we have.
     pub(super) fn is_behind(&self, health: &PeerHealth) -> bool {
         let ours = self.progress.seq_started.load(Ordering::Relaxed) as u32;
         let theirs = health.progress.as_ref().map_or(0, |progress| progress.seq_started as u32);

@@ -142,7 +142,8 @@ impl Copies {
                     }
                 }
             }
-            // Told by the host already, unless a failure has released the waits: then the caller may free its input.
+            // Signalled by the host already, unless a failure has released the waits: then the caller may free its
+            // input.
             event::record(self.read.cu_event(), down)?;
             streams::wait_event(up, self.read.cu_event(), NO_FLAGS)?;
             event::record(self.end.cu_event(), up)?;

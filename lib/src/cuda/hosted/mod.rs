@@ -10,7 +10,7 @@
 //! ```
 //! Only streams wait for the host, by `cuStreamWaitValue32`, so the GPU is free meanwhile. A call of one chunk goes
 //! down and up in the caller's stream, without other streams and events. Several *workers* (threads, each with its own
-//! communicator and slots) take chunks in turn.
+//! communicator and slots) take chunks round robin.
 //!
 //! | file | idea |
 //! | --- | --- |

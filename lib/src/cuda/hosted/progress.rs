@@ -1,6 +1,6 @@
 //! The threads that carry chunks between the hosts.
 //!
-//! Each *worker* has its own thread, host communicator and slots; chunks of a call go to the workers in turn. One
+//! Each *worker* has its own thread, host communicator and slots; chunks of a call go to the workers round robin. One
 //! thread copies and reduces at the speed of one core, far below that of the device's link to the host.
 
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ pub(super) struct Shared {
     pub(super) signals: Signals,
     failed: AtomicBool,
     failure: Mutex<Option<(Error, Instant)>>,
-    /// Whether streams go on waiting after a failure ([`CudaFailure::Hold`]).
+    /// True if streams go on waiting after a failure ([`CudaFailure::Hold`]).
     hold: AtomicBool,
     closing: AtomicBool,
     /// Chunks of all calls made, and those that went through.
@@ -79,12 +79,12 @@ impl Shared {
         lock(&self.failure).as_ref().map_or(Ok(()), |(error, _)| Err(error.clone()))
     }
 
-    /// Whether streams go on waiting after a failure.
+    /// True if streams go on waiting after a failure.
     pub(super) fn holds(&self) -> bool {
         self.hold.load(Ordering::SeqCst)
     }
 
-    /// Whether a failure ended a call early.
+    /// True if a failure ended a call early.
     pub(super) fn cut_short(&self) -> bool {
         self.has_failed() && !self.holds() && self.done.load(Ordering::Acquire) != self.asked.load(Ordering::Acquire)
     }
@@ -112,7 +112,7 @@ pub(super) struct Job {
 #[derive(Debug)]
 pub(super) struct Worker {
     index: usize,
-    /// How many there are.
+    /// Number of workers of the rank.
     of: usize,
     comm: Comm,
     shared: Arc<Shared>,

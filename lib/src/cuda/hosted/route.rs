@@ -18,7 +18,7 @@ use crate::Call;
 use crate::comm::RawCall;
 use crate::wire::Collective;
 
-/// Chunks begin at multiples of so many bytes: a cache line, and a whole number of elements of every type.
+/// Alignment of chunks in bytes: a cache line, and a whole number of elements of every type.
 const LINE: u64 = 64;
 /// Chunks of a call per worker, unless they would be shorter than [`Grid::least`]: enough for all three stages to
 /// overlap.
@@ -59,7 +59,7 @@ pub(super) struct Side {
     pub(super) skip: Option<usize>,
     /// Bytes of a row in a chunk.
     pub(super) chunk: u64,
-    /// Where row 0 lies in the slot: bytes, and then rows.
+    /// Location of row 0 in the slot: `base` bytes, and then `first` rows.
     pub(super) base: u64,
     pub(super) first: usize,
 }
@@ -153,7 +153,7 @@ impl Route {
         Some(Route { down, up, own, wire: Wire::Collective { call: **call, input, output }, row: (bytes, chunk) })
     }
 
-    /// Of a message to a rank and a message from one, each as (address, bytes, peer).
+    /// Returns the route of a message to a rank and a message from one, each as (address, bytes, peer).
     pub(super) fn pair(to: Option<End>, from: Option<End>, grid: &Grid) -> Route {
         let side = |(at, bytes, _): End, base| {
             let bytes = bytes as u64;

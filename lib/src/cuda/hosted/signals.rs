@@ -34,7 +34,7 @@ pub(super) struct Signals {
     context: Arc<CudaContext>,
     lines: NonNull<Lines>,
     workers: usize,
-    /// Where the device sees them.
+    /// Address of the counts as the device sees them.
     address: sys::CUdeviceptr,
     released: AtomicBool,
 }
@@ -69,7 +69,8 @@ impl Signals {
         unsafe { self.lines.add(worker).as_ref() }
     }
 
-    /// Whether the stream has copied chunk `number` of the worker (counted from 0, over all calls) into its slot.
+    /// Returns true once the stream has copied chunk `number` of the worker (counted from 0, over all calls) into its
+    /// slot.
     #[inline]
     pub(super) fn has_arrived(&self, worker: usize, number: u32) -> bool {
         reached(self.lines(worker).arrived.count.load(Ordering::Acquire), number)

@@ -56,7 +56,7 @@ pub(crate) struct Function {
 }
 
 impl Function {
-    /// Of a kernel that does not wait itself.
+    /// Function of a kernel that does not wait itself for the kernel before it.
     pub(crate) fn late(handle: sys::CUfunction) -> Function {
         Function { handle, begins_early: false }
     }
@@ -72,8 +72,8 @@ struct Loaded {
 // SAFETY: a CUfunction is a handle that the driver lets any thread use; it lives as long as the CudaFunction beside it.
 unsafe impl Send for Loaded {}
 
-/// Those of this process, by context and layout. One set for all communicators of a device: loading code can make CUDA
-/// wait for kernels that run, and a kernel that waits for a rank whose code is being loaded would wait for ever.
+/// Kernels of this process, by context and layout. One set for all communicators of a device: loading code can make
+/// CUDA wait for kernels that run, and a kernel that waits for a rank whose code is being loaded would wait forever.
 static SHARED: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
 
 impl Kernels {

@@ -18,7 +18,7 @@ use super::window::Layout;
 use crate::dtype::{DType, ReduceOp};
 use crate::wire::Collective;
 
-/// How data cross the link.
+/// Framing of data that cross the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Framing {
     /// Slots, with a counter behind the data.
@@ -48,7 +48,7 @@ pub(crate) struct Kernel {
     pub(crate) framing: Framing,
 }
 
-/// Whether a family combines values: it is compiled for an element type and an operator then.
+/// Work of a family: one that combines values is compiled for an element type and an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Work {
     Reduces,
@@ -159,12 +159,12 @@ impl Kernel {
         sources.iter().find(|(framings, _)| framings.contains(&self.framing)).map(|(_, source)| *source)
     }
 
-    /// Whether the family has this framing.
+    /// Returns true if the family has this framing.
     pub(crate) fn exists(self) -> bool {
         self.source().is_some()
     }
 
-    /// Whether it combines values in a call of `collective`.
+    /// Returns true if the kernel combines values in a call of `collective`.
     pub(crate) fn reduces(self, collective: Collective) -> bool {
         match self.family.row().1 {
             Work::Reduces => true,
@@ -199,7 +199,7 @@ mod tests {
     fn every_kernel_is_in_its_source_once() {
         for kernel in Kernel::ALL {
             let text = kernel.source().unwrap().text;
-            // In a line of its own or behind its type: reduce_direct is another than all_reduce_direct.
+            // In its own line or behind its type: reduce_direct is another than all_reduce_direct.
             let begins = ["\n", "void "]
                 .map(|before| text.matches(&format!("{before}{}(const __grid_constant__ ", kernel.name())).count());
             assert_eq!(begins.iter().sum::<usize>(), 1, "{kernel:?}");

@@ -61,7 +61,7 @@ impl Chooser {
         }
     }
 
-    /// Whether `choice` can run a call of so many bytes of any element type.
+    /// Returns true if `choice` can run a call of `bytes` bytes of any element type.
     pub(crate) fn fits(&self, collective: Collective, choice: Choice, bytes: usize) -> bool {
         match choice.protocol {
             Protocol::Schedule(algorithm, framing) => {
@@ -74,7 +74,7 @@ impl Chooser {
         }
     }
 
-    /// How a schedule cuts the segments of `call`; `None` if `choice` is no schedule, or does not fit.
+    /// Returns the cut of the segments of `call` for a schedule; `None` if `choice` is no schedule, or does not fit.
     pub(crate) fn partition(&self, call: &RawCall, choice: Choice) -> Option<Partition> {
         let Protocol::Schedule(algorithm, framing) = choice.protocol else { return None };
         self.schedules.of(call, algorithm, framing, choice.blocks).ok().map(|(_, partition)| partition)

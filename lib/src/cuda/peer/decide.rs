@@ -63,7 +63,7 @@ impl Asked {
         Asked { fixed_order: config.fixed_order, algorithm: config.algorithm, proto: config.cuda_proto }
     }
 
-    /// Whether results are in rank order, if they must be.
+    /// Returns true if `protocol` gives results in rank order, or need not do so.
     pub(crate) fn orders(&self, protocol: Protocol, collective: Collective, ranks: usize) -> bool {
         match protocol {
             Protocol::Schedule(algorithm, _) if self.fixed_order => {
@@ -77,8 +77,8 @@ impl Asked {
         self.algorithm.is_none() && self.proto == CudaProto::Auto
     }
 
-    /// Whether it is the requested choice. One-shot and two-shot mean the same as in shared memory: every rank's values
-    /// go to all ranks, or a reduce-scatter and an all-gather.
+    /// Returns true if `protocol` is the requested choice. One-shot and two-shot mean the same as in shared memory:
+    /// every rank's values go to all ranks, or a reduce-scatter and an all-gather.
     fn meets(&self, protocol: Protocol, collective: Collective, ranks: usize) -> bool {
         use Protocol::*;
         let two_steps = collective == Collective::AllReduce && ranks > 2;

@@ -47,8 +47,8 @@ struct Fused {
     unused: u32,
 }
 
-/// What a block does for such a call; `None` for calls that are launched alone: others than those in lines and one
-/// step.
+/// Part of the kernel that a block executes for such a call; `None` for calls that are launched alone: others than
+/// those in lines and one step.
 fn part_of(collective: Collective, protocol: Protocol) -> Option<u32> {
     let framing = match protocol {
         Protocol::OneShot => 0,
@@ -65,7 +65,7 @@ fn part_of(collective: Collective, protocol: Protocol) -> Option<u32> {
     Some(part | framing)
 }
 
-/// Whether a launch may carry such a call and others.
+/// Returns true if a launch may carry such a call and others.
 pub(crate) fn can(call: &RawCall, choice: Choice) -> bool {
     part_of(call.collective, choice.protocol).is_some()
 }

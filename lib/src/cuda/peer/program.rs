@@ -22,7 +22,7 @@ const VARIANTS: usize = 2;
 /// Stands for "no rank".
 const NOBODY: u8 = 255;
 
-/// Where a part lies: the buffer in the two upper bits, the segment below.
+/// Encodes the location of a part: the buffer in the two upper bits, the segment below.
 fn place(loc: Loc) -> Option<u8> {
     let buf = match loc.buf {
         Buf::Input => 0,
@@ -152,10 +152,10 @@ pub(crate) struct Compiled {
     algorithm: Algorithm,
     collective: Collective,
     ranks: usize,
-    /// Of a window.
+    /// Parts of a window.
     parts: usize,
     span: usize,
-    /// Of the rank that needs most, so that all ranks cut alike.
+    /// Scratch segments of the rank that needs most, so that all ranks cut alike.
     scratch_segments: usize,
     /// Parts, and messages, that pass through one FIFO per window at most.
     link: (usize, usize),
@@ -182,7 +182,7 @@ impl Compiled {
         })
     }
 
-    /// Whether it needs scratch memory, on the rank that needs most.
+    /// Returns true if the program needs scratch memory, on the rank that needs most.
     pub(crate) fn keeps_sums(&self) -> bool {
         self.scratch_segments > 0
     }
@@ -216,13 +216,13 @@ impl Compiled {
     pub(crate) fn for_lines(&self, count: usize, elem: usize, lines: usize, scratch: usize) -> Option<Partition> {
         let partition = self.partition(count, elem, usize::MAX);
         let (parts, messages) = self.link;
-        // Part 0 is a longest one; a message ends with a line of its own.
+        // Part 0 is a longest one; a message ends with a separate line.
         let words = (partition.part(0, 0).len().checked_mul(elem)?.checked_mul(parts)? / 8).checked_add(messages)?;
         let scratched = self.scratch_segments.checked_mul(partition.largest_window())?.checked_mul(elem)?;
         (partition.windows() == 1 && words <= lines && scratched <= scratch).then_some(partition)
     }
 
-    /// The cut for LL128's lines; `None` if they do not suffice. Each message has lines of its own, or a share of its
+    /// The cut for LL128's lines; `None` if they do not suffice. Each message has its own lines, or a share of its
     /// FIFO's ([`Compiled::takes_shares`]).
     pub(crate) fn for_lines128(&self, count: usize, elem: usize, layout: &Layout, scratch: usize) -> Option<Partition> {
         let holds_sums = |partition: &Partition| {
@@ -238,7 +238,8 @@ impl Compiled {
         (longest.saturating_mul(elem) <= share && holds_sums(&partition)).then_some(partition)
     }
 
-    /// Whether the messages of a call in LL128 have more lines than their FIFO, and take turns.
+    /// Returns true if the messages of a call in LL128 have more lines than their FIFO, and so use it one share after
+    /// the other.
     pub(crate) fn takes_shares(&self, partition: &Partition, layout: &Layout) -> bool {
         let (parts, messages) = self.link;
         let words = partition.part(0, 0).len().saturating_mul(partition.elem_size()).div_ceil(8).saturating_mul(parts);
@@ -251,8 +252,9 @@ impl Compiled {
         layout.lines128 * if self.program.sources == 1 { layout.senders() } else { 1 }
     }
 
-    /// Whether a channel works on one part of a window, which passes through several ranks one after the other: then
-    /// only several windows keep them all busy. The segments of all_gather and reduce_scatter do that in one window.
+    /// Returns true if a channel works on one part of a window, which passes through several ranks one after the other:
+    /// then only several windows keep them all busy. The segments of all_gather and reduce_scatter do that in one
+    /// window.
     fn is_pipeline(&self) -> bool {
         let one_way = matches!(self.collective, Collective::Broadcast | Collective::Reduce);
         match self.algorithm {

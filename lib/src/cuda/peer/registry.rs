@@ -32,11 +32,11 @@ struct Range {
     id: u16,
     begin: u64,
     bytes: u64,
-    /// Of the allocation.
+    /// Begin of the allocation.
     base: u64,
     /// The allocation's identity.
     buffer: u64,
-    /// Whether every rank reaches it.
+    /// True if every rank reaches the range.
     reached: bool,
 }
 
@@ -67,14 +67,14 @@ struct Export {
 pub(crate) struct Registry {
     context: Arc<CudaContext>,
     rank: usize,
-    /// Whether other processes map our memory.
+    /// True if other processes may map our memory.
     shared: bool,
-    /// Whether the ranks have registered a buffer: the same on all of them at the same call.
+    /// True once the ranks have registered a buffer: equal on all of them at the same call.
     used: AtomicBool,
     state: Mutex<State>,
 }
 
-/// What frees a registered buffer when it is dropped; `None`: its user does.
+/// Owner that frees a registered buffer when it is dropped; `None`: the buffer's user does.
 pub(crate) type Owner = Option<Box<dyn Any + Send + Sync>>;
 
 #[derive(Debug, Default)]
@@ -85,7 +85,7 @@ struct State {
     gone: Vec<(u16, Owner)>,
     /// By rank and registration.
     imports: HashMap<(usize, u16), Arc<Import>>,
-    /// How often ranks have met for this.
+    /// Exchanges of all ranks for registration so far.
     meetings: u32,
     /// The communicator is gone.
     closed: bool,
@@ -118,7 +118,7 @@ impl Registry {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// How other ranks' kernels name a buffer; 0 if they do not reach it.
+    /// Name of a buffer for other ranks' kernels; 0 if they do not reach it.
     pub(crate) fn remote(&self, at: u64, bytes: u64) -> u64 {
         let state = self.state();
         let holds = |r: &&Range| r.reached && at >= r.begin && at + bytes <= r.begin + r.bytes;
@@ -400,7 +400,7 @@ pub(crate) fn register_all(
 }
 
 impl Registration {
-    /// Of nothing.
+    /// A registration of no memory.
     pub(crate) fn none(registry: &Arc<Registry>) -> Registration {
         Registration { registry: registry.clone(), id: None, owner: None, places: Vec::new() }
     }
@@ -411,13 +411,13 @@ impl Registration {
         self
     }
 
-    /// Where our device reaches the buffer that `rank` registered in the same call, and its bytes; `None` if it does
-    /// not. It may be used until that rank drops its registration.
+    /// Address at which our device reaches the buffer that `rank` registered in the same call, and its bytes; `None` if
+    /// it does not. It may be used until that rank drops its registration.
     pub fn place(&self, rank: usize) -> Option<(u64, u64)> {
         self.places.get(rank).copied().flatten()
     }
 
-    /// Whether kernels of all ranks reach the buffer. If not, calls copy it through slots.
+    /// Returns true if kernels of all ranks reach the buffer. If not, calls copy it through slots.
     pub fn is_registered(&self) -> bool {
         let state = self.registry.state();
         self.id.is_some_and(|id| state.ranges.iter().any(|r| r.id == id && r.reached))

@@ -58,7 +58,7 @@ impl Schedules {
         }
     }
 
-    /// Whether a schedule can run a call of `bytes` of any element type.
+    /// Returns true if a schedule can run a call of `bytes` of any element type.
     pub(crate) fn fits(
         &self,
         collective: Collective,

@@ -1,13 +1,13 @@
 //! Collectives of ranks that share a GPU from several processes.
 //!
-//! Kernels of different processes run on a GPU in turns of milliseconds. A kernel that waits for another process's
-//! kernel wastes its turn, and the two may never run together. Here no kernel waits. A call is a few kernels with
-//! *stream* waits in between (`cuStreamWaitValue32`), during which the other processes have the GPU:
+//! Kernels of different processes run on a GPU in time slices of milliseconds. A kernel that waits for another
+//! process's kernel wastes its slice, and the two may never run together. Here no kernel waits. A call is a few kernels
+//! with *stream* waits in between (`cuStreamWaitValue32`), during which the other processes have the GPU:
 //!
 //! ```text
 //! wait until our slots at the peers are free · push · signal · wait until their data is here · take or reduce · signal
 //! ```
-//! Such a wait has no deadline of its own. A thread watches it, and releases the stream at the deadline.
+//! Such a wait itself has no deadline. A thread watches it, and releases the stream at the deadline.
 
 mod traffic;
 mod watch;

@@ -7,7 +7,7 @@ use crate::wire::Collective;
 /// The bytes that a call moves: destinations, sources, and the distance of their segments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Traffic {
-    /// Of each message sent, and of each received.
+    /// Bytes of each message sent, and of each received.
     pub(super) lengths: (u64, u64),
     pub(super) input: u64,
     pub(super) output: u64,
@@ -17,12 +17,12 @@ pub(super) struct Traffic {
     pub(super) output_stride: u64,
     /// Address of our own input, if it is added to the sources' data.
     pub(super) reduces: Option<u64>,
-    /// Whether both ends are the same call.
+    /// True if both ends are the same call, which kernels then compare.
     pub(super) compares: bool,
 }
 
 impl Traffic {
-    /// Of a message sent, a message received (each as address, bytes, peer), or both.
+    /// Returns the traffic of a message sent, a message received (each as address, bytes, peer), or both.
     pub(super) fn pair(to: Option<End>, from: Option<End>) -> Traffic {
         let (input, sent, target) = to.map_or((0, 0, 0), |(at, bytes, peer)| (at, bytes, 1 << peer));
         let (output, received, source) = from.map_or((0, 0, 0), |(at, bytes, peer)| (at, bytes, 1 << peer));
@@ -39,7 +39,7 @@ impl Traffic {
         }
     }
 
-    /// Of a collective of `size` ranks, seen by `rank`.
+    /// Returns the traffic of a collective of `size` ranks, seen by `rank`; `None` for one that has no phased form.
     pub(super) fn of(call: &RawCall, rank: usize, size: usize) -> Option<Traffic> {
         let bytes = (call.count * call.dtype.size()) as u64;
         let others = ((1u32 << size) - 1) & !(1 << rank);

@@ -25,7 +25,7 @@ pub(super) struct Filled {
     pub(super) received: [u32; MAX_RANKS],
 }
 
-/// Which of a pair's two counts: as in `kernels/fifo.cuh`.
+/// Kind of a pair's two counts: as in `kernels/fifo.cuh`.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Flag {
     Tail = 0,

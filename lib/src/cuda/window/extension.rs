@@ -31,7 +31,7 @@ const OFFER: &str = "DeviceComm: extension";
 pub(crate) struct Extension {
     /// By rank; 0: not reached yet.
     addresses: [AtomicU64; MAX_RANKS],
-    /// Those of all ranks are reached.
+    /// True once the extensions of all ranks are reached.
     whole: AtomicBool,
     /// `None`: they lie behind the windows, in the same allocations.
     growth: Option<Growth>,
@@ -55,7 +55,7 @@ struct State {
     // Unmapped before ours is freed.
     peers: Vec<PeerWindow>,
     ours: Option<Window>,
-    /// Why there is none. It stays: other ranks were told.
+    /// Reason why there is none. It stays: other ranks were notified.
     failed: Option<Error>,
 }
 
@@ -88,7 +88,7 @@ impl Extension {
         std::array::from_fn(|rank| self.addresses[rank].load(Ordering::Relaxed))
     }
 
-    /// Whether those of `peers` are reached.
+    /// Returns true if the extensions of `peers` are reached.
     #[inline]
     fn reaches(&self, peers: impl IntoIterator<Item = usize>) -> bool {
         self.whole.load(Ordering::Acquire)

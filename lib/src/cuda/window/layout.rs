@@ -38,7 +38,7 @@ const MESSAGE_LINES: usize = MESSAGE_WORDS + EPOCH_BYTES / 4 / 2;
 const CHANNELS_128: usize = 128;
 /// Buffers that a rank can have registered at a time.
 pub(crate) const REGISTRATIONS: usize = 1024;
-/// Slots of a sender that phased calls use in turn.
+/// Slots of a sender that phased calls use one after the other.
 pub(crate) const AREAS: usize = 2;
 /// Enough for a window of any schedule but the largest, which are cut smaller.
 pub(crate) const SCRATCH_BYTES: usize = 16 << 20;
@@ -55,7 +55,7 @@ pub(crate) struct Layout {
     pub(crate) line_channels: usize,
     /// LL lines per channel and sender, in one set.
     pub(crate) lines: usize,
-    /// The same of LL128; 0 where it is not used.
+    /// LL128 lines per channel and sender, in one set; 0 where LL128 is not used.
     pub(crate) lines128: usize,
     pub(crate) slots: usize,
     pub(crate) slot_bytes: usize,
@@ -77,8 +77,8 @@ fn lines128(ranks: usize, channels: usize) -> usize {
     (wanted * CHANNELS_128 / channels).min(LINES_128 / ranks) / 8 * 8
 }
 
-/// Whether a message goes through slots, which are in the extension, and not in lines. The length alone decides, so
-/// that both ends know.
+/// Returns true if a message goes through slots, which are in the extension, and not in lines. The length alone
+/// decides, so that both ends know.
 pub(crate) fn needs_slots(bytes: usize) -> bool {
     bytes > 8 * MESSAGE_WORDS
 }
@@ -95,8 +95,8 @@ impl Layout {
         layout.with_lines()
     }
 
-    /// [`Layout::new`] for GPUs of which the smallest has so many multiprocessors: fewer blocks if they would not all
-    /// be resident, each on its own multiprocessor.
+    /// [`Layout::new`] for GPUs of which the smallest has `multiprocessors` multiprocessors: fewer blocks if they would
+    /// not all be resident, each on its own multiprocessor.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when that many ranks cannot share such a GPU.
@@ -231,7 +231,7 @@ impl Layout {
         EPOCH_BYTES + counters + FLAG_BYTES * (which * KINDS * self.channels * MAX_RANKS + peer)
     }
 
-    /// The same, for the compiler of the kernels.
+    /// Definitions of the layout for the compiler of the kernels.
     pub(crate) fn defines(&self) -> Vec<String> {
         [
             ("MAX_RANKS", MAX_RANKS),

@@ -60,7 +60,7 @@ impl Mailbox {
         packet::send(&self.socket, Some(&to), &message, &[descriptor])
     }
 
-    /// The received descriptors, by rank. Messages of strangers are dropped.
+    /// The received descriptors, by rank. Messages without our token are dropped.
     pub(crate) fn collect(&self) -> Result<HashMap<usize, OwnedFd>, Errno> {
         let mut all = HashMap::new();
         loop {

@@ -23,7 +23,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// At least so many bytes of the context's device, for all devices of this process that can reach it.
+    /// At least `bytes` bytes of the context's device, for all devices of this process that can reach it.
     pub(crate) fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Mapping, DriverError> {
         context.bind_to_thread()?;
         let own = context.cu_device();
@@ -45,7 +45,7 @@ impl Mapping {
         Self::map(context, handle, bytes, &users)
     }
 
-    /// The memory behind a descriptor of another process; `bytes` as its owner asked for.
+    /// The memory behind a descriptor of another process; `bytes` as its owner requested.
     pub(crate) fn import(
         context: &Arc<CudaContext>,
         descriptor: BorrowedFd<'_>,

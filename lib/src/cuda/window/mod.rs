@@ -73,7 +73,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Those of the ranks of one process, seen by one of them.
+    /// Windows of the ranks of one process, as rank `rank` sees them.
     pub(crate) fn within_process(rank: usize, layout: Layout, memory: &Arc<Vec<Window>>) -> Windows {
         let mut addresses = [0; MAX_RANKS];
         for (address, window) in addresses.iter_mut().zip(memory.iter()) {
@@ -130,7 +130,8 @@ impl Window {
         Self::sized(context, bytes, WINDOW)
     }
 
-    /// The same for `what`.
+    /// Allocates and clears `bytes` bytes for `what`, which names the memory in errors; for mapping by CUDA IPC or by
+    /// address.
     pub(crate) fn sized(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Window> {
         // SAFETY: allocates; the address is freed once, by `drop`.
         let allocate = || unsafe { result::malloc_sync(bytes) };
@@ -141,9 +142,9 @@ impl Window {
         Ok(window)
     }
 
-    /// The same while calls are enqueued or under way; the caller holds [`Uncaptured`](super::driver::Uncaptured) if
-    /// they may be captured: no kernel is waited for but by the allocation itself,
-    /// and only the first `cleared` bytes are cleared.
+    /// Allocates while calls are enqueued or under way; the caller holds [`Uncaptured`](super::driver::Uncaptured) if
+    /// they may be captured: no kernel is waited for but by the allocation itself, and only the first `cleared` bytes
+    /// are cleared.
     pub(crate) fn amid_calls(context: &Arc<CudaContext>, bytes: usize, cleared: usize, what: &str) -> Result<Window> {
         let failed = |e| not_allocated(context, bytes, what, e);
         context.bind_to_thread().map_err(failed)?;

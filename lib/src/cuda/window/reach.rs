@@ -68,7 +68,7 @@ impl RankGpu {
         Ok(layout.within(config.cuda_memory))
     }
 
-    /// Whether 128 bytes that a warp writes there arrive together.
+    /// Returns true if 128 bytes that a warp writes to the other GPU arrive together.
     fn keeps_lines_whole(&self, other: &RankGpu) -> bool {
         self.same_device(other) || self.joined.contains(&other.uuid)
     }
@@ -82,7 +82,7 @@ impl RankGpu {
     }
 }
 
-/// The GPUs of this process whose link to this one has all atomic operations: CUDA's word for NVLink, which PCIe lacks.
+/// The GPUs of this process whose link to this one has all atomic operations: CUDA's term for NVLink, which PCIe lacks.
 fn joined(context: &Arc<CudaContext>) -> Result<Vec<sys::CUuuid>, DriverError> {
     let mut joined = Vec::new();
     for other in devices()? {
@@ -118,7 +118,7 @@ enum Handle {
 }
 
 impl Introduction {
-    /// Where its owner's process has it.
+    /// Address of the window in its owner's process.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
@@ -260,7 +260,7 @@ impl Reached {
     }
 }
 
-/// Whether ranks of several processes have one GPU.
+/// Returns true if ranks of several processes have one GPU.
 fn shares_gpu(gpus: &[RankGpu]) -> bool {
     gpus.iter().enumerate().any(|(i, a)| gpus[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)))
 }

@@ -1,4 +1,4 @@
-//! Both ends of a new link do the same: each listens for the other's messages.
+//! Making of a link, at which both ends do the same: each listens for the other's messages.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -17,11 +17,11 @@ use crate::transport::stream::{CLOSED, read_exact};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
-/// Between two looks at the connections in the making.
+/// Time between two checks of the connections that are being made.
 const LOOK: Duration = Duration::from_millis(1);
 const READY: u8 = 1;
 
-/// Makes a link over a socket on which both ends have proven who they are.
+/// Makes a link over a socket on which both ends are authenticated.
 pub(super) fn join(
     net: &Arc<Net>,
     mut socket: TcpStream,
@@ -47,7 +47,7 @@ pub(super) fn join(
         if receiver.is_none() {
             receiver = listener.accept()?;
         }
-        // Its last word stays in the socket.
+        // Its last byte stays in the socket.
         if matches!(rustix::net::recv(&socket, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT), Ok((0, _))) {
             return Err(who.lost("connect", CLOSED));
         }

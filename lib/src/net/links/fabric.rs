@@ -1,4 +1,4 @@
-//! Rails as an endpoint sees them: they reach every host, as TCP does.
+//! Rails as a fabric of an endpoint: they reach every host, as TCP does.
 
 use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
@@ -25,9 +25,10 @@ struct RailsFabric {
 /// Starts the network, and listens with TCP.
 ///
 /// # Errors
-/// Those of both.
+/// Errors of [`Net::new`] and of listening with TCP.
 pub(super) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
-    // Ranks that wait do the threads' work: one is enough for the rest. Ways through other ranks are the endpoint's.
+    // Ranks that wait drive progress inline: one thread is enough for the rest. Paths through other ranks are the
+    // endpoint's.
     let net_threads = site.config.net_threads.max(1);
     let config = Config { net_relay_port: 0, net_threads, ..site.config.clone() };
     let net = Arc::new(Net::new(&config)?);

@@ -21,7 +21,7 @@ pub(super) struct Unsent {
     // Dropped before the memory that its threads read.
     pub(super) sender: Arc<Sender>,
     pub(super) slots: Arc<Slots>,
-    /// Slots and their requests.
+    /// Slots whose messages are being sent, each with its request.
     open: Vec<(usize, usize)>,
 }
 
@@ -33,7 +33,7 @@ impl Unsent {
     /// Sends the message in a slot that is not under way; false if the connection has no request left.
     pub(super) fn send(&mut self, slot: usize, header: &Header) -> Result<bool> {
         let (message, _) = self.slots.message(slot);
-        // SAFETY: within the slot, which nobody else uses before it is under way.
+        // SAFETY: within the slot, which nothing else uses before it is under way.
         unsafe { message.cast::<Header>().write_unaligned(*header) };
         // SAFETY: the slot is not written to before its request is done, and is dropped after the connection.
         let request = unsafe { self.sender.post(message, Header::BYTES + header.len as usize, TAG) }?;
@@ -41,7 +41,7 @@ impl Unsent {
         Ok(request.is_some())
     }
 
-    /// The slots whose messages are sent since the last call.
+    /// Returns the slots whose messages were sent since the last call.
     pub(super) fn collect(&mut self) -> Vec<usize> {
         let link = &self.sender.link;
         let is_done = |request: usize| {
@@ -56,7 +56,7 @@ impl Unsent {
     }
 }
 
-/// What a dropped link has not sent.
+/// Messages that a dropped link has not sent yet; the endpoint's thread holds them.
 #[derive(Debug)]
 struct Ending {
     unsent: Unsent,
@@ -81,7 +81,7 @@ impl Closing for Ending {
     }
 }
 
-/// The half of a link that sends is gone.
+/// Leaves the unsent messages of a dropped link to the endpoint's thread.
 pub(super) fn leave(unsent: &mut Unsent, linger: &Linger) {
     let Unsent { sender, slots, open } = unsent;
     let left = Unsent { sender: sender.clone(), slots: slots.clone(), open: std::mem::take(open) };

@@ -22,7 +22,7 @@ pub(super) struct RailsRecv {
     posted: VecDeque<(usize, Option<usize>)>,
     /// The slot of the oldest message, and its header, once it is here.
     oldest: Option<(usize, Header)>,
-    /// What came is no message.
+    /// Error text, if bytes came that are no message; `None` while all is well.
     broken: Option<String>,
     bell: Arc<Doorbell>,
     linger: Arc<Linger>,
@@ -50,10 +50,10 @@ impl RailsRecv {
         Ok(link)
     }
 
-    /// A slot without a message takes the next one.
+    /// Posts a receive for the next message into a slot without one.
     fn post(&mut self, slot: usize) {
         let (place, room) = self.slots.message(slot);
-        // SAFETY: nobody looks at the slot before its request is done, and it is dropped after the connection.
+        // SAFETY: nothing reads the slot before its request is done, and it is dropped after the connection.
         let request = unsafe { self.receiver.post(&[(place, room, TAG)]) };
         self.posted.push_back((slot, request));
     }

@@ -17,7 +17,7 @@ pub(super) struct RailsSend {
     /// Slots without a message.
     free: Vec<usize>,
     reserved: Option<usize>,
-    /// The last one who wanted a slot got none.
+    /// True if the last request for a slot got none.
     refused: bool,
     bell: Arc<Doorbell>,
     linger: Arc<Linger>,
@@ -46,14 +46,15 @@ impl RailsSend {
         self.unsent.sender.link.fate().check().map_err(|e| lost(&self.peer, "send", e))
     }
 
-    /// Whether the peer is there, and after that what it has taken: once it has taken everything it may leave.
+    /// Collects the slots whose messages are sent, and returns the connection's error, if it had failed before that:
+    /// once the peer has taken everything it may leave.
     fn look(&mut self) -> Result<()> {
         let alive = self.alive();
         self.free.extend(self.unsent.collect());
         alive
     }
 
-    /// A slot, if one is free.
+    /// Reserves a slot, if one is free.
     fn slot(&mut self) -> Option<usize> {
         if self.reserved.is_none() {
             if self.free.is_empty() {
@@ -73,7 +74,7 @@ impl RailsSend {
     /// The memory of the reserved slot.
     fn memory(&mut self, slot: usize) -> &mut [u8] {
         // SAFETY: a reserved slot is not under way, so it is ours alone; its memory is zeroed at first, and has room
-        // for so much.
+        // for `max_message` bytes.
         unsafe { std::slice::from_raw_parts_mut(self.unsent.slots.payload(slot), self.max_message()) }
     }
 
@@ -89,7 +90,7 @@ impl RailsSend {
     }
 }
 
-/// A connection's error, of the link with a peer.
+/// Turns a connection's error into one of the link with a peer.
 pub(super) fn lost(peer: &Peer, op: &str, error: Error) -> Error {
     match error {
         Error::Connection { detail, .. } => peer.lost(op, &detail),

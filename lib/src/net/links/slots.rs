@@ -8,7 +8,7 @@ use crate::transport::LinkOptions;
 use crate::transport::mapping::Mapping;
 use crate::wire::Header;
 
-/// Where a payload begins in a slot. The header is right before it, so that both are one message.
+/// Offset of the payload in a slot, in bytes. The header is right before it, so that both are one message.
 const PAYLOAD: usize = 64;
 
 /// As many slots as the link has depth, each for a header and the longest payload.
@@ -19,7 +19,7 @@ pub(super) struct Slots {
     memory: Mapping,
     pub(super) max_message: usize,
     stride: usize,
-    /// Its threads fill the memory and send from it.
+    /// The network, whose threads fill the memory and send from it.
     _net: Arc<Net>,
 }
 
@@ -32,7 +32,7 @@ impl Slots {
         Ok(Slots { _registered: registered, memory, max_message: options.max_message, stride, _net: net.clone() })
     }
 
-    /// The place of a message: that of its header, with room for both.
+    /// Returns the address of a message, which is that of its header, and the room for both.
     pub(super) fn message(&self, slot: usize) -> (*mut u8, usize) {
         let at = slot * self.stride + PAYLOAD - Header::BYTES;
         let bytes = Header::BYTES + self.max_message;
@@ -40,7 +40,7 @@ impl Slots {
         (self.memory.base().as_ptr().wrapping_add(at), bytes)
     }
 
-    /// The place of its payload, with room for the longest one; a multiple of 64 bytes.
+    /// Returns the address of a slot's payload, with room for the longest one; a multiple of 64 bytes.
     pub(super) fn payload(&self, slot: usize) -> *mut u8 {
         self.message(slot).0.wrapping_add(Header::BYTES)
     }

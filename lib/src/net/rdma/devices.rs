@@ -1,4 +1,4 @@
-//! The RDMA ports of a process, and what their devices say without being asked.
+//! The RDMA ports of a process, and asynchronous events of their devices.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -16,14 +16,14 @@ use crate::transport::verbs::sys::Timing;
 #[derive(Debug)]
 pub(in crate::net) struct Devices {
     pub(super) rails: Rails,
-    /// How long a queue pair waits for its peer where other rails can take over.
+    /// Timeout and retries of a queue pair where other rails can take over.
     impatient: Timing,
     /// Links that have had queue pairs.
     links: Mutex<Vec<Weak<Link>>>,
 }
 
 impl Devices {
-    /// Opens them; a machine without any uses streams alone.
+    /// Opens the ports; `None` if RDMA is off or there are none, so that streams carry all.
     pub(in crate::net) fn open(config: &Config) -> Result<Option<Arc<Devices>>> {
         if !config.net_rdma {
             return Ok(None);
@@ -45,7 +45,7 @@ impl Devices {
         if several { self.impatient } else { self.rails.timing }
     }
 
-    /// The port with this address.
+    /// Returns the port with this address.
     pub(super) fn at(&self, ip: IpAddr) -> Option<&Rail> {
         self.rails.all().iter().find(|rail| !rail.port.address.infiniband && rail.port.address.ip() == ip)
     }
@@ -54,25 +54,25 @@ impl Devices {
         self.rails.all().iter().map(|rail| rail.port.address.to_string()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether this port carries something now.
+    /// Returns true if the port with this address is active now.
     pub(super) fn is_up(&self, ip: IpAddr) -> bool {
         let state = self.at(ip).map(|rail| rail.device.pd.context().port(rail.port.address.port));
         state.is_some_and(|state| state.is_ok_and(|state| state.active))
     }
 
-    /// This link is told of ports that go up or down.
+    /// Registers a link, which is notified of ports that go up or down.
     pub(super) fn tell(&self, link: &Arc<Link>) {
         let mut links = lock(&self.links);
         links.retain(|one| one.strong_count() > 0 && one.as_ptr() != Arc::as_ptr(link));
         links.push(Arc::downgrade(link));
     }
 
-    /// What a thread waits on for each device, by its number.
+    /// Returns the descriptor of each device's asynchronous events, with the number of the device.
     pub(in crate::net) fn watched(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
         self.rails.devices().iter().map(|device| device.event_fd()).enumerate()
     }
 
-    /// Takes in what a device says. False: it is lost, and says no more.
+    /// Handles the asynchronous events of a device. False once it is lost, and has no more.
     pub(in crate::net) fn event(&self, number: usize) -> bool {
         let Some(device) = self.rails.devices().get(number) else { return false };
         let mut changed = Vec::new();
@@ -92,8 +92,8 @@ impl Devices {
     }
 }
 
-/// Gives up after `limit`, rounded up, and one repetition: packets wait for tens of milliseconds in the queue of a slow
-/// cable, and to repeat them meanwhile would cost half of it.
+/// Returns the timing with which a queue pair gives up after `limit`, rounded up, and one repetition: packets wait for
+/// tens of milliseconds in the queue of a slow cable, and to repeat them meanwhile would cost half of it.
 fn within(timing: Timing, limit: Duration) -> Timing {
     let retries = timing.retries.min(1);
     let unit = Duration::from_nanos(4096) * (u32::from(retries) + 1);

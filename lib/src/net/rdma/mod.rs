@@ -1,21 +1,21 @@
 //! Long messages by RDMA: written from the sender's memory to that of the posted receive, and no thread copies them.
 //!
-//! Where both ends of a cable have an RDMA port, the sender offers a queue pair beside its stream there
+//! Between two NICs with RDMA ports, the sender offers a queue pair beside its stream there
 //! ([`Card`](super::frame::Card)), and the receiver answers with its own. From then on a message over 32 KiB waits
-//! until the receiver has told where its receive is (its [`Room`]), as under NCCL's own transport for InfiniBand. The
-//! sender asks for that. While the messages of a tag are long, the receiver tells of each receive when it is posted;
-//! short ones should not pay for it, whose receives are often as long. A message is cut into pieces of [`PIECE`]
-//! bytes, and a queue pair takes the next one when it has fewer than [`DEPTH`] under way and the piece would arrive as
-//! early over it as over any other.
+//! until the receiver has sent a receive credit with the address of its receive (a [`Room`]), as under NCCL's own
+//! transport for InfiniBand. The sender requests that. While the messages of a tag are long, the receiver sends a
+//! credit for each receive when it is posted; short ones should not pay for it, whose receives are often as long. A
+//! message is cut into fragments of [`PIECE`] bytes, and a queue pair takes the next one when it has fewer than
+//! [`DEPTH`] under way and the fragment would arrive as early over it as over any other.
 //!
-//! A piece is one RDMA WRITE WITH IMMEDIATE. The immediate word names the room and the piece, and its completion tells
-//! the receiver that the piece is in its place. The last one of a message gives away its length.
+//! A fragment is one RDMA WRITE WITH IMMEDIATE. The immediate value names the credit and the fragment, and its
+//! completion shows the receiver that the fragment is in its posted buffer. The last one of a message gives its length.
 //!
-//! Short messages, those of memory that is not registered, and all words go over the streams. So does everything after
-//! the last queue pair is lost. One that fails is left as a stream is: the sender says so, the receiver stops its own,
-//! then answers how many pieces came over it, and streams carry the others. Another one is offered if it had carried
-//! something and its cable still has a stream, or when that has one again. A port that says that it is down loses its
-//! queue pairs at once, and offers others when it is up.
+//! Short messages, those of memory that is not registered, and all control frames go over the streams. So does
+//! everything after the last queue pair is lost. One that fails is left as a stream is: the sender notifies the
+//! receiver, which stops its own end, then replies with the number of fragments that came over it, and streams carry
+//! the others. Another one is offered if it had carried something and its NIC pair still has a stream, or when that has
+//! one again. A port whose device reports it down loses its queue pairs at once, and offers others when it is up.
 
 mod devices;
 mod queue;
@@ -40,14 +40,14 @@ use crate::transport::verbs::sys::Access;
 pub(super) use devices::Devices;
 use queue::{Posted, Queue, Site};
 
-/// A message is cut into pieces of this length, alike at both ends.
+/// Length of the fragments of a message, alike at both ends.
 pub(super) const PIECE: usize = 512 << 10;
-/// Pieces of a queue pair under way.
+/// Most fragments of a queue pair in flight.
 const DEPTH: usize = 8;
-/// Queue pairs in the life of a link.
+/// Most queue pairs in the life of a link.
 const MOST: usize = 64;
 
-/// Memory that is registered with them until this is dropped.
+/// Memory that is registered with the RDMA devices, if there are some, until this is dropped.
 #[derive(Debug)]
 pub struct Memory {
     _registered: Option<Registered>,
@@ -80,9 +80,9 @@ pub(super) unsafe fn register(devices: Option<&Devices>, base: *mut u8, bytes: u
 pub(super) struct Queues {
     devices: Option<Arc<Devices>>,
     all: Box<[OnceLock<Queue>]>,
-    /// No queue pair comes while the link is being closed.
+    /// Held while a queue pair is added, so that none comes while the link is being closed.
     making: Mutex<()>,
-    /// It is said once that there are no more.
+    /// True once it was logged that there are no more queue pairs.
     spent: AtomicBool,
 }
 
@@ -93,7 +93,7 @@ impl Queues {
         Queues { devices, all, making: Mutex::default(), spent: AtomicBool::new(false) }
     }
 
-    /// Whether this end has ports.
+    /// Returns true if this end has RDMA ports.
     pub(super) fn is_on(&self) -> bool {
         self.devices.is_some()
     }
@@ -102,7 +102,7 @@ impl Queues {
         self.devices.as_ref().is_some_and(|devices| devices.is_up(ip))
     }
 
-    /// Whether pieces go by RDMA.
+    /// Returns true while there is a queue pair that carries fragments.
     #[inline]
     pub(super) fn any(&self) -> bool {
         self.alive().next().is_some()
@@ -120,12 +120,12 @@ impl Queues {
         self.made().filter(|(_, queue)| queue.life.is(State::Alive))
     }
 
-    /// Whether a message of this memory may go by RDMA.
+    /// Returns true if a message of this memory may go by RDMA: it is registered, and there is a queue pair.
     pub(super) fn takes(&self, data: *const u8, len: usize) -> bool {
         self.alive().next().is_some_and(|(_, queue)| queue.keys(data, len).is_some())
     }
 
-    /// Our port on the cable of a stream, if there is one.
+    /// Returns our port on the NIC pair of a stream, if there is one.
     fn site<'a>(&'a self, link: &Link, stream: Option<&'a Stream>) -> Option<Site<'a>> {
         let (devices, stream) = (self.devices.as_ref()?, stream?);
         let cable = stream.rail?;
@@ -133,8 +133,8 @@ impl Queues {
         Some(Site { rail: devices.at(cable.ours)?, timing, cable, worker: &stream.worker })
     }
 
-    /// Offers a queue pair beside a stream, if there is a port on its cable and no queue pair yet: what the peer must
-    /// hear.
+    /// Offers a queue pair beside a stream, if there is a port on its NIC pair and no queue pair yet. Returns the
+    /// control frame for the peer.
     pub(super) fn offer(&self, link: &Arc<Link>, index: usize, stream: &Stream) -> Option<Frame> {
         if link.relayed() {
             return None;
@@ -156,7 +156,7 @@ impl Queues {
         Some(self.get(number)?.card(index, number))
     }
 
-    /// The same beside the streams on such cables; the peer is told.
+    /// Offers queue pairs beside the streams on NIC pairs for which `on` is true, and notifies the peer.
     pub(super) fn offer_on(&self, link: &Arc<Link>, on: impl Fn(Rail) -> bool) {
         let Side::Out(_) = link.side else { return };
         let here = link.alive().filter(|(_, stream)| stream.rail.is_some_and(&on));
@@ -186,7 +186,7 @@ impl Queues {
         kept
     }
 
-    /// The peer's word on a queue pair or on a room.
+    /// Handles a control frame of the peer's about a queue pair, or a request for a receive credit.
     #[cold]
     pub(super) fn heard(&self, link: &Arc<Link>, word: Word, frame: &Frame) -> Result<(), String> {
         match (word, &link.side) {
@@ -223,7 +223,7 @@ impl Queues {
         }
     }
 
-    /// The sender offers a queue pair.
+    /// Answers the sender's offer of a queue pair.
     fn answer(&self, link: &Arc<Link>, frame: &Frame) {
         let theirs = frame.as_card();
         let number = usize::from(theirs.queue);
@@ -251,7 +251,7 @@ impl Queues {
         }
     }
 
-    /// The receiver's answer.
+    /// Handles the receiver's answer to an offer: connects the queue pair, or gives it up.
     fn join(&self, link: &Arc<Link>, frame: &Frame) {
         let theirs = frame.as_card();
         let number = usize::from(theirs.queue);
@@ -272,7 +272,8 @@ impl Queues {
         }
     }
 
-    /// The sender has left a queue pair: nothing comes over it once this end has stopped it.
+    /// Stops this end of a queue pair that the sender has left, and replies with the number of fragments that came over
+    /// it.
     fn part(&self, link: &Arc<Link>, frame: &Frame) -> Result<(), String> {
         let number = frame.queue().ok_or("expected the number of a queue pair")?;
         let mut arrived = 0;
@@ -285,7 +286,7 @@ impl Queues {
         Ok(())
     }
 
-    /// A queue pair is of no use any more.
+    /// Gives a queue pair up, for the reason `why`.
     #[cold]
     fn lose(&self, link: &Arc<Link>, number: usize, why: &str) {
         let Some(queue) = self.get(number) else { return };
@@ -303,7 +304,7 @@ impl Queues {
         link.restate();
     }
 
-    /// All streams on a cable are lost, which may show before its queue pair does.
+    /// Gives up the queue pairs of a NIC pair whose streams are all lost, which may show before they fail.
     pub(super) fn lose_cable(&self, link: &Arc<Link>, cable: Rail) {
         self.lose_on(link, |of| of == cable, "no stream gets through there");
     }
@@ -314,7 +315,7 @@ impl Queues {
         }
     }
 
-    /// The port with this address went up or down.
+    /// Offers queue pairs at a port that went up, or gives up those of one that went down.
     pub(super) fn port(&self, link: &Arc<Link>, ip: IpAddr, up: bool) {
         match up {
             true => self.offer_on(link, |cable| cable.ours == ip),
@@ -322,13 +323,14 @@ impl Queues {
         }
     }
 
-    /// What the peer must hear of those that are lost.
+    /// Returns the control frames about lost queue pairs for the peer.
     pub(super) fn lost(&self, word: Word) -> impl Iterator<Item = Frame> {
         let lost = self.made().filter(|(_, queue)| queue.life.is(State::Lost));
         lost.map(move |(number, _)| Frame::say(word, frame::queue(number), 0))
     }
 
-    /// The words by which the sender finds a posted receive.
+    /// Returns the receive credits of a posted receive: one for each queue pair, or one without a key if the memory is
+    /// not registered.
     pub(super) fn rooms(&self, (tag, number): (i32, u64), data: *const u8, bytes: usize, id: u16) -> Vec<Frame> {
         let room = |key| Frame::room(tag, number, &Room { address: data.addr() as u64, bytes: bytes as u64, id, key });
         let keys = self.alive().map(|(queue, of)| Some((queue as u8, of.keys(data, bytes)?.1)));
@@ -339,21 +341,21 @@ impl Queues {
         }
     }
 
-    /// Has queue pairs take what is posted and has its room.
+    /// Has queue pairs take what is posted and has a receive credit.
     pub(super) fn pump(&self, link: &Arc<Link>) {
         while let Some((first, _)) = self.alive().next()
             && self.next(link, first)
         {}
     }
 
-    /// The queue pair over which a piece would arrive first: this one, or another.
+    /// Returns the number of the queue pair over which a fragment would arrive first: this one, or another.
     fn turn(&self, number: usize) -> usize {
         let loads = self.alive().map(|(number, queue)| (number, &queue.load));
         load::turn(number, PIECE, loads).err().unwrap_or(number)
     }
 
-    /// Posts the next piece over the queue pair where it would arrive first, or over another if all rooms lack the key
-    /// of that one; false when there is nothing to do before the next event.
+    /// Posts the next fragment over the queue pair where it would arrive first, or over another if all receive credits
+    /// lack the key of that one; false when there is nothing to do before the next event.
     fn next(&self, link: &Arc<Link>, number: usize) -> bool {
         let first = self.turn(number);
         match self.post(link, first) {
@@ -371,7 +373,7 @@ impl Queues {
         })
     }
 
-    /// Takes in what a queue pair has done, and gives it more.
+    /// Takes in the completions of a queue pair, and gives it more.
     pub(super) fn event(&self, link: &Arc<Link>, number: usize) {
         let Some(queue) = self.get(number) else { return };
         if let Err(why) = queue.arm().and_then(|()| queue.poll(link)) {
@@ -380,7 +382,7 @@ impl Queues {
         while self.next(link, number) {}
     }
 
-    /// Takes in what came before the end of a stream.
+    /// Takes in the completions that came before the end of a stream.
     pub(super) fn settle(&self, link: &Arc<Link>) {
         for (_, queue) in self.alive() {
             // The end of the link says more than that of a queue pair.
@@ -388,7 +390,7 @@ impl Queues {
         }
     }
 
-    /// Memory of the owner's is not used any more when this returns.
+    /// Closes all queue pairs. The owner's memory is not used any more when this returns.
     pub(super) fn close(&self, link: &Arc<Link>) {
         let _making = lock(&self.making);
         for (number, queue) in self.made() {
@@ -397,13 +399,13 @@ impl Queues {
         }
     }
 
-    /// Pieces that have come by RDMA.
+    /// Returns the number of fragments that have come by RDMA.
     #[cfg(test)]
     fn arrived(&self) -> u64 {
         self.made().map(|(_, queue)| queue.done()).sum()
     }
 
-    /// What a thread waits on for a queue pair.
+    /// Returns the descriptor of a queue pair's completion events.
     pub(super) fn watched(&self, number: usize) -> Option<BorrowedFd<'_>> {
         Some(self.get(number)?.fd())
     }

@@ -1,4 +1,4 @@
-//! One queue pair of a link, and what is under way on it.
+//! One queue pair of a link, and the fragments in flight on it.
 
 use std::collections::VecDeque;
 use std::net::Ipv6Addr;
@@ -19,7 +19,7 @@ use crate::threads::lock;
 use crate::transport::verbs::rails::{Device, Rail};
 use crate::transport::verbs::sys::{Capacity, Channel, Cq, Outcome, Qp, Sge, Timing, Write, status};
 
-/// Where a queue pair is made.
+/// Port, timing, addresses and worker thread of a queue pair that is to be made.
 pub(super) struct Site<'a> {
     pub(super) rail: &'a Rail,
     pub(super) timing: Timing,
@@ -27,21 +27,21 @@ pub(super) struct Site<'a> {
     pub(super) worker: &'a Arc<Worker>,
 }
 
-/// Receives of the receiving end, more than the sender has under way: they are posted again a few at a time.
+/// Receives of the receiving end, more than the sender has in flight: they are posted again a few at a time.
 const RECEIVES: usize = 4 * DEPTH;
-/// While one of these is missing, they are not.
+/// Number of receives above which no more are posted.
 const ENOUGH: usize = 3 * DEPTH;
-/// A peer that is slow to take its completions is waited for: 7 is for ever. One that is gone answers nothing.
+/// Retries without limit (7) for a peer that is slow to take its completions. One that is gone answers nothing.
 const FOR_EVER: u8 = 7;
-/// The time that a stopped queue pair may take to give back its receives.
+/// Longest time that a stopped queue pair may take to give back its receives.
 const STOPPED: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) life: Life,
-    /// The cable of the stream beside it.
+    /// The NIC pair of the stream beside it.
     pub(super) cable: Cable,
-    /// From where to where, in words.
+    /// Our port and the peer's address, as text.
     pub(super) ports: String,
     pub(super) worker: Arc<Worker>,
     device: Arc<Device>,
@@ -59,26 +59,26 @@ pub(super) struct Queue {
 struct Work {
     /// `None` once it is closed.
     qp: Option<Qp>,
-    /// Pieces that were posted and are not known to have arrived, oldest first.
+    /// Fragments that were posted and are not known to have arrived, oldest first.
     sent: VecDeque<Piece>,
-    /// Pieces that have arrived.
+    /// Fragments that have arrived.
     done: u64,
     /// Receives that are posted.
     receives: usize,
 }
 
-/// What [`Queue::post`] has done.
+/// Outcome of [`Queue::post`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Posted {
     Piece,
-    /// There is no piece whose room this queue pair knows.
+    /// No fragment is posted whose receive credit has a key for this queue pair.
     Nothing,
-    /// It takes none now.
+    /// The queue pair takes no fragment now.
     Full,
 }
 
 impl Queue {
-    /// One that is initialised, at a port of ours.
+    /// Makes a queue pair that is initialised, at a port of ours.
     pub(super) fn new(site: &Site<'_>) -> Result<Queue> {
         let (device, port, cable) = (&site.rail.device, &site.rail.port, site.cable);
         let context = device.pd.context();
@@ -104,7 +104,8 @@ impl Queue {
         })
     }
 
-    /// One that takes what comes from the queue pair of `theirs`, which is at the other end of the stream's cable.
+    /// Makes a queue pair that receives from the queue pair of `theirs`, which is at the other end of the stream's NIC
+    /// pair.
     pub(super) fn answering(site: &Site<'_>, theirs: &Card) -> Result<Queue, String> {
         let queue = Queue::new(site).map_err(|e| e.to_string())?;
         {
@@ -126,7 +127,7 @@ impl Queue {
         qp.ready_to_receive(&to).map_err(|e| e.to_string())
     }
 
-    /// The sending end, once the receiver has answered.
+    /// Makes the sending end ready, once the receiver has answered.
     pub(super) fn join(&self, rail: &Rail, theirs: &Card) -> Result<(), String> {
         let work = lock(&self.work);
         let Some(qp) = &work.qp else { return Err("it is closed".to_owned()) };
@@ -139,7 +140,7 @@ impl Queue {
         Frame::card(&Card { stream, queue: number as u8, qpn, psn, mtu: mtu as u8, gid })
     }
 
-    /// The keys of registered memory, for our device and for the peer's.
+    /// Returns the keys of registered memory, for our device and for the peer's.
     pub(super) fn keys(&self, data: *const u8, len: usize) -> Option<(u32, u32)> {
         self.device.registered.keys(data, len)
     }
@@ -148,13 +149,13 @@ impl Queue {
         self.cq.as_fd()
     }
 
-    /// Takes the event that has come, and asks for the next one.
+    /// Takes the completion event that has come, and requests the next one.
     pub(super) fn arm(&self) -> Result<(), String> {
         self.cq.drain_events().map_err(|e| e.to_string())?;
         self.cq.request_event().map_err(|e| e.to_string())
     }
 
-    /// Posts the next piece, if there is one for it; an error is the end of the queue pair.
+    /// Posts the next fragment, if there is one for it; an error is the end of the queue pair.
     pub(super) fn post(&self, link: &Link, outgoing: &Outgoing, number: usize) -> Result<Posted, String> {
         let mut work = lock(&self.work);
         let Work { qp: Some(qp), sent, .. } = &mut *work else { return Ok(Posted::Full) };
@@ -164,7 +165,7 @@ impl Queue {
         let Some((piece, to)) = outgoing.take_for(number as u8) else { return Ok(Posted::Nothing) };
         let (data, len) = piece.memory();
         self.load.leave(len);
-        // It goes again in any case.
+        // It is sent again in any case.
         sent.push_back(piece);
         let keys = self.keys(data, len).zip(NonNull::new(data.cast_mut()));
         let Some(((lkey, _), at)) = keys else {
@@ -220,14 +221,14 @@ impl Queue {
         lock(&self.work).done
     }
 
-    /// Nothing is sent or taken any more.
+    /// Stops the queue pair: nothing is sent or received any more.
     pub(super) fn stop(&self) {
         if let Some(Err(e)) = lock(&self.work).qp.as_ref().map(Qp::stop) {
             log::warn!("net: {}: {e}", self.ports);
         }
     }
 
-    /// Stops the receiving end: the number of pieces that have arrived, of which there will not be more.
+    /// Stops the receiving end, and returns the number of fragments that have arrived, of which there will not be more.
     pub(super) fn part(&self, link: &Link) -> Result<u64, String> {
         self.stop();
         let until = Instant::now() + STOPPED;
@@ -246,13 +247,14 @@ impl Queue {
         }
     }
 
-    /// The receiver has got so many pieces over this lost queue pair: the others, for the streams.
+    /// Takes in that the receiver has got `arrived` fragments over this lost queue pair, and returns the others, for
+    /// the streams. `None` if this is known already.
     pub(super) fn agreed(&self, link: &Link, arrived: u64) -> Result<Option<VecDeque<Piece>>, String> {
-        // What it knows to have arrived, it takes first.
+        // What is known here to have arrived is taken in first.
         let _ = self.poll(link);
         let mut work = lock(&self.work);
         if !self.life.is(State::Lost) {
-            // Said twice.
+            // The peer sent this twice.
             return Ok(None);
         }
         let known = work.done;
@@ -266,7 +268,7 @@ impl Queue {
         Ok(Some(std::mem::take(&mut work.sent)))
     }
 
-    /// The device has nothing more to do with any memory when this returns.
+    /// Closes the queue pair. The device does not access any memory any more when this returns.
     pub(super) fn close(&self) {
         let mut work = lock(&self.work);
         work.qp = None;
@@ -275,7 +277,7 @@ impl Queue {
 }
 
 impl Work {
-    /// The oldest piece is in its place.
+    /// Finishes the oldest fragment, which has arrived.
     fn arrived(&mut self, link: &Link, of: &Queue) {
         self.done += 1;
         let Some(piece) = self.sent.pop_front() else { return };

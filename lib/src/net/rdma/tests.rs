@@ -8,7 +8,7 @@ use crate::bootstrap::interface::local_addresses;
 use crate::net::tests::{net, numbers, pair, pattern, until, wait};
 use crate::net::{MAX_GROUP, Memory, Net, Receiver, Sender};
 
-/// A process at the first port; or, said aloud, none.
+/// Opens a network at the first RDMA port; without one returns `None`, and prints that.
 fn with_port() -> Option<Net> {
     let config = Config { net_rdma: true, ..Config::default() };
     let devices = Devices::open(&config).unwrap();
@@ -121,7 +121,7 @@ fn a_message_that_is_too_long_for_its_receive_is_refused_whoever_comes_first() {
     }
 }
 
-/// Each piece arrives once, wherever the queue pair is lost, and by whichever end.
+/// Each fragment arrives once, wherever the queue pair is lost, and by whichever end.
 #[test]
 fn streams_take_over_what_a_lost_queue_pair_had() {
     let Some(net) = with_port() else { return };

@@ -19,13 +19,13 @@ use crate::threads::{Thread, lock};
 
 /// Bytes that are moved at once, and that one direction of a stream holds at most.
 const BUFFER: usize = 256 << 10;
-/// Buffers of one stream before the others have their turn.
+/// Buffers of one stream in its time slice, before the others have theirs.
 const TURN: usize = 8;
-/// How long it looks again before it sleeps: the next bytes are often close. It gives its core away meanwhile.
+/// Time for which the thread polls before it sleeps: the next bytes are often close. It yields its core meanwhile.
 const YIELD: Duration = Duration::from_micros(30);
 const BELL: u64 = 0;
 
-/// What the thread and the others share.
+/// State shared with the relay thread.
 #[derive(Debug)]
 struct State {
     bell: Arc<Doorbell>,
@@ -34,7 +34,7 @@ struct State {
     leaving: AtomicBool,
 }
 
-/// A relay's thread. Dropping it waits until nobody needs it any more.
+/// A relay's thread. Dropping it waits until no stream needs it any more.
 #[derive(Debug)]
 pub(super) struct Forwarder {
     state: Arc<State>,
@@ -68,7 +68,7 @@ impl Forwarder {
         Ok(Forwarder { state, thread })
     }
 
-    /// Joins two connections from now on; `name` is for the log.
+    /// Relays between two connections from now on; `name` is for the log.
     pub(super) fn add(&self, name: String, near: TcpStream, far: TcpStream) {
         self.state.streams.fetch_add(1, Ordering::Relaxed);
         let sockets = [near, far].map(Kept::new);
@@ -76,7 +76,7 @@ impl Forwarder {
         self.state.bell.ring();
     }
 
-    /// Streams that stand now.
+    /// Returns the number of streams that are being relayed.
     pub(super) fn streams(&self) -> usize {
         self.state.streams.load(Ordering::Relaxed)
     }
@@ -93,15 +93,15 @@ impl Drop for Forwarder {
 /// A direction of a stream.
 #[derive(Debug, Default)]
 struct Flow {
-    /// What has come and not gone on, from `start` on.
+    /// Bytes that have come and not been sent on; they begin at `start`.
     held: Vec<u8>,
     start: usize,
-    /// The end has come; and it has gone on.
+    /// True once the end has come; `over`: once it has been passed on.
     ended: bool,
     over: bool,
 }
 
-/// Where a direction stands after its turn.
+/// Work that is left in a direction after its time slice.
 #[derive(PartialEq, Eq)]
 enum Left {
     Nothing,
@@ -159,7 +159,7 @@ impl Flow {
     }
 }
 
-/// Bytes that went out; 0 when there is no room.
+/// Writes bytes, and returns how many went out; 0 when there is no room.
 fn write(to: &mut &TcpStream, bytes: &[u8]) -> std::io::Result<usize> {
     loop {
         match to.write(bytes) {
@@ -175,7 +175,7 @@ fn write(to: &mut &TcpStream, bytes: &[u8]) -> std::io::Result<usize> {
 struct Junction {
     name: String,
     sockets: [Kept<TcpStream>; 2],
-    /// From the first to the second, and back.
+    /// The directions: from the first socket to the second, and back.
     flows: [Flow; 2],
 }
 
@@ -191,7 +191,7 @@ impl Junction {
         self.flows.iter().all(|flow| flow.over)
     }
 
-    /// Both ends see an error, not an end.
+    /// Has both ends see an error, not an end, when the sockets are closed.
     fn reset(&self) {
         for socket in &self.sockets {
             // It is closed in any case.
@@ -206,7 +206,7 @@ struct Run {
     patience: Duration,
     junctions: HashMap<u64, Junction>,
     next_key: u64,
-    /// Streams whose turn was over before they were.
+    /// Streams whose time slice was over before they were done.
     again: Vec<u64>,
     buffer: Box<[u8]>,
 }

@@ -1,4 +1,4 @@
-//! How a relayed stream is made: asking a relay for the rest of the way, and a relay's part in it.
+//! Making of a relayed stream: the request to a relay for the rest of the path, and a relay's part in it.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
@@ -20,25 +20,25 @@ use crate::transport::tcp::{describe, open};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, Peer};
 
-/// Streams that a process relays at once, those in the making with them, each of which has a thread.
+/// Most streams that a process relays at once, including those being made, each of which has a thread.
 const STREAMS: usize = 1024;
-/// Longest time for the rest of the way.
+/// Longest time for making the rest of the path.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Doors on a way, in the order in which it passes them: 80 bytes, as a hello.
+/// Acceptors on a path, in the order in which it passes them: 80 bytes, as a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(in crate::net) struct Stops {
     count: u8,
     reserved: [u8; 7],
-    /// Address (of IPv4 as IPv6 maps it) and port.
+    /// Addresses (of IPv4 as IPv6 maps it) and ports, of which `count` are used.
     stops: [[u8; 18]; MOST + 1],
 }
 
 impl Stops {
     pub(in crate::net) const BYTES: usize = size_of::<Stops>();
 
-    /// As many as fit, which are all of a way.
+    /// Encodes as many acceptors as fit, which are all of a path.
     pub(in crate::net) fn new(doors: &[SocketAddr]) -> Stops {
         let mut stops = [[0; 18]; MOST + 1];
         for (to, door) in stops.iter_mut().zip(doors) {
@@ -52,7 +52,7 @@ impl Stops {
         Stops { count: doors.len().min(MOST + 1) as u8, reserved: [0; 7], stops }
     }
 
-    /// What a text says; an error says what makes no sense.
+    /// Decodes the acceptors on a path; an error says what is wrong.
     pub(in crate::net) fn parse(bytes: &[u8; Stops::BYTES]) -> Result<Vec<SocketAddr>, String> {
         let stops: Stops = bytemuck::pod_read_unaligned(bytes);
         let count = usize::from(stops.count);
@@ -68,13 +68,13 @@ impl Stops {
     }
 }
 
-/// The port of ours in whose subnet an address is.
+/// Returns the address of our port in whose subnet `ip` is.
 fn nearest(ports: &[LocalAddress], ip: IpAddr) -> Option<IpAddr> {
     let near = |p: &&LocalAddress| !p.loopback && p.ip != ip && in_subnet(p.ip, p.prefix, ip);
     ports.iter().find(near).map(|p| p.ip)
 }
 
-/// A connection with the last of these doors, through the others; it has not been greeted.
+/// Connects to the last of these acceptors, through the others; the handshake with it is still to come.
 pub(in crate::net) fn through(inner: &Inner, doors: &[SocketAddr], wait: &Wait<'_>) -> Result<TcpStream, Failure> {
     let Some((first, rest)) = doors.split_first() else { return Err(Failure::Wrong("a way to nowhere".to_owned())) };
     let from = nearest(&inner.ports, first.ip())
@@ -100,7 +100,7 @@ pub(in crate::net) fn through(inner: &Inner, doors: &[SocketAddr], wait: &Wait<'
     }
 }
 
-/// Makes the rest of a stream's way. Called by the acceptor, so it does not block.
+/// Starts making the rest of a stream's path. Called by the acceptor, so it does not block.
 pub(in crate::net) fn take(inner: &Arc<Inner>, conn: StreamConn<TcpStream>, doors: Vec<SocketAddr>) {
     let relays = &inner.relays;
     let mut near = conn.into_inner();
@@ -130,7 +130,7 @@ pub(in crate::net) fn take(inner: &Arc<Inner>, conn: StreamConn<TcpStream>, door
 fn refuse(near: &mut TcpStream, why: &str) {
     let from = near.peer_addr().map_or("?".to_owned(), describe);
     log::warn!("net: does not relay for {from}: {why}");
-    // It has gone, or hears it.
+    // It has gone, or receives it.
     let _ = near.write_all(&Reply::Refused(why.to_owned()).to_bytes());
 }
 
@@ -163,8 +163,8 @@ fn make(inner: &Arc<Inner>, mut near: TcpStream, doors: &[SocketAddr]) {
     }
 }
 
-/// Passes the handshake of dialer and listener on, and nothing else before the listener's welcome: a stranger that has
-/// no handle gets not further than to a door of this library.
+/// Passes the handshake of dialer and listener on, and nothing else before the listener's welcome: an unauthenticated
+/// connection, which has no handle, gets no further than to an acceptor of this library.
 pub(super) fn attend(near: &mut TcpStream, far: &mut TcpStream, wait: &Wait<'_>) -> Result<(), Failure> {
     let slow = |e: std::io::Error| Failure::Slow(e.to_string());
     near.write_all(&Reply::Welcome.to_bytes()).map_err(slow)?;

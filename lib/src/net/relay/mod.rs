@@ -1,29 +1,28 @@
 //! Connections between nodes that have no subnet in common, through one to three nodes that have.
 //!
 //! # Design
-//! - **Who is there.** A handle names the listener's addresses and nobody else's. So a node without a way asks its
-//!   neighbours (`nodes.rs`): one datagram to the group of all hosts (224.0.0.1, ff02::1) on each of its ports, which
-//!   a kernel takes without joining anything. Every process with this library answers with its addresses and its door,
-//!   and asks its own neighbours in turn, as often as the asker's count of hops allows. Nothing is sent before somebody
+//! - **Discovery.** A handle names the listener's addresses and no other node's. So a node without a path queries its
+//!   neighbours (`nodes.rs`): one datagram to the group of all hosts (224.0.0.1, ff02::1) on each of its ports, which a
+//!   kernel takes without joining anything. Every process with this library replies with the addresses of its acceptor,
+//!   and queries its own neighbours in turn, as far as the query's count of hops allows. Nothing is sent before a node
 //!   needs it, nothing has to be configured, and no process has to know of the others beforehand.
-//! - **Which way.** The asker draws the graph "share a subnet" of all that answered, and takes the route that
+//! - **Routing.** The querying node draws the graph "share a subnet" of all that replied, and takes the route that
 //!   [`Routes`](crate::transport::relay::Routes) gives: the shortest one, the lowest addresses among equals, as between
 //!   ranks of this library. The nodes are numbered by their lowest addresses, so all compute the same one. Streams go
 //!   in turn (`ways.rs`) over this one and over others of its length that have no relay in common with it.
-//! - **What a relayed stream is.** A connection per hop (`hop.rs`). The dialer shakes hands with the first relay's
-//!   door, and names the doors that follow; the relay dials the next one, and says welcome when that has. From there
-//!   on dialer and listener shake hands as they always do.
-//! - **Who moves the data.** One thread of each relay, for all streams (`forwarder.rs`). It copies bytes as they come
-//!   (cut-through), and holds at most one buffer of each direction that the next hop has not taken: a slow receiver
-//!   stops the sender.
-//! - **No open door.** A relay asks for the proof of `TINYNCCL_SECRET`, if the job has one, in datagrams and at its
-//!   door. It serves and dials only addresses in subnets of its own ports. It lets through a handshake, of known
-//!   lengths, and anything else after a listener of this library has said welcome to one that knows the handle.
+//! - **Relayed streams.** A connection per hop (`hop.rs`). The dialer shakes hands with the first relay's acceptor, and
+//!   names the acceptors that follow; the relay dials the next one, and sends a welcome when that has. From there on
+//!   dialer and listener shake hands as they always do.
+//! - **Data.** One thread of each relay, for all streams (`forwarder.rs`). It copies bytes as they come (cut-through),
+//!   and holds at most one buffer of each direction that the next hop has not taken: a slow receiver stops the sender.
+//! - **Access control.** A relay requires the proof of `TINYNCCL_SECRET`, if the job has one, in datagrams and at its
+//!   acceptor. It serves and dials only addresses in subnets of its own ports. It lets through a handshake, of known
+//!   lengths, and anything else after a listener of this library has sent a welcome to a dialer that knows the handle.
 //!   Relayed streams, those in the making and datagrams under way are bounded in number, and those in the making in
 //!   time.
 //! - **Ends.** The end of a hop, or its failure, is passed to the other one: a half that is closed closes that half
 //!   there, what broke is reset there. The ends know their relays, and name them in their errors.
-//! - **Failover.** Several ways are rails: what a lost one had goes over the others (`rails`).
+//! - **Failover.** Several paths are rails: what a lost one had goes over the others (`rails`).
 //! - **Leaving.** [`Net`](super::Net) waits when it is dropped until the streams that it relays are over, at most until
 //!   nothing has passed for [`Config::timeout`](crate::Config::timeout).
 
@@ -50,19 +49,19 @@ use nodes::Nodes;
 
 pub(super) use hop::{Stops, take, through};
 
-/// The listener in the hello of a dialer that asks for a relay.
+/// The listener in the hello of a dialer that requests a relay.
 pub(super) const LISTENER: u32 = 0;
-/// Relays of a connection at most.
+/// Most relays of a stream.
 const MOST: usize = 3;
 
-/// What a process has for connections of others, and for its own through others.
+/// Relay state of a process: for streams of others, and for its own streams through others.
 #[derive(Debug)]
 pub(super) struct Relays {
     pub(super) key: Secret,
     pub(super) nodes: Nodes,
-    /// Streams in the making.
+    /// Threads that make relayed streams.
     setups: Mutex<Vec<Thread>>,
-    /// Started with the first stream.
+    /// The relay thread, which is started with the first relayed stream.
     forwarder: Mutex<Option<Forwarder>>,
     leaving: AtomicBool,
 }
@@ -79,7 +78,7 @@ impl Relays {
         })
     }
 
-    /// Ends what is in the making, and waits for the rest as long as the peers may need it.
+    /// Ends the streams being made, and waits for the rest as long as the peers may need it.
     pub(super) fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         let setups = std::mem::take(&mut *lock(&self.setups));
@@ -90,13 +89,13 @@ impl Relays {
     }
 }
 
-/// Relays in words.
+/// Returns the relays as text.
 pub(super) fn words(relays: &[SocketAddr]) -> String {
     let names: Vec<String> = relays.iter().map(|r| r.ip().to_string()).collect();
     format!("relay{} {}", if names.len() > 1 { "s" } else { "" }, names.join(" and "))
 }
 
-/// Adds a stream's way to its connection's: the far end once, then all relays.
+/// Adds a stream's path to its connection's: the far end once, then all relays.
 pub(super) fn note<'a>(ways: &mut Vec<SocketAddr>, way: impl IntoIterator<Item = &'a SocketAddr>) {
     for (place, stop) in way.into_iter().enumerate() {
         if if place == 0 { ways.is_empty() } else { !ways.contains(stop) } {
@@ -105,7 +104,7 @@ pub(super) fn note<'a>(ways: &mut Vec<SocketAddr>, way: impl IntoIterator<Item =
     }
 }
 
-/// The doors on the way to a listener, the nearest first.
+/// Returns the acceptors on the path to a listener, the nearest first.
 pub(super) fn doors(relays: &[SocketAddr], handle: &Handle, to: std::net::IpAddr) -> Vec<SocketAddr> {
     relays.iter().copied().chain([handle.door(to)]).collect()
 }

@@ -1,4 +1,4 @@
-//! Which nodes there are: asking neighbours, and being asked.
+//! Discovery of nodes: queries to neighbours, and replies.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -24,36 +24,36 @@ const MAGIC: [u8; 8] = *b"tnode\0\0\x01";
 const ASK: u32 = 1;
 const NODE: u32 = 2;
 
-/// Longest search for a way. When NCCL connects, all ranks have loaded the plugin before.
+/// Longest search for a path. When NCCL connects, all ranks have loaded the plugin before.
 const SEARCH: Duration = Duration::from_secs(5);
-/// Before it is asked again, at first and at most: a datagram may be lost.
+/// Time before the next query, at first and at most: a datagram may be lost.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
-/// After a way is known, for nodes that give others of the same length.
+/// Time to wait after a path is known, for nodes that give others of the same length.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How often a host is asked for addresses that its handle has no room for: a datagram may be lost, and it may be no
-/// neighbour.
+/// Most queries for the addresses of a host that its handle has no room for: a datagram may be lost, and the host may
+/// be no neighbour.
 const ASKED: u32 = 4;
-/// How long what a node said counts.
+/// Time for which a node's reply counts.
 const FRESH: Duration = Duration::from_secs(60);
-/// How long answers to a question are passed on.
+/// Time for which replies to a query are passed on.
 const OPEN: Duration = Duration::from_secs(2);
-/// Questions that are open at once, and processes that are known.
+/// Most queries that are open at once; `KNOWN`: most processes that are known.
 const QUESTIONS: usize = 1024;
 const KNOWN: usize = 4096;
-/// Datagrams that are read before others have their turn.
+/// Datagrams that are read from a socket before the other sockets are.
 const TURN: usize = 256;
 
-/// What nodes say to each other.
+/// A query or a reply between nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Datagram {
     magic: [u8; 8],
-    /// Of the question.
+    /// Identifier of the query; its replies have the same one.
     id: Nonce,
     kind: u32,
-    /// How often a question is passed on.
+    /// Number of times that a query is still passed on; 0 in a reply.
     hops: u32,
-    /// The door of whoever asks or answers: a handle of the listener that relays, without a secret.
+    /// The acceptor of the process that queries or replies: a handle of the listener that relays, without a secret.
     node: [u8; Handle::BYTES],
     proof: Proof,
 }
@@ -70,7 +70,7 @@ impl Datagram {
         all.get(..all.len() - size_of::<Proof>()).unwrap_or_default()
     }
 
-    /// What came, and whose node it names.
+    /// Decodes a datagram, and the node that it names; `None` if it is malformed, or its proof is wrong.
     fn parse(key: &Secret, bytes: &[u8]) -> Option<(Datagram, Handle)> {
         let datagram: Datagram = bytemuck::try_pod_read_unaligned(bytes).ok()?;
         let known = datagram.magic == MAGIC && matches!(datagram.kind, ASK | NODE) && datagram.hops < MOST as u32;
@@ -80,7 +80,7 @@ impl Datagram {
     }
 }
 
-/// A port: from its address this process asks and answers, and what comes back arrives there.
+/// A port: from its address this process queries and replies, and what comes back arrives there.
 #[derive(Debug)]
 struct Mouth {
     socket: Kept<UdpSocket>,
@@ -115,7 +115,7 @@ impl Mouth {
     }
 }
 
-/// Where questions to everybody arrive: all processes of a host hear them.
+/// Opens a socket at which multicast queries arrive: all processes of a host receive them.
 fn ear(any: IpAddr, udp: u16) -> std::io::Result<Kept<UdpSocket>> {
     let address = SocketAddr::new(any, udp);
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
@@ -128,23 +128,23 @@ fn ear(any: IpAddr, udp: u16) -> std::io::Result<Kept<UdpSocket>> {
     Ok(Kept::new(socket.into()))
 }
 
-/// A question that is open.
+/// A query that is open.
 #[derive(Debug)]
 struct Question {
-    /// The port at which it came, and from whom; none if it is ours.
+    /// Index of the port at which it came, and its sender; `None` if it is ours.
     from: Option<(usize, SocketAddr)>,
     until: Instant,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By their text; when it was heard.
+    /// Handles of the known processes, encoded, with the time of the last reply of each.
     known: HashMap<[u8; Handle::BYTES], Instant>,
     open: HashMap<Nonce, Question>,
 }
 
 impl State {
-    /// False when there are too many, or it is known.
+    /// Adds a query; false when there are too many, or it is known.
     fn open(&mut self, id: Nonce, from: Option<(usize, SocketAddr)>, now: Instant) -> bool {
         self.open.retain(|_, question| now < question.until);
         if self.open.len() >= QUESTIONS || self.open.contains_key(&id) {
@@ -155,23 +155,24 @@ impl State {
     }
 }
 
-/// What a process knows of others, and how it asks.
+/// Discovery state of a process: its sockets for queries, and the processes that it knows.
 #[derive(Debug)]
 pub(in crate::net) struct Nodes {
     key: Secret,
     host: u64,
     ears: Vec<Kept<UdpSocket>>,
     mouths: Vec<Mouth>,
-    /// This process's own door, once it is open: with all addresses, and in as many parts as a datagram takes of them.
+    /// This process's own acceptor, once it is open: with all addresses, and in as many parts as datagrams need for
+    /// them.
     own: OnceLock<(Handle, Vec<Handle>)>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Processes of a relay have their turns.
+    /// Count of searches, by which the processes of a relay are used in turn.
     turn: AtomicUsize,
 }
 
 impl Nodes {
-    /// Without a port for datagrams, or where sockets cannot be made, nobody is found.
+    /// Opens the sockets. Without a port for datagrams (`udp` is 0), or where sockets cannot be made, no node is found.
     pub(super) fn open(udp: u16, ports: &[LocalAddress], host: u64, key: Secret) -> Nodes {
         let (mut ears, mut mouths) = (Vec::new(), Vec::new());
         let outside = || ports.iter().filter(|port| !port.loopback);
@@ -208,7 +209,7 @@ impl Nodes {
         }
     }
 
-    /// Where this process relays; from now on it answers.
+    /// Sets the acceptor at which this process relays; from now on it replies to queries.
     pub(in crate::net) fn introduce(&self, ports: (u16, u16), ours: &[LocalAddress]) {
         let outside: Vec<LocalAddress> = ours.iter().filter(|port| !port.loopback).cloned().collect();
         let parts = Handle::parts(self.host, LISTENER, ports, &outside);
@@ -222,7 +223,7 @@ impl Nodes {
         self.ears.iter().map(AsFd::as_fd).chain(self.mouths.iter().map(|mouth| mouth.socket.as_fd()))
     }
 
-    /// Answers, and passes questions and answers on.
+    /// Replies to queries, and passes queries and replies on.
     pub(in crate::net) fn hear(&self) {
         let mut bytes = [0; size_of::<Datagram>() + 1];
         let sockets = self.ears.iter().chain(self.mouths.iter().map(|mouth| &mouth.socket));
@@ -240,11 +241,11 @@ impl Nodes {
         }
     }
 
-    /// Somebody looks for a way.
+    /// Handles a query.
     fn asked(&self, question: &Datagram, asker: &Handle, from: SocketAddr) {
         let near = |m: &Mouth| in_subnet(m.port.ip, m.port.prefix, from.ip()) && m.port.ip != from.ip();
         let Some((_, parts)) = self.own.get().filter(|_| asker.host != self.host) else { return };
-        // Networks that are not for data hear questions, too.
+        // Networks that are not for data receive queries, too.
         let Some((at, mouth)) = self.mouths.iter().enumerate().find(|(_, mouth)| near(mouth)) else { return };
         if !lock(&self.state).open(question.id, Some((at, from)), Instant::now()) {
             return;
@@ -259,7 +260,7 @@ impl Nodes {
         }
     }
 
-    /// A node, for us or for whoever asked.
+    /// Handles a reply, for us or for the node that queried.
     fn answered(&self, answer: &Datagram) {
         let mut state = lock(&self.state);
         match state.open.get(&answer.id).map(|question| question.from) {
@@ -277,12 +278,12 @@ impl Nodes {
         }
     }
 
-    /// Nothing that was heard counts any more: a way did not work.
+    /// Forgets all replies, as a path did not work.
     pub(in crate::net) fn forget(&self) {
         lock(&self.state).known.clear();
     }
 
-    /// The ways to a listener on another node through others; none if none is found in time.
+    /// Returns the paths to a listener on another node through others; none if none is found in time.
     pub(in crate::net) fn ways(&self, target: &Handle, wait: &Wait<'_>) -> Result<Vec<Way>> {
         let Some((own, _)) = self.own.get().filter(|_| !self.mouths.is_empty() && target.host != self.host) else {
             return Ok(Vec::new());
@@ -304,16 +305,16 @@ impl Nodes {
                 drop(self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner));
             }
             if !self.known_ways(own, target, turn).is_empty() {
-                // The end of the time is seen where the way is taken.
+                // The deadline is checked where the path is taken.
                 let _ = wait.pause(SETTLE, String::new);
             }
-            // Those that are nearest have answered first.
+            // The nearest nodes have replied first.
             hops = (hops + 1).min(MOST as u32 - 1);
             pause = (2 * pause).min(AGAIN.1);
         }
     }
 
-    /// Asks the nodes that are up to so many others away.
+    /// Sends a query to the nodes that have up to `hops` others between.
     fn ask(&self, hops: u32) -> Result<()> {
         let Some(own) = self.own.get().and_then(|(_, parts)| parts.first()) else { return Ok(()) };
         let id = secret::random()?;
@@ -323,7 +324,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// A handle with the addresses, too, for which it has no room, if its host is a neighbour.
+    /// Returns the handle with the addresses, too, for which it had no room, if its host is a neighbour.
     pub(in crate::net) fn whole(&self, target: &Handle, wait: &Wait<'_>) -> Result<Handle> {
         let mut whole = target.clone();
         if !target.more || target.host == self.host {
@@ -331,7 +332,7 @@ impl Nodes {
         }
         for _ in 0..ASKED {
             self.ask(0)?;
-            // The end of the time is seen where the addresses are dialed.
+            // The deadline is checked where the addresses are dialed.
             let _ = wait.pause(SETTLE, String::new);
             whole = completed(&whole, &self.known());
             if whole.addresses.len() > target.addresses.len() {
@@ -346,7 +347,7 @@ impl Nodes {
         ways(own, &completed(target, &nodes), &nodes, turn)
     }
 
-    /// The processes that have answered, each with all of its addresses.
+    /// Returns the processes that have replied, each with all of its addresses.
     fn known(&self) -> Vec<Handle> {
         let now = Instant::now();
         let mut parts: Vec<Handle> = {
@@ -365,7 +366,7 @@ impl Nodes {
         nodes
     }
 
-    /// The nodes that have answered, in words.
+    /// Returns the nodes that have replied, as text.
     pub(in crate::net) fn heard(&self) -> String {
         let words = |node: &Handle| crate::net::ports::list_remote(&node.addresses);
         let mut all: Vec<String> = self.known().iter().map(words).collect();
@@ -375,7 +376,7 @@ impl Nodes {
     }
 }
 
-/// A handle with the addresses, too, that its host's processes have said.
+/// Returns the handle with the addresses, too, that processes of its host have sent.
 fn completed(target: &Handle, nodes: &[Handle]) -> Handle {
     let mut whole = target.clone();
     nodes.iter().filter(|node| node.host == target.host).for_each(|node| whole.merge(node));

@@ -1,4 +1,4 @@
-//! A relay between sockets of this process, and strangers at its door.
+//! A relay between sockets of this process, and unauthenticated connections to its acceptor.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

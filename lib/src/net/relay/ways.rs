@@ -1,4 +1,4 @@
-//! The ways over nodes that are known: a graph of those that share a subnet.
+//! Paths over known nodes: a graph of those that share a subnet.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use crate::net::handle::Handle;
 use crate::net::ports::{Remote, Way};
 use crate::transport::relay::Routes;
 
-/// Addresses of two neighbours in common subnets, one pair per cable; of IPv4, where there are some.
+/// Addresses of two neighbours in common subnets, one pair of them per NIC pair; of IPv4, where there are some.
 fn shared(from: &[Remote], to: &[Remote]) -> Vec<(IpAddr, IpAddr)> {
     let share = |f: usize, t: usize| {
         let (Some(f), Some(t)) = (from.get(f), to.get(t)) else { return false };
@@ -23,8 +23,8 @@ fn shared(from: &[Remote], to: &[Remote]) -> Vec<(IpAddr, IpAddr)> {
     all
 }
 
-/// The ways over the nodes that are known: along the shortest route, and along others of this length that have no relay
-/// in common with it; over each cable of theirs. Several processes of one relay have their turns.
+/// Returns the paths over the known nodes: along the shortest route, and along others of this length that have no relay
+/// in common with it; over each NIC pair of theirs. By `turn`, several processes of one relay are used in turn.
 pub(super) fn ways(own: &Handle, target: &Handle, known: &[Handle], turn: usize) -> Vec<Way> {
     let mut hosts: Vec<&Handle> = vec![own, target];
     for node in known {
@@ -47,7 +47,7 @@ pub(super) fn ways(own: &Handle, target: &Handle, known: &[Handle], turn: usize)
     (0..most).flat_map(|cable| all.iter().filter_map(move |ways| ways.get(cable).cloned())).collect()
 }
 
-/// The relays between two nodes along the shortest route, seen from the first one. Not empty.
+/// Returns the relays between two nodes along the shortest route, seen from the first one. Not empty.
 fn route<'a>(hosts: &[&'a Handle], own: &Handle, target: &Handle) -> Option<Vec<&'a Handle>> {
     let place = |of: &Handle| hosts.iter().position(|host| host.host == of.host);
     let at = |place: usize| hosts.get(place).copied();
@@ -61,7 +61,7 @@ fn route<'a>(hosts: &[&'a Handle], own: &Handle, target: &Handle) -> Option<Vec<
     Some(relays)
 }
 
-/// The ways along a route: as many as the hop with the most cables has.
+/// Returns the paths along a route: as many as the hop with the most NIC pairs has.
 fn over_cables(own: &Handle, route: &[&Handle], target: &Handle, known: &[Handle], turn: usize) -> Vec<Way> {
     let stops: Vec<&Handle> = [own].into_iter().chain(route.iter().copied()).chain([target]).collect();
     let neighbours = stops.iter().zip(stops.iter().skip(1));
@@ -98,7 +98,7 @@ pub(super) mod tests {
         Handle::new([0; 16], host, LISTENER, (1000 + host as u16, 1000), (&all, &[]))
     }
 
-    /// Doors and end of the only way, nothing without one.
+    /// Returns the acceptors and the end of the only path; nothing without one.
     fn doors(ways: &[Way]) -> Vec<String> {
         assert!(ways.len() <= 1, "{ways:?}");
         ways.iter().flat_map(|w| w.relays.iter().map(ToString::to_string).chain([w.to.to_string()])).collect()

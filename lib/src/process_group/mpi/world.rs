@@ -27,7 +27,7 @@ static WORLD: Mutex<(Weak<World>, Option<Arc<World>>)> = Mutex::new((Weak::new()
 
 const MPI_SUCCESS: c_int = 0;
 
-/// A status in words.
+/// A status as text.
 pub(super) fn done(what: &str, status: c_int) -> Result<()> {
     if status == MPI_SUCCESS {
         return Ok(());

@@ -62,7 +62,7 @@ macro_rules! functions {
             /// The library must be NCCL.
             unsafe fn load(library: &Library) -> Result<Api, String> {
                 Ok(Api {
-                    // SAFETY: the signatures are those of nccl.h; the library stays open for ever.
+                    // SAFETY: the signatures are those of nccl.h; the library stays open forever.
                     $($field: *unsafe { library.get($name) }.map_err(|_| format!("it lacks {}", $name))?,)*
                 })
             }
@@ -134,7 +134,7 @@ fn open_at(place: &Path) -> Result<Nccl, String> {
         let text = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
         text.split_once(": ").map_or(text.clone(), |(_, reason)| reason.to_owned())
     };
-    // SAFETY: NCCL's constructors have no preconditions. It stays open for ever.
+    // SAFETY: NCCL's constructors have no preconditions. It stays open forever.
     let library = unsafe { Library::new(place) }.map_err(short)?;
     // SAFETY: every version of the library has it so.
     let version: unsafe extern "C" fn(*mut c_int) -> Status =
@@ -153,7 +153,7 @@ fn open_at(place: &Path) -> Result<Nccl, String> {
     Ok(Nccl { api, description: format!("NCCL {name} ({})", place.display()), _library: library })
 }
 
-/// Where NCCL may be, best first. Folders without it are added to `tried`.
+/// Candidate paths of NCCL, best first. Folders without it are added to `tried`.
 pub(super) fn places(
     knob: Option<&str>,
     variable: &dyn Fn(&str) -> Option<OsString>,

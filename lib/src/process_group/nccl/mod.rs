@@ -32,7 +32,7 @@ use crate::threads::lock;
 use crate::trace::{By, Span, recorded};
 use crate::wire::Collective;
 
-/// NVIDIA's NCCL as process groups find it: its version and path, in words. It stays open.
+/// NVIDIA's NCCL as process groups find it: its version and path, as text. It stays open.
 ///
 /// # Errors
 /// [`Error::Unsupported`] with the searched paths.
@@ -167,7 +167,7 @@ impl Nccl {
         Error::Aborted { op: op.to_owned(), rank: self.rank, reason: "abort was called on the group".to_owned() }
     }
 
-    /// The first failure, in words for a later call.
+    /// The first failure, as text for a later call.
     fn failed_before(&self, op: &str) -> Result<()> {
         match &*lock(&self.failure) {
             None => Ok(()),
@@ -341,7 +341,7 @@ fn operator(op: ReduceOp) -> Option<ncclRedOp_t> {
     })
 }
 
-/// Whether NCCL has the collective, or it is made of messages.
+/// Returns true if NCCL has the collective, or if it is composed of messages.
 fn has_form(collective: Collective) -> bool {
     match collective {
         Collective::AllReduce

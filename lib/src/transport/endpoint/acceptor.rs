@@ -1,4 +1,4 @@
-//! The thread that takes connections and checks who they are, all of them at once, each within a bounded time.
+//! The thread that accepts connections and authenticates them, all of them at once, each within a bounded time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,18 +20,18 @@ use crate::transport::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
 use crate::transport::linger::{Closing, Linger};
 use crate::transport::wait::Wait;
 
-/// How long a connection may take to prove who it is.
+/// Time within which a connection must prove who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Connections that have not proven who they are, at once; addresses share them.
+/// Limit of unauthenticated connections; addresses share it.
 const HALF_OPEN: usize = 256;
-/// Connections that wait for our side to ask for them.
+/// Limit of connections that wait for our side to ask for them.
 const FILED: usize = 16 << 10;
 /// Longest time for what dropped links have left when the endpoint is dropped, too.
 const FINISH: Duration = Duration::from_secs(5);
 /// Pause after `accept` failed, for want of descriptors for example.
 const BREATHER: Duration = Duration::from_millis(100);
 
-/// Which link a connection is for.
+/// The link and the stream that a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) comm: u32,
@@ -58,7 +58,7 @@ pub(super) struct Incoming {
 
 type Filed = HashMap<Key, VecDeque<(Hello, Incoming)>>;
 
-/// What the acceptor and the connecting threads share.
+/// State shared by the acceptor and the connecting threads.
 #[derive(Debug)]
 pub(super) struct Backlog {
     filed: Mutex<Filed>,
@@ -122,7 +122,7 @@ pub(super) fn start(inner: &Arc<Inner>) -> Result<Thread> {
     Thread::start("listen", "tinynccl-accept".to_owned(), what, move || acceptor.run())
 }
 
-/// Sees to what would be lost with this process, for a bounded time.
+/// Finishes the work of dropped links that would be lost with this process, for a bounded time.
 fn finish(mut closing: Vec<Box<dyn Closing>>) {
     let until = Instant::now() + FINISH;
     closing.retain(|c| c.needs_this_process());
@@ -151,12 +151,12 @@ struct Acceptor {
     strangers: Strangers,
 }
 
-/// A connection that has not proven who it is.
+/// An unauthenticated connection.
 struct HalfOpen {
     incoming: Incoming,
     source: Source,
     deadline: Instant,
-    /// What it said, and what we asked.
+    /// The dialer's hello and our challenge; `None` before the hello has come.
     asked: Option<(Hello, Challenge)>,
 }
 
@@ -219,7 +219,7 @@ impl Acceptor {
         ok
     }
 
-    /// Reads from all connections that have not proven who they are.
+    /// Reads from all unauthenticated connections.
     fn read_all(&mut self) {
         let now = Instant::now();
         let crowd = self.half_open.iter().map(|half| (half.source, half.asked.is_some()));
@@ -251,7 +251,8 @@ impl Acceptor {
         }
     }
 
-    /// Reads a hello, if it is there, and asks for a proof. An error comes with whether the dialer should hear it.
+    /// Reads a hello, if it is there, and asks for a proof. An error comes with true if the dialer is to get it as a
+    /// reply.
     fn read_hello(&self, half: &mut HalfOpen) -> Result<(), (String, bool)> {
         let mut bytes = [0; Hello::BYTES];
         if !half.incoming.conn.read(&mut bytes).map_err(|e| (e, false))? {
@@ -267,7 +268,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Takes a connection of one of ours.
+    /// Takes an authenticated connection: relays the link, or files the connection until it is asked for.
     fn admit(&self, hello: Hello, incoming: Incoming) {
         // Of several streams the first asks for the link.
         if hello.target as usize != self.rank && hello.stream() == 0 {

@@ -19,14 +19,14 @@ use crate::transport::wait::Wait;
 /// Links that may be in the making at once.
 const SETUPS: usize = 1024;
 
-/// How all ranks are reached.
+/// Addresses of all ranks, and the routes between them.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) infos: Vec<EndpointInfo>,
     pub(super) routes: Routes,
 }
 
-/// What an endpoint has for links between other ranks.
+/// State of an endpoint for links between other ranks.
 #[derive(Debug)]
 pub(super) struct Relay {
     world: Mutex<Option<Arc<World>>>,
@@ -130,7 +130,7 @@ fn refuse(rank: usize, conn: &mut dyn Conn, hello: &Hello, why: &str) {
     }
 }
 
-/// Makes both hops and joins them, or tells the dialer why not.
+/// Makes both hops and joins them, or sends the dialer the reason why not.
 fn make(endpoint: &Arc<Inner>, hello: &Hello, mut incoming: Incoming) {
     let rank = endpoint.rank;
     let (next, path, forwarder) = match dial_on(endpoint, hello, &*incoming.conn) {
@@ -146,7 +146,7 @@ fn make(endpoint: &Arc<Inner>, hello: &Hello, mut incoming: Incoming) {
             log::info!("rank {rank}: relays: {path} (comm {}, channel {})", hello.comm, hello.channel);
             forwarder.add(Junction::new(rank, path.ends, [before, next], options.max_message));
         }
-        // The next hop's link is closed: that rank hears of it at its first call.
+        // The next hop's link is closed: that rank learns of it at its first call.
         Ok(Err(e)) => log::warn!("rank {rank}: {path}: rank {} went away: {e}", hello.from),
         Err(e) => log::warn!("rank {rank}: {path}: {e}"),
     }
@@ -200,7 +200,7 @@ fn aborted(rank: usize, reason: &str) -> Error {
     Error::Aborted { op: "relay".to_owned(), rank, reason: reason.to_owned() }
 }
 
-/// An error of making a relayed link, with the way that it would have gone.
+/// An error of making a relayed link, with the path that it would have taken.
 pub(super) fn on_the_way(mut error: Error, path: &Path) -> Error {
     if let Error::PeerLost { detail, .. } | Error::Timeout { detail, .. } | Error::Protocol { detail, .. } = &mut error
     {

@@ -1,4 +1,4 @@
-//! Where a rank is reached, and how it reaches the others: over the first of its [`Fabric`]s that does.
+//! Endpoint of a rank: listens for the other ranks, and reaches them over the first of its [`Fabric`]s that does.
 //!
 //! Both ranks call [`Endpoint::connect`]. The lower one dials. At the higher one, a thread of the endpoint (the
 //! [`acceptor`]) takes connections, checks the handshake and files them; `connect` picks its own up and answers. A
@@ -47,14 +47,14 @@ fn fabrics(choice: TransportChoice, sockets: Bind) -> Vec<Bind> {
     }
 }
 
-/// Which link is meant.
+/// A link to be made: the communicator, the peer, the channel and the options.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectTo<'a> {
     /// Communicator id.
     pub comm: u32,
     /// The peer's rank in the world.
     pub peer_rank: usize,
-    /// How it is reached.
+    /// The peer's [`Endpoint::info`].
     pub info: &'a EndpointInfo,
     /// Channel: several links between the same two ranks differ in it.
     pub channel: u32,
@@ -71,7 +71,7 @@ pub struct Endpoint {
     origin: Origin,
 }
 
-/// What the endpoint's threads share.
+/// State shared by the endpoint's threads.
 struct Inner {
     rank: usize,
     secret: Secret,
@@ -102,7 +102,7 @@ struct Hop<'a> {
 impl Endpoint {
     /// Listens on every address that `config.interface` lets through, and on a Unix socket unless TCP is asked for.
     ///
-    /// `secret` is that of this start of the job: whoever does not know it is turned away.
+    /// `secret` is that of this start of the job: a connection from a process that does not know it is rejected.
     ///
     /// # Errors
     /// [`Error::Config`] for an interface or RDMA device that does not exist or a range of ports that are all taken,
@@ -123,7 +123,7 @@ impl Endpoint {
         Endpoint::listen(rank, secret, config, Vec::from_iter(loopback), tcp::BIND)
     }
 
-    /// An endpoint with transports of the caller's own, the preferred one first.
+    /// An endpoint with the caller's own transports, the preferred one first.
     ///
     /// # Errors
     /// [`Error::Os`] when the thread that accepts cannot be started.
@@ -210,13 +210,13 @@ impl Endpoint {
         Ok(None)
     }
 
-    /// From now on links of shared memory use zero copy for messages of so many bytes and more on ordinary pages, where
-    /// the choice is theirs.
+    /// Makes links over shared memory use zero copy from now on for messages of at least `bytes` bytes on ordinary
+    /// pages, where the choice is theirs.
     pub(crate) fn zero_copy_from(&self, bytes: usize) {
         self.inner.fabrics.iter().for_each(|fabric| fabric.zero_copy_from(bytes));
     }
 
-    /// How others reach this rank.
+    /// Returns the addresses at which other ranks reach this one.
     pub fn info(&self) -> EndpointInfo {
         self.inner.info.clone()
     }
@@ -228,14 +228,14 @@ impl Endpoint {
         world.iter().enumerate().filter(|(peer, info)| peer != rank && !near(info)).map(|(peer, _)| peer).collect()
     }
 
-    /// Tells how all ranks are reached, and which of them reach each other: from now on this rank relays between
-    /// others, and reaches those that are [far](Endpoint::far) through others. Every rank must be told the same.
-    /// Without this call every link is direct.
+    /// Sets how all ranks are reached, and which of them reach each other: from now on this rank relays between others,
+    /// and reaches those that are [far](Endpoint::far) through others. Every rank must be given the same. Without this
+    /// call every link is direct.
     pub fn introduce(&self, world: Vec<EndpointInfo>, routes: Routes) {
         self.inner.relay.introduce(World { infos: world, routes });
     }
 
-    /// The ranks that this one cannot reach by itself, and how it does; with `everyone`, those of every pair.
+    /// Returns the paths to the ranks that this one cannot reach by itself; with `everyone`, those between all pairs.
     pub fn paths(&self, everyone: bool) -> Vec<Path> {
         let Some(world) = self.inner.relay.world() else { return Vec::new() };
         let mut paths = world.routes.paths();
@@ -243,21 +243,21 @@ impl Endpoint {
         paths
     }
 
-    /// What this rank has relayed.
+    /// Returns counts of the links, messages and bytes that this rank relays.
     pub fn traffic(&self) -> Traffic {
         self.inner.relay.traffic()
     }
 
-    /// Whether two ranks may still need this one as a relay, when those for which `gone` have left for good: it should
-    /// not be dropped before.
+    /// Returns true while two ranks may still need this one as a relay, when those for which `gone` is true have left
+    /// for good: it should not be dropped before.
     pub fn is_needed(&self, gone: &dyn Fn(usize) -> bool) -> bool {
         let ours = |path: &Path| path.around(self.inner.rank).is_some();
         self.paths(true).iter().any(|path| ours(path) && !path.ends.iter().any(|&end| gone(end)))
             || self.traffic().links > 0
     }
 
-    /// Which transport ([`Fabric::kind`]) will carry the links to a peer, and why. Both ends choose the same when they
-    /// have the same configuration.
+    /// Returns the transport ([`Fabric::kind`]) that will carry the links to a peer, and the reason. Both ends choose
+    /// the same when they have the same configuration.
     pub fn choose(&self, peer: &EndpointInfo) -> (&'static str, String) {
         let (candidates, why) = self.inner.candidates(peer);
         (candidates.first().map_or("none", |fabric| fabric.kind()), why)

@@ -1,4 +1,4 @@
-//! Where the threads of one process meet, and the link that they make there.
+//! Rendezvous of the threads of one process, and the link that they make there.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::transport::shm::{self, Ends, Layout, SingleCopy};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
-/// Where the threads of one process find each other. Shared by all of them in an `Arc`.
+/// Rendezvous of the threads of one process. Shared by all of them in an `Arc`.
 #[derive(Debug, Default)]
 pub struct Hub {
     waiting: Mutex<Vec<Entry>>,
     changed: Condvar,
 }
 
-/// Which link is meant.
+/// A link to be made: the communicator, both ranks, the channel and the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectTo {
     /// Communicator id.

@@ -1,6 +1,6 @@
 //! Links between ranks that are threads of one process: the rings of `shm` in memory that they have in common.
 //!
-//! The threads meet in a [`Hub`], so there is nothing to listen on and no handshake.
+//! The rendezvous of the threads is a [`Hub`], so there is nothing to listen on and no handshake.
 
 mod connect;
 

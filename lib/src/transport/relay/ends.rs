@@ -7,7 +7,8 @@ use crate::error::{Error, Result};
 use crate::transport::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
 use crate::wire::Header;
 
-/// Makes the link with `relay`, the next rank on the way, a link with the far end, `peer`, through `relays` (in words).
+/// Makes the link with `relay`, the next rank on the path, a link with the far end, `peer`, through `relays` (in
+/// words).
 pub(crate) fn wrap(pair: LinkPair, peer: usize, relay: usize, relays: &str) -> LinkPair {
     let Peer { rank, address, .. } = pair.send.peer().clone();
     let peer = Peer { rank, peer, address: format!("through {relays}: rank {relay} at {address}") };
@@ -26,13 +27,13 @@ pub(crate) fn wrap(pair: LinkPair, peer: usize, relay: usize, relays: &str) -> L
     }
 }
 
-/// Who is who, for errors.
+/// Names of the far end and of the relay, for errors.
 #[derive(Debug, Clone)]
 struct Names {
     /// The far end.
     peer: Peer,
     relay: usize,
-    /// What the relay's notice said, once the receiving half has come to it.
+    /// Text of the relay's notice, once the receiving half has come to it.
     verdict: Arc<OnceLock<String>>,
 }
 
@@ -53,7 +54,7 @@ impl Names {
             return error;
         }
         let Names { relay, peer: Peer { rank, peer, .. }, .. } = self;
-        // Closed without a notice, or with one that lies behind messages which nobody has received yet.
+        // Closed without a notice, or with one that lies behind messages which have not been received yet.
         let detail = format!(
             "the link with rank {relay} of the world, which relays between its ranks {rank} and {peer}, ended ({detail}): rank \
              {relay} is gone, or rank {peer} is and rank {relay} closed the link"
@@ -104,7 +105,8 @@ struct RelayedRecv {
 }
 
 impl RelayedRecv {
-    /// Whether a message is here. Fails when it is a notice; that stays where it is, so that the answer stays the same.
+    /// Returns true if a message is here. Fails when it is a notice; that stays where it is, so that the answer stays
+    /// the same.
     fn look(&mut self) -> Result<bool> {
         self.pending = false;
         match self.inner.peek() {

@@ -12,15 +12,15 @@ use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::threads::{Thread, lock, poll};
 
-/// How long it looks again before it sleeps: the answer to a message is often close. It gives its core away meanwhile,
-/// since the rank that it belongs to, and often its peers, want to compute.
+/// Time for which the thread looks again before it sleeps: the answer to a message is often close. It yields its core
+/// meanwhile, since the rank that it belongs to, and often its peers, want to compute.
 const YIELD: Duration = Duration::from_micros(30);
 /// Longest sleep before the peers are looked after.
 const SLICE: Duration = Duration::from_millis(500);
-/// Longest time for the last words to the ends when the relay leaves.
+/// Longest time for the notices to the ends when the relay leaves.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// What a rank has relayed.
+/// Counts of what a rank has relayed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Relayed links that stand now.
@@ -31,7 +31,7 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// What the thread and the others share.
+/// State shared by the relay's thread and the endpoint's other threads.
 #[derive(Debug)]
 struct State {
     bell: Arc<Doorbell>,
@@ -41,12 +41,12 @@ struct State {
     messages: AtomicU64,
     bytes: AtomicU64,
     stop: AtomicBool,
-    /// Turns of its loop.
+    /// Iterations of the thread's loop.
     #[cfg(test)]
     turns: AtomicU64,
 }
 
-/// A relay's thread. Dropping it tells the ends and ends it, within [`LAST_WORDS`].
+/// A relay's thread. Dropping it notifies the ends and stops the thread, within [`LAST_WORDS`].
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     state: Arc<State>,
@@ -75,7 +75,7 @@ impl Forwarder {
         Ok(Forwarder { state, thread })
     }
 
-    /// What the links of its junctions must ring.
+    /// Doorbell that the links of its junctions must ring.
     pub(crate) fn bell(&self) -> &Arc<Doorbell> {
         &self.state.bell
     }
@@ -87,7 +87,7 @@ impl Forwarder {
         self.state.bell.ring();
     }
 
-    /// What has gone through so far.
+    /// Counts of what has gone through so far.
     pub(crate) fn traffic(&self) -> Traffic {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let State { links, messages, bytes, .. } = &*self.state;
@@ -97,7 +97,7 @@ impl Forwarder {
 
 #[cfg(test)]
 impl Forwarder {
-    /// Turns of the thread's loop so far.
+    /// Iterations of the thread's loop so far.
     pub(super) fn turns(&self) -> u64 {
         self.state.turns.load(Ordering::Relaxed)
     }
@@ -140,7 +140,7 @@ impl Loop {
         self.junctions.append(&mut lock(&self.state.new));
     }
 
-    /// Each junction once; true when anything moved.
+    /// Advances each junction once; true when anything moved.
     fn turn(&mut self) -> bool {
         let mut sum = Moved::default();
         for junction in &mut self.junctions {
@@ -193,7 +193,7 @@ impl Loop {
         woken
     }
 
-    /// Tells the ends that the relay leaves.
+    /// Notifies the ends that the relay leaves.
     fn say_goodbye(&mut self) {
         self.junctions.iter_mut().for_each(Junction::leave);
         let until = Instant::now() + LAST_WORDS;

@@ -4,10 +4,10 @@ use super::notice;
 use crate::error::Error;
 use crate::transport::{Interest, LinkPair};
 
-/// Messages of one direction that are moved before another junction gets its turn.
+/// Messages of one direction that are moved before another junction is served.
 const BATCH: usize = 32;
 
-/// What a direction waits for.
+/// Event that a direction waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waits {
     Nothing,
@@ -15,22 +15,22 @@ enum Waits {
     Room,
 }
 
-/// How far a direction is.
+/// State of a direction.
 #[derive(Debug, PartialEq, Eq)]
 enum Flow {
     /// Messages go on.
     Open,
-    /// Who they are for is gone: they are thrown away.
+    /// The receiver of the messages is gone: they are thrown away.
     Void,
-    /// No more will come, and who they were for has to hear why.
+    /// No more messages will come, and the receiver is to be sent this reason.
     Notice(String),
-    /// It has heard, or is gone too.
+    /// The receiver has been notified, or is gone too.
     Done,
 }
 
-/// What one step of a direction came to.
+/// Outcome of one step of a direction.
 enum Step {
-    /// A message went its way.
+    /// A message was forwarded, or thrown away.
     Went,
     /// From now on it is in another state.
     Become(Flow),
@@ -39,7 +39,7 @@ enum Step {
     Break(String),
 }
 
-/// What was moved.
+/// Counts of what was moved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
     /// Something changed.
@@ -50,7 +50,7 @@ pub(crate) struct Moved {
     pub(crate) bytes: u64,
 }
 
-/// Who is who, for notices.
+/// Ranks of the relay and of the ends, for notices.
 #[derive(Debug, Clone, Copy)]
 struct Names {
     relay: usize,
@@ -64,7 +64,7 @@ impl Names {
         format!("rank {relay} of the world, which relays between its ranks {low} and {high}, {what}")
     }
 
-    /// What an end is told when `error` ended the other side.
+    /// Returns the text for the other end when `error` ended one side.
     #[cold]
     fn reason(&self, error: &Error) -> String {
         match error {
@@ -197,19 +197,20 @@ impl Junction {
         goes_on
     }
 
-    /// Both ends are to hear `reason`; what has not gone on by now does not.
+    /// Makes both directions end with a notice of `reason`; messages that have not gone on by now do not.
     fn end(&mut self, reason: &str) {
         for flow in self.flows.iter_mut().filter(|flow| matches!(flow, Flow::Open | Flow::Void)) {
             *flow = Flow::Notice(reason.to_owned());
         }
     }
 
-    /// The relay leaves: both ends are to hear it.
+    /// Notifies both ends that the relay leaves.
     pub(crate) fn leave(&mut self) {
         self.end(&self.names.say("closed its communicator and left"));
     }
 
-    /// Nothing is left to do: who is still there has heard that the other one is not.
+    /// Returns true once nothing is left to do: the end that is still there has been notified that the other one is
+    /// gone.
     pub(crate) fn is_over(&self) -> bool {
         let told = |(direction, flow): (usize, &Flow)| match flow {
             Flow::Done => {
@@ -218,7 +219,7 @@ impl Junction {
                 Some(dead || self.links.get(to).is_none_or(|link| link.send.is_flushed()))
             }
             Flow::Notice(_) => Some(false),
-            // Its receiver is gone, or its sender is about to hear that everything is over.
+            // Its receiver is gone, or its sender is about to be notified that everything is over.
             Flow::Open | Flow::Void => None,
         };
         let mut told = self.flows.iter().enumerate().filter_map(told).peekable();

@@ -12,13 +12,13 @@ pub(super) fn new(text: &str, max_message: usize) -> (Header, Vec<u8>) {
     (Header { collective: Header::NOTICE, len: payload.len() as u32, ..Header::default() }, payload)
 }
 
-/// Whether a message is one.
+/// Returns true if the message with this header is a notice.
 #[inline]
 pub(super) fn is_one(header: &Header) -> bool {
     header.collective == Header::NOTICE
 }
 
-/// Its text.
+/// Returns the text of a notice.
 pub(super) fn text(payload: &[u8]) -> String {
     String::from_utf8_lossy(payload).into_owned()
 }

@@ -176,7 +176,7 @@ fn who_only_sends_learns_of_the_death_too() {
 #[test]
 fn who_sends_to_the_dead_is_not_stopped_by_what_it_has_not_received() {
     let ([mut low, mut high], mut junction) = joined(&Doorbell::new().unwrap());
-    // The way to `low` is full, so the notice does not fit.
+    // The link to `low` is full, so the notice does not fit.
     let mut unread = 0;
     until("no room", || {
         let full = !send(&mut high, unread, 3000).unwrap();
@@ -238,7 +238,7 @@ fn the_thread_serves_many_links_counts_and_sleeps_when_idle() {
     let forwarder = Forwarder::start(RELAY).unwrap();
     let turns_settle = || {
         let mut before = forwarder.turns();
-        // A busy thread turns far more than once in this time.
+        // A busy thread iterates far more than once in this time.
         until("sleep", || {
             std::thread::sleep(Duration::from_millis(20));
             let now = forwarder.turns();

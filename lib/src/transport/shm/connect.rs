@@ -24,7 +24,7 @@ use crate::transport::stream::Failure;
 use crate::transport::wait::Wait;
 use crate::unix;
 
-/// How long a full backlog is waited for.
+/// Longest wait while the acceptor's backlog is full.
 const BACKLOG: Duration = Duration::from_secs(3);
 
 /// Dials the acceptor's socket `name` and makes the link.
@@ -46,7 +46,8 @@ fn failed<E: Display>(what: &str) -> impl FnOnce(E) -> Failure {
     move |e| Failure::Wrong(format!("{what}: {e}"))
 }
 
-/// The same of a call on the peer's socket. It says when the other end is gone.
+/// Makes the failure of a call `what` on the peer's socket, which shows when the other end is gone: then the peer may
+/// be dialed again.
 fn ended(what: &str) -> impl FnOnce(Errno) -> Failure {
     move |e| match e {
         Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => Failure::Slow(format!("{what}: {e}")),
@@ -76,7 +77,7 @@ fn link(
             Err(e) => return Err(ended("connecting to its Unix socket")(e)),
         }
     }
-    // Before anything is told to whoever listens there.
+    // Before anything is sent to the process that listens there.
     let pid = unix::same_user(&socket).map_err(failed(SOCKET))?;
     let who = dial.peer(address(pid));
     let caller = dial.caller.fresh()?;
@@ -110,7 +111,7 @@ fn link(
     Ok(pair(&memory, layout, 0, ends, "shm")?)
 }
 
-/// The next reply and what came with it.
+/// Receives the next reply and the descriptors that came with it.
 fn recv_reply(socket: &OwnedFd, wait: &Wait<'_>) -> Result<(Reply, Vec<OwnedFd>), Failure> {
     const SOCKET: &str = "its Unix socket";
     let mut bytes = [0; Reply::MAX];

@@ -1,4 +1,4 @@
-//! The accepting side: an abstract Unix socket, and connections that have not said who they are.
+//! The accepting side: an abstract Unix socket, and unauthenticated connections.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub(super) fn incoming(port: &Port) -> std::io::Result<Option<Pending>> {
 pub(super) struct Pending {
     socket: Kept<OwnedFd>,
     pid: i32,
-    /// Why it will not be heard, if so.
+    /// Reason why it will be rejected, if it will.
     stranger: Option<String>,
     has_said_hello: bool,
     /// The memory and the doorbell.
@@ -127,7 +127,7 @@ pub(super) fn address(pid: i32) -> String {
     format!("shared memory of process {pid}")
 }
 
-/// Maps the dialer's memory, answers that the link stands, and makes it. What fails before the answer is told to the
+/// Maps the dialer's memory, answers that the link stands, and makes it. A failure to map the memory is reported to the
 /// dialer, so that it can fall back to TCP.
 pub(super) fn finish(
     conn: Box<dyn Conn>,

@@ -1,4 +1,4 @@
-//! Where the words and payloads of a ring lie.
+//! Layout of a ring in memory: its words and its payloads.
 
 use std::any::Any;
 use std::ops::Deref;
@@ -30,7 +30,7 @@ pub(super) struct Line {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Line>() == 64 && size_of::<Head>() == 512);
 
-/// What the receiver has freed, as running counts.
+/// Running counts of the lines and of the bytes of the ring that the receiver has freed.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct Consumed {
@@ -38,7 +38,7 @@ pub(super) struct Consumed {
     pub(super) ring: Freed,
 }
 
-/// Words that different sides write are on two cache lines of their own each, because some cores prefetch lines in
+/// Words that different sides write have two cache lines each to themselves, because some cores prefetch lines in
 /// pairs.
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
@@ -104,7 +104,7 @@ pub(super) fn taken(len: usize) -> usize {
     len.next_multiple_of(64)
 }
 
-/// Where the next payload begins. Both ends count alike, so no offset is ever told.
+/// Position of the next payload in the ring. Both ends count alike, so it is never sent.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Position {
     /// Bytes of the ring taken so far, in all laps.
@@ -176,14 +176,14 @@ impl Direction {
         unsafe { self.lines.add(message as usize & (self.layout.lines - 1)).as_ref() }
     }
 
-    /// Where the payload of the message at `at` lies: `max_message` bytes, 64-byte aligned.
+    /// Address of the payload at `at`: `max_message` bytes, 64-byte aligned.
     #[inline(always)]
     pub(super) fn payload(&self, at: Position) -> *mut u8 {
         // SAFETY: at a position, `max_message` bytes fit into the ring, which is within the mapping.
         unsafe { self.ring.add(at.offset).as_ptr() }
     }
 
-    /// Tells the model that `len` bytes at `at` are being written (or read) here. Nothing outside of it.
+    /// Tells the model that `len` bytes at `at` are being written (or read) here. Does nothing outside of a model.
     #[inline(always)]
     pub(super) fn touches(&self, at: Position, len: usize, writing: bool) {
         touches(self.payload(at), taken(len), writing);

@@ -2,7 +2,7 @@
 //!
 //! The dialer makes the memfd and passes it with its doorbell over the acceptor's Unix socket (abstract namespace: no
 //! file anywhere, nothing to clean up after a kill). The acceptor answers with its own doorbell. The socket then stays
-//! open and says nothing: when it hangs up, the other process is gone.
+//! open and carries nothing: when it hangs up, the other process is gone.
 //!
 //! Memory per link pair, shared by both processes: 2 pages at once, and `2 * (depth + 1) * max_message` as their
 //! payload ring comes into use (1.25 MiB with the defaults); two descriptors in each process. Huge pages
@@ -76,7 +76,7 @@ use crate::wire::Header;
 /// Payload bytes that fit into a line.
 pub(crate) const INLINE: usize = 24;
 
-/// What tells that the other process is gone: a connected socket that it keeps open.
+/// Connected socket that the other process keeps open: it hangs up when that process is gone.
 #[derive(Debug, Clone)]
 pub(crate) struct Lifeline {
     socket: Arc<Kept<OwnedFd>>,
@@ -103,16 +103,16 @@ impl Lifeline {
     }
 }
 
-/// What both halves of a link share, besides memory.
+/// State shared by both halves of a link, besides memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Ends {
-    /// Who is there.
+    /// The peer, for errors.
     pub(crate) peer: Peer,
     /// Wakes the peer.
     pub(crate) bell: Arc<Doorbell>,
     /// Between processes.
     pub(crate) lifeline: Option<Lifeline>,
-    /// Whether, and how, large payloads are fetched from the sender's memory.
+    /// Settings for fetching large payloads from the sender's memory.
     pub(crate) single_copy: SingleCopy,
 }
 
@@ -122,12 +122,12 @@ impl Ends {
         self.lifeline.as_ref().and_then(Lifeline::broken)
     }
 
-    /// What tells of that.
+    /// Descriptor that becomes readable when the peer is gone; none within a process.
     fn interest(&self) -> Interest {
         self.lifeline.as_ref().map(Lifeline::interest).unwrap_or_default()
     }
 
-    /// Whether the link is this process's to close: its memory is also a forked child's.
+    /// Returns true if the link is this process's to close: its memory is also a forked child's.
     fn are_ours(&self) -> bool {
         self.lifeline.as_ref().is_none_or(|l| l.origin.is_here())
     }

@@ -1,6 +1,6 @@
 //! The ring under the model checker loom: [`ShmSend`] and [`ShmRecv`] as they are, over a ring of one or two lines.
 //!
-//! How scenarios are run, and with what weakened: see `transport::explore`. Run with `scripts/loom.sh`.
+//! Running of scenarios, and weakening of their steps: see `transport::explore`. Run with `scripts/loom.sh`.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ const LONG: usize = 25;
 /// Payload that fits into the line.
 const SHORT: usize = 9;
 
-/// What a mapping holds for one direction.
+/// Contents of a mapping for one direction.
 struct Memory {
     head: Head,
     lines: Box<[Line]>,
@@ -71,7 +71,7 @@ struct Ring {
     recv: ManuallyDrop<ShmRecv>,
 }
 
-/// With room for `depth` messages of up to 64 bytes.
+/// A ring with space for `depth` messages of up to 64 bytes.
 fn ring(lines: usize, depth: usize, bells: &[Arc<Doorbell>; 2]) -> Ring {
     ring_of(Layout { lines, max_message: LONG, ring: depth * 64 }, bells)
 }
@@ -95,7 +95,7 @@ fn zero_copy_ring(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: Singl
     }
 }
 
-/// Of the sender, of the receiver.
+/// Doorbells of the sender and of the receiver.
 fn bells() -> [Arc<Doorbell>; 2] {
     [Doorbell::new().unwrap(), Doorbell::new().unwrap()]
 }
@@ -104,7 +104,7 @@ fn message(seq: u32, len: usize) -> (Header, Vec<u8>) {
     (Header { seq, len: len as u32, ..Header::default() }, vec![seq as u8 + 1; len])
 }
 
-/// What a thread does that cannot go on.
+/// Behavior of a thread that cannot go on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Wait {
     /// Looks again.
@@ -191,7 +191,7 @@ fn both_over(
     drop(ManuallyDrop::into_inner(rx));
 }
 
-/// What acquire and release have to do, without any help of a fence.
+/// Steps whose acquire and release must be noticed when they are weakened, without any help of a fence.
 const ORDERINGS: [&[Step]; 4] = [
     &[Step::WakerFence, Step::Publish],
     &[Step::WakerFence, Step::SeePublished],
@@ -199,7 +199,7 @@ const ORDERINGS: [&[Step]; 4] = [
     &[Step::WakerFence, Step::SeeFreed],
 ];
 
-/// Several laps of one line and room for one message, by polling.
+/// Several laps of one line and space for one message, by polling.
 #[test]
 fn messages_arrive_whole_and_in_order() {
     for (len, count) in [(SHORT, 3), (LONG, 2)] {
@@ -294,7 +294,7 @@ fn a_sleeping_receiver_is_woken() {
     must_hold("one message", None, &[Step::Wake], || scenario(Wait::Sleep));
 }
 
-/// The same for credit: the second message needs the line (and the ring) of the first.
+/// The race for credit: the second message needs the line (and the ring) of the first, and its sender goes to sleep.
 #[test]
 fn a_sleeping_sender_is_woken() {
     for len in [SHORT, LONG] {
@@ -312,7 +312,7 @@ fn a_sleeping_sender_is_woken() {
     }
 }
 
-/// Both sleep, over two lines and room for one message, so that the sender is refused for one or the other.
+/// Both sleep, over two lines and space for one message, so that the sender is refused for one or the other.
 #[test]
 fn both_ends_sleep() {
     needs_both_fences("both sleep", Some(2), || {
@@ -326,7 +326,7 @@ fn both_ends_sleep() {
     });
 }
 
-/// All that was sent before the end of the sender arrives; then the receiver hears of the end, awake or asleep.
+/// All that was sent before the end of the sender arrives; then the receiver learns of the end, awake or asleep.
 #[test]
 fn the_end_comes_after_the_last_message() {
     fn scenario(wait: Wait) {
@@ -347,7 +347,7 @@ fn the_end_comes_after_the_last_message() {
     must_hold("end of the sender, awake", None, &[Step::WakerFence], awake);
     must_fail("end of the sender, awake", None, &[Step::WakerFence, Step::Close], awake);
     must_fail("end of the sender, awake", None, &[Step::WakerFence, Step::SeeClosed], awake);
-    // Its end rings unasked, so no fence is needed to hear of it.
+    // Its end rings unasked, so no fence is needed to learn of it.
     must_hold("end of the sender, asleep", Some(3), &[], || scenario(Wait::Sleep));
 }
 
@@ -375,7 +375,7 @@ fn the_receiver_may_leave_after_the_last_message() {
     must_fail("leave after the last message", None, &[Step::WakerFence, Step::SeeClosed], scenario);
 }
 
-/// A sender that sleeps for credit hears of the receiver's end.
+/// A sender that sleeps for credit learns of the receiver's end.
 #[test]
 fn the_end_of_the_receiver_wakes_the_sender() {
     must_hold("end of the receiver", Some(3), &[], || {

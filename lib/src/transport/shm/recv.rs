@@ -10,7 +10,7 @@ use crate::transport::fence;
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
 
-/// How much is pulled at once when it is not pulled to where it belongs.
+/// Bytes that are pulled at once when they are not pulled to where they belong.
 const PULL: usize = 64 << 10;
 
 pub(crate) struct ShmRecv {
@@ -18,18 +18,18 @@ pub(crate) struct ShmRecv {
     ends: Ends,
     /// Messages released.
     lines: u64,
-    /// Of the oldest long message's payload.
+    /// Position of the oldest long message's payload in the ring.
     at: Position,
     /// Our copy of the oldest message's line, once it was read.
     head: Option<[u64; 4]>,
     inline: [u64; 3],
-    /// Where the oldest message's payload is in the sender's memory; 0: it is in the line or in the ring.
+    /// Address of the oldest message's payload in the sender's memory; 0: it is in the line or in the ring.
     remote: u64,
     /// Offset and length of the chunk of it that is in the ring.
     chunk: (usize, usize),
     /// Bytes received of a message that comes in chunks.
     got: usize,
-    /// How that memory is read, if it can be.
+    /// Reader of the sender's memory; `None` if it cannot be read.
     reader: Option<Reader>,
     /// Memory for zero-copy payloads that the caller peeks at; whether the oldest message's is there.
     pulled: Vec<u64>,
@@ -144,7 +144,7 @@ impl ShmRecv {
         outcome.map_err(|detail| self.ends.peer.lost("receive", &detail))
     }
 
-    /// `len` bytes of the oldest message's zero-copy payload, from `offset` on, in memory of our own.
+    /// Copies `len` bytes of the oldest message's zero-copy payload, from `offset` on, to our own memory.
     #[cold]
     fn pull_here(&mut self, offset: usize, len: usize) -> Result<()> {
         self.pulled.resize(len.div_ceil(8).max(self.pulled.len()), 0);
@@ -153,7 +153,7 @@ impl ShmRecv {
         unsafe { self.pull(offset, memory, len) }
     }
 
-    /// Whether [`RecvLink::peek`] can show the oldest message, of `len` bytes, whole.
+    /// Returns true if [`RecvLink::peek`] can show the oldest message, of `len` bytes, whole.
     fn is_whole(&self, len: usize) -> bool {
         len <= INLINE
             || if self.remote == 0 { self.chunk == (0, len) } else { len <= self.direction.layout.max_message }

@@ -11,13 +11,13 @@ use crate::transport::fence;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 
-/// Messages of up to so many bytes are neither cut nor sent by zero copy.
+/// Longest message, in bytes, that is neither cut nor sent by zero copy.
 const CHUNK: usize = if cfg!(loom) { 64 } else { 32 << 10 };
 
-/// Where a message's payload is.
+/// Location of a message's payload.
 enum Payload {
     Inline([u64; 3]),
-    /// So many bytes in the ring, from this offset on.
+    /// In the ring: a chunk of the message, by its offset in the message and its length in bytes.
     Ring(usize, usize),
     /// At this address in our memory.
     ZeroCopy(u64),
@@ -29,7 +29,7 @@ pub(crate) struct ShmSend {
     /// Messages sent, and the count at which credit must be looked up again.
     lines: u64,
     lines_limit: u64,
-    /// The same for bytes of the payload ring.
+    /// Position in the payload ring, and its count of bytes at which credit must be looked up again.
     at: Position,
     ring_limit: u64,
     reserved: bool,
@@ -42,9 +42,9 @@ pub(crate) struct ShmSend {
     last_zero_copy: u64,
     /// Messages sent by zero copy so far.
     zero_copies: u64,
-    /// Bytes of the message that `send_chunks` is sending chunk by chunk.
+    /// Bytes sent so far of the message that `send_chunks` is sending chunk by chunk.
     sent: usize,
-    /// Whether the last long message was worth zero copy.
+    /// Last answer whether a long message is worth zero copy.
     worth: Worth,
     lost: Option<String>,
 }
@@ -116,7 +116,7 @@ impl ShmSend {
         }
     }
 
-    /// From now on there is no credit, so that the fast path ends in `refresh`, which tells why.
+    /// From now on there is no credit, so that the fast path ends in `refresh`, which gives the reason.
     fn lose(&mut self, detail: String) {
         self.lost = Some(detail);
         (self.lines_limit, self.ring_limit) = (0, 0);
@@ -363,7 +363,7 @@ impl ZeroCopy for ShmSend {
         if self.last_zero_copy != 0 && !matches!(self.settle(), Ok(true)) {
             self.lose("zero-copy memory was revoked after an error".to_owned());
             self.direction.head().sender.close();
-            // Whoever reads what is written from now on must see that we have closed.
+            // A receiver that reads what is written from now on must see that we have closed.
             std::sync::atomic::fence(Ordering::SeqCst);
         }
     }

@@ -1,9 +1,9 @@
 //! Payloads that stay where they are until the receiver pulls them: one copy instead of two.
 //!
-//! The sender's line says where the payload lies in its own memory; the receiver reads it from there with
+//! The sender's line has the address of the payload in its own memory; the receiver reads it from there with
 //! `process_vm_readv(2)` and frees the line. The sender counts as flushed once the last zero-copy line is freed, and
 //! the memory must not change before. Only the payload ring is left out: lines, their order, credit and the words that
-//! order them are those of every message. (Open MPI calls the way "smsc/cma", MPICH and UCX "CMA", cross-memory
+//! order them are those of every message. (Open MPI calls the method "smsc/cma", MPICH and UCX "CMA", cross-memory
 //! attach.)
 //!
 //! # When it pays
@@ -16,8 +16,8 @@
 //! # Permission
 //! The kernel lets a process read another's memory if it may trace it: the same user, and nothing like Yama's
 //! `ptrace_scope` or a container's filter against it. So the receiver tries it while the link is made, on a nonce, and
-//! says whether it worked; where it did not, everything goes through the ring. The nonce is read again along with every
-//! payload, by the same call and so from the same memory: a process that ended and left its number to another is
+//! reports whether it worked; where it did not, everything goes through the ring. The nonce is read again along with
+//! every payload, by the same call and so from the same memory: a process that ended and left its number to another is
 //! noticed.
 //!
 //! # Revoking
@@ -45,7 +45,7 @@ const ONE_WAY: usize = 1 << 20;
 pub(crate) struct ZeroCopyFrom(Arc<AtomicUsize>);
 
 impl Default for ZeroCopyFrom {
-    /// None is.
+    /// No payload on ordinary pages goes by zero copy.
     fn default() -> ZeroCopyFrom {
         ZeroCopyFrom(Arc::new(AtomicUsize::new(usize::MAX)))
     }
@@ -61,19 +61,19 @@ impl ZeroCopyFrom {
     }
 }
 
-/// Whether large payloads are pulled from the sender's memory, and in which process that is.
+/// Settings for pulling large payloads from the sender's memory, and the process that it belongs to.
 #[derive(Debug, Clone)]
 pub(crate) struct SingleCopy {
     /// The peer's process id as we see it; 0: we cannot see it.
     pub(crate) pid: i32,
-    /// Which payloads we send by zero copy; [`config::SingleCopy::Off`]: none, and we do not pull either.
+    /// Payloads that we send by zero copy; [`config::SingleCopy::Off`]: none, and we do not pull either.
     pub(crate) choice: config::SingleCopy,
-    /// Of payloads on small pages, where the choice is ours.
+    /// Least length of a payload on small pages that goes by zero copy, where the choice is ours.
     pub(crate) ordinary: ZeroCopyFrom,
 }
 
-/// Whether a payload is worth zero copy, and what that depended on. It may take a system call to find out, so an answer
-/// counts for several messages from the same place.
+/// Last answer whether a payload is worth zero copy, and what it depended on. It may take a system call to find out, so
+/// an answer counts for several messages from the same place.
 #[derive(Debug, Default)]
 pub(super) struct Worth {
     of: Option<(usize, usize, bool, usize)>,
@@ -81,11 +81,11 @@ pub(super) struct Worth {
     uses: u32,
 }
 
-/// So often an answer about the pages of a buffer is used again: it decides about speed alone.
+/// Times that an answer about the pages of a buffer is used again: it decides about speed alone.
 const SAME: u32 = 100;
 
-/// What the sender says of itself in shared memory, and what the receiver answers. Written while the link is made,
-/// before the first message.
+/// The sender's nonce in shared memory, and the receiver's answer. Written while the link is made, before the first
+/// message.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Probe {
@@ -102,7 +102,7 @@ fn nonce() -> &'static [u64; 2] {
         let flags = rustix::rand::GetRandomFlags::empty();
         match rustix::rand::getrandom(&mut bytes, flags) {
             Ok(16) => bytemuck::cast(bytes),
-            // All zero: nobody accepts it.
+            // All zero: no receiver accepts it.
             _ => [0; 2],
         }
     })
@@ -114,13 +114,13 @@ impl Probe {
         Probe { nonce: Words::new(), can_pull: AtomicU32::new(0) }
     }
 
-    /// By the sender.
+    /// Writes our nonce and its address. Called by the sender.
     pub(super) fn introduce(&self) {
         let nonce = nonce();
         self.nonce.store([nonce.as_ptr() as u64, nonce[0], nonce[1]]);
     }
 
-    /// What the receiver has answered; asked for by the sender.
+    /// Returns true if the receiver has answered that it can pull. Called by the sender.
     pub(super) fn can_pull(&self) -> bool {
         self.can_pull.load(Ordering::Relaxed) != 0
     }
@@ -132,12 +132,12 @@ impl SingleCopy {
         SingleCopy { pid: 0, choice: config::SingleCopy::Off, ordinary: ZeroCopyFrom::default() }
     }
 
-    /// Whether payloads may go by zero copy at all.
+    /// Returns true if payloads may go by zero copy at all.
     pub(super) fn is_on(&self) -> bool {
         self.choice != config::SingleCopy::Off
     }
 
-    /// Whether a payload is worth zero copy; remembers the answer in `known`.
+    /// Returns true if a payload is worth zero copy; remembers the answer in `known`.
     pub(super) fn takes(&self, data: &[u8], two_way: bool, known: &mut Worth) -> bool {
         let of = Some((data.as_ptr() as usize, data.len(), two_way, self.ordinary.get()));
         if known.of == of && known.uses < SAME {
@@ -159,7 +159,8 @@ impl SingleCopy {
         }
     }
 
-    /// By the receiver: how the sender's memory is read, if that works; it is told.
+    /// Returns the reader of the sender's memory, if reading it works, and records in `probe` that it does. Called by
+    /// the receiver.
     pub(super) fn reader(&self, probe: &Probe) -> Option<Reader> {
         if !self.is_on() {
             return None;
@@ -238,7 +239,7 @@ impl Reader {
             if got < size_of_val(&nonce) || nonce != self.nonce {
                 return Err(format!("process {} is another one now", self.pid));
             }
-            // Short where a page is missing: the next turn, which begins there, gets the error.
+            // Short where a page is missing: the next read, which begins there, gets the error.
             done += got - size_of_val(&nonce);
             if done >= len {
                 return Ok(());

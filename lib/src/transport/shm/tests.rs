@@ -18,7 +18,7 @@ struct Ring {
     layout: Layout,
     send: ShmSend,
     recv: ShmRecv,
-    /// Of the receiver, of the sender.
+    /// Doorbells of the receiver and of the sender.
     bells: [Arc<Doorbell>; 2],
 }
 
@@ -134,7 +134,7 @@ fn small_messages_have_more_credit_than_large_ones_and_both_have_a_bound() {
     assert_eq!(sent, 3 * taken(100) / taken(30) + 1, "the last one begins where a long one would still fit");
 }
 
-/// Wherever the sender is in the ring, `depth` messages of any length find place, and no two of them the same place.
+/// Wherever the sender is in the ring, `depth` messages of any length fit, and no two of them overlap.
 #[test]
 fn there_is_room_for_depth_messages_at_every_place() {
     let mut r = ring();
@@ -321,7 +321,7 @@ fn zero_copy_is_flushed_when_it_was_pulled() {
     assert_eq!(r.recv.peek().unwrap(), Some((header(2, 30), &[7; 30][..])));
 }
 
-/// Who cannot be read, or is not who it was, gets its long messages through in chunks.
+/// A sender that cannot be read, or is not who it was, gets its long messages through in chunks.
 #[test]
 fn without_permission_long_messages_go_through_the_room() {
     assert!(zero_copy_ring(SingleCopy::off()).send.zero_copy().is_none());
@@ -390,7 +390,7 @@ fn what_was_taken_back_is_not_received() {
     assert_eq!(r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap(), Received::Done);
     r.send.revoke();
     assert!(r.send.send_from(&header(1, 8), &[0; 8]).unwrap());
-    // A receiver that goes without having fetched is lost to who waits for it.
+    // A receiver that goes without having fetched is lost to the sender that waits for it.
     assert!(send_zero_copy(&mut r.send, &header(2, LONG), &data).unwrap());
     drop(r.recv);
     assert!(matches!(r.send.progress(), Err(Error::PeerLost { .. })));

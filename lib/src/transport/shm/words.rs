@@ -16,20 +16,20 @@ const CLOSED: u32 = 2;
 pub(crate) struct Sequence(AtomicU64);
 
 impl Sequence {
-    /// What was written to the line and the ring before is the message's.
+    /// Publishes message `number`: what was written to the line and the ring before belongs to it.
     #[inline(always)]
     pub(crate) fn publish(&self, number: u64) {
         self.0.store(number, order(Step::Publish, Ordering::Release));
     }
 
-    /// If it is the number awaited, the whole message is there to be read.
+    /// Returns the number in the line. If it is the one awaited, the whole message is there to be read.
     #[inline(always)]
     pub(crate) fn published(&self) -> u64 {
         self.0.load(order(Step::SeePublished, Ordering::Acquire))
     }
 }
 
-/// How many lines, or bytes of the ring, the receiver has freed.
+/// Count of the lines, or of the bytes of the ring, that the receiver has freed.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct Freed(AtomicU64);
@@ -41,14 +41,14 @@ impl Freed {
         self.0.store(count, order(Step::Free, Ordering::Release));
     }
 
-    /// What is below may be written again.
+    /// Returns the count of what is freed: what is below may be written again.
     #[inline(always)]
     pub(super) fn freed(&self) -> u64 {
         self.0.load(order(Step::SeeFreed, Ordering::Acquire))
     }
 }
 
-/// What one end tells the other of itself.
+/// State of one end, as the other end sees it.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct EndState(AtomicU32);
@@ -89,7 +89,7 @@ impl EndState {
         self.0.load(order(Step::SeeClosed, Ordering::Acquire)) & CLOSED != 0
     }
 
-    /// Last word of this end.
+    /// Announces that this end is gone; the last write of this end.
     pub(super) fn close(&self) {
         self.0.fetch_or(CLOSED, order(Step::Close, Ordering::AcqRel));
     }
@@ -99,12 +99,12 @@ impl EndState {
         self.0.fetch_or(WAITING, order(Step::Wake, Ordering::AcqRel));
     }
 
-    /// Awake.
+    /// Takes the request to be woken back.
     pub(super) fn awake(&self) {
         self.0.fetch_and(!WAITING, order(Step::Wake, Ordering::AcqRel));
     }
 
-    /// True for the one who has to ring.
+    /// Takes the peer's request to be woken; true for the caller that has to ring.
     pub(super) fn take_waiting(&self) -> bool {
         self.0.fetch_and(!WAITING, order(Step::Wake, Ordering::AcqRel)) & WAITING != 0
     }

@@ -23,7 +23,7 @@ const ATTEMPT: Duration = Duration::from_secs(3);
 /// Rounds over all addresses after which "connection refused" everywhere is believed.
 const ROUNDS: u32 = 4;
 
-/// What may be behind an address that does not answer at all.
+/// Likely causes when an address does not answer at all.
 const OTHER_NETWORK: &str =
     ": is a firewall between, or does this network not lead to that host? TINYNCCL_IFNAME chooses the interfaces";
 
@@ -42,8 +42,8 @@ pub(super) fn connect(
     pair(streams, who, dial.options, linger)
 }
 
-/// Dials `candidates` in order, again and again, until one is the peer and says welcome: the connection, and whom it is
-/// with.
+/// Dials `candidates` in order, again and again, until one is the peer and sends its welcome. Returns the connection,
+/// its address and the peer.
 ///
 /// # Errors
 /// [`Error::Timeout`] with what each address did, [`Error::PeerLost`] when all of them refuse, [`Error::Protocol`] when

@@ -1,4 +1,4 @@
-//! TCP as an endpoint sees it: it tries to reach every host, and says which ones it has no way to.
+//! TCP as an endpoint sees it: it tries to reach every host, and reports which ones it has no route to.
 
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -74,7 +74,7 @@ impl TcpFabric {
         order_candidates(&locals, &dial.info.tcp, same_host)
     }
 
-    /// A connection to the peer on which it has said welcome.
+    /// A connection to the peer on which it has sent its welcome.
     pub(crate) fn reach(&self, dial: &Dial<'_>) -> Result<(TcpStream, SocketAddr, Peer)> {
         connect::reach(&self.candidates(dial), dial, &self.sockets)
     }

@@ -58,8 +58,8 @@ impl Staged {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooLong(pub(super) Header);
 
-/// What has come from the stream and was not asked for yet: whole messages, at most one unfinished, and a few bytes
-/// ahead.
+/// Data that has come from the stream and was not asked for yet: whole messages, at most one unfinished, and a few
+/// bytes ahead.
 #[derive(Debug)]
 pub(super) struct Inbox {
     max_message: usize,
@@ -71,7 +71,7 @@ pub(super) struct Inbox {
     pub(super) ready: VecDeque<Staged>,
     /// The unfinished message, and how much of its first stripe is here.
     partial: Option<(Staged, usize)>,
-    /// How far the other stripes are: of this one, or of the one that goes straight to the caller.
+    /// Progress of the other stripes: of this message, or of the one that goes straight to the caller.
     pub(super) stripes: Stripes,
     free: Vec<Slot>,
 }
@@ -103,8 +103,8 @@ impl Inbox {
         self.start = 0;
     }
 
-    /// Where the next bytes go: the rest of the unfinished message, then ahead, so that at most `limit` are ahead.
-    /// Call [`Inbox::digest`] before.
+    /// Returns the space for the next bytes: the rest of the unfinished message, then ahead, so that at most `limit`
+    /// are ahead. Call [`Inbox::digest`] before.
     pub(super) fn space(&mut self, limit: usize) -> (&mut [u8], &mut [u8]) {
         self.compact();
         let rest: &mut [u8] = match &mut self.partial {
@@ -172,7 +172,7 @@ impl Inbox {
         whole
     }
 
-    /// Starts a message in a slot. There must be room for it.
+    /// Starts a message in a slot. One must be free.
     pub(super) fn begin(&mut self, header: Header) -> Result<()> {
         let slot = match self.free.pop() {
             _ if header.len == 0 => None,
@@ -200,7 +200,7 @@ impl Inbox {
         }
     }
 
-    /// Where stream `stream`, not the first, goes on with the unfinished message.
+    /// Returns the space in which stream `stream`, not the first, goes on with the unfinished message.
     pub(super) fn stripe(&mut self, stream: usize) -> &mut [u8] {
         match &mut self.partial {
             Some((Staged { header, slot: Some(slot) }, _)) => {
@@ -282,7 +282,7 @@ mod tests {
         (Header { seq, len: len as u32, ..Header::default() }, payload)
     }
 
-    /// Puts as many bytes in as there is room for, at most `most`.
+    /// Puts as many bytes in as there is space for, at most `most`.
     fn feed(inbox: &mut Inbox, bytes: &[u8], most: usize) -> usize {
         let (rest, ahead) = inbox.space(AHEAD);
         let n = bytes.len().min(most).min(rest.len() + ahead.len());

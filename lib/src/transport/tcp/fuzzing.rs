@@ -6,8 +6,8 @@ use crate::wire::Header;
 const MAX: usize = 3000;
 const DEPTH: usize = 2;
 
-/// A stream of messages, taken in and handed out by turns. First byte: how many turns are described. Then two bytes a
-/// turn: how many bytes come, and whether the receiver takes a whole message, asks for the unfinished one, or does
+/// A stream of messages, taken in and handed out alternately. First byte: how many steps are described. Then two bytes
+/// a step: how many bytes come, and whether the receiver takes a whole message, asks for the unfinished one, or does
 /// nothing. The rest is the stream. What comes out is what a plain parser makes of it, in order.
 pub fn tcp_frame(data: &[u8]) {
     let Some((&turns, rest)) = data.split_first() else { return };

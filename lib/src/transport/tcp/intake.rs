@@ -25,7 +25,7 @@ pub(super) struct Intake {
     lost: Option<String>,
     /// Another one has ended within a message.
     cut: Option<String>,
-    /// Read so far.
+    /// Bytes read so far.
     pub(super) bytes: u64,
     /// The stream makes no sense any more.
     pub(super) broken: Option<Error>,
@@ -36,16 +36,16 @@ pub(super) struct Intake {
 pub(super) struct Direct {
     pub(super) header: Header,
     pub(super) got: usize,
-    /// To `recv_chunks`.
+    /// True if it goes to `recv_chunks`.
     pub(super) in_chunks: bool,
 }
 
-/// What a read brought.
+/// Result of a read.
 #[derive(Clone, Copy)]
 pub(super) struct Read {
     /// Bytes that went to the caller's memory; the inbox has the others.
     pub(super) direct: usize,
-    /// The kernel had fewer than there was room for.
+    /// True if the kernel had fewer bytes than there was space for.
     pub(super) dry: bool,
 }
 
@@ -85,7 +85,7 @@ impl Intake {
             return Ok(None);
         }
         let socket = self.streams.socket(0)?;
-        // One place costs the kernel less than two.
+        // One buffer costs the kernel less than two.
         let result = match (first.is_empty(), ahead.is_empty()) {
             (true, _) => rustix::net::recv(socket, ahead, RecvFlags::DONTWAIT).map(|(n, _)| n),
             (_, true) => rustix::net::recv(socket, first, RecvFlags::DONTWAIT).map(|(n, _)| n),

@@ -1,9 +1,9 @@
 //! Closing a connection without losing what was sent on it.
 //!
 //! Closing a socket that has unread bytes, or that gets some afterwards, resets the connection, and the peer may lose
-//! what is still on its way to it. So a dropped link's socket says that nothing more will come, and is read until the
-//! peer says the same (or for [`LINGER`]), by the endpoint's thread. When the endpoint is gone the socket is closed at
-//! once.
+//! what is still on its way to it. So a dropped link's socket signals that nothing more will come, and is read until
+//! the peer signals the same (or for [`LINGER`]), by the endpoint's thread. When the endpoint is gone the socket is
+//! closed at once.
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -3,9 +3,9 @@
 //! Payload goes from the sender's memory to the kernel and from the kernel to the receiver's memory without a copy of
 //! ours: `sendmsg` of [header, data] and `readv` to [rest of the payload, a few bytes ahead]. What is combined with
 //! other values passes through 64 KiB that stay in the cache ([`RecvLink::recv_chunks`](super::RecvLink::recv_chunks)).
-//! A small message is one `send` and one `recv`, copied next to its header: one place costs the kernel 0.2 µs less than
-//! two. Slots, `depth` per direction, exist only for messages that are reserved (send) or come before they are asked
-//! for (receive).
+//! A small message is one `send` and one `recv`, copied next to its header: one buffer costs the kernel 0.2 µs less
+//! than two. Slots, `depth` per direction, exist only for messages that are reserved (send) or come before they are
+//! asked for (receive).
 //!
 //! Memory per link: up to 68 KiB to read to, and up to `2 * depth * max_message` when all slots are in use; plus the
 //! kernel's buffers.
@@ -13,7 +13,7 @@
 //! # What is not used
 //! - `MSG_ZEROCOPY`: over loopback the kernel copies all the same (Linux, `Documentation/networking/msg_zerocopy.rst`)
 //!   and adds a notification per call.
-//! - `io_uring`: what it saves is the way into the kernel, 0.2 µs of the 5 µs that one rank works for an 8-byte
+//! - `io_uring`: what it saves is the entry into the kernel, 0.2 µs of the 5 µs that one rank works for an 8-byte
 //!   exchange; the rest is TCP itself, in both. Long messages take 64 KiB and more per call.
 //! - `SO_SNDBUF`, `SO_RCVBUF`: a fixed size turns the kernel's tuning off and is capped by `net.core.wmem_max`, often
 //!   below what the tuning reaches. With iperf3, sizes from 128 KiB to 1 MiB were mostly slower than none. They remain

@@ -1,4 +1,4 @@
-//! What the sockets of links are set to before they connect or listen.
+//! Settings that the sockets of links get before they connect or listen.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -7,8 +7,8 @@ use socket2::{SockRef, TcpKeepalive};
 
 use crate::bootstrap::interface::source_for;
 
-/// What links within a host get instead of a congestion control that paces. Every kernel has it, and lets everybody use
-/// it.
+/// Congestion control of links within a host, in place of one that paces. Every kernel has it, and lets every user
+/// choose it.
 const UNPACED: &str = "reno";
 
 /// Settings of the sockets of an endpoint.
@@ -18,7 +18,7 @@ pub(crate) struct SocketOptions {
     buffer: usize,
     /// `Config::congestion`.
     congestion: Option<String>,
-    /// What the kernel gives to a new socket.
+    /// Congestion control that the kernel gives to a new socket.
     default: String,
 }
 

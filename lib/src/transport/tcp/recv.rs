@@ -14,12 +14,12 @@ const COPIED: usize = 16 << 10;
 
 pub(super) struct TcpRecv {
     intake: Intake,
-    /// The caller was told that nothing is here yet and will ask again: what comes can go straight to it and needs no
-    /// slot, and so many bytes are worth reading ahead.
+    /// Set when the caller got "not now" and will ask again: what comes can go straight to it and needs no slot. The
+    /// value is the number of bytes that are worth reading ahead.
     asked: Option<usize>,
 }
 
-/// Where the message is that is asked for first.
+/// Location of the message that is asked for first.
 enum Begin {
     /// All of it in a slot.
     Whole,

@@ -30,7 +30,7 @@ pub(super) struct TcpSend {
     /// first stripe it has.
     queue: VecDeque<Staged>,
     queue_sent: usize,
-    /// How far the streams besides the first are with the message that is being sent.
+    /// Progress of the streams besides the first with the message that is being sent.
     stripes: Stripes,
     /// The message `send_from` has begun, and how much of its header and first stripe the kernel has.
     direct: Option<(Header, usize)>,
@@ -39,9 +39,9 @@ pub(super) struct TcpSend {
     lost: Option<String>,
     /// Another message follows at once.
     more: bool,
-    /// Where a small message meets its header.
+    /// Buffer in which a small message is joined to its header.
     small: Box<[u8; SMALL]>,
-    /// Written so far.
+    /// Bytes written so far.
     bytes: u64,
 }
 
@@ -102,7 +102,7 @@ impl TcpSend {
     fn write(&mut self, stream: usize, head: &[u8], data: &[u8]) -> Result<usize> {
         let socket = self.streams.socket(stream)?;
         let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // Segments are filled up with the next message: the end of this one would be a small segment of its own. The
+        // Segments are filled up with the next message: the end of this one would be a small segment by itself. The
         // next one is sure to come on the first stream only.
         flags.set(SendFlags::MORE, self.more && stream == 0);
         // One buffer costs the kernel less than two: more than a copy of a few lines does.

@@ -1,4 +1,4 @@
-//! How a long message is split over the streams of a link.
+//! Split of a long message over the streams of a link.
 //!
 //! ```text
 //! stream 0   | header | stripe 0 | header | stripe 0 | header, payload | ...
@@ -44,7 +44,7 @@ impl Stripes {
         }
     }
 
-    /// What stream `stream`, not the first, still has to carry.
+    /// Range of the payload that stream `stream`, not the first, still has to carry.
     pub(super) fn rest(&self, len: usize, stream: usize) -> Range<usize> {
         let each = self.first(len);
         let done = self.done.get(stream).copied().unwrap_or(0);

@@ -30,7 +30,7 @@ impl VerbsAddress {
         IpAddr::V6(Ipv6Addr::from(self.gid)).to_canonical()
     }
 
-    /// Whether packets from one reach the other without a router.
+    /// Returns true if packets from one reach the other without a router.
     pub(crate) fn same_subnet(&self, other: &VerbsAddress) -> bool {
         let bits = u32::from(self.prefix.max(other.prefix)).min(128);
         let different = u128::from_be_bytes(self.gid) ^ u128::from_be_bytes(other.gid);
@@ -47,7 +47,7 @@ impl fmt::Display for VerbsAddress {
 }
 
 /// Pairs of indices into `ours` and `theirs` that share a subnet. Both ends compute the same pairs, the lower rank with
-/// itself as `ours`: pairs of the same place in both lists first, so that several links spread over several devices.
+/// itself as `ours`: pairs of the same index in both lists first, so that several links spread over several devices.
 pub(crate) fn pairs(ours: &[VerbsAddress], theirs: &[VerbsAddress]) -> Vec<(usize, usize)> {
     pair_up(ours.len(), theirs.len(), |o, t| ours.get(o).zip(theirs.get(t)).is_some_and(|(o, t)| o.same_subnet(t)))
 }

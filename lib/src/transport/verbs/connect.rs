@@ -11,7 +11,7 @@ use crate::transport::fabric::{Dial, unreachable};
 use crate::transport::linger::Linger;
 use crate::transport::{LinkPair, Peer};
 
-/// Makes a link over a connection on which the peer has said welcome.
+/// Makes a link over a connection on which the peer has sent its welcome.
 pub(super) fn connect(
     rails: &Rails,
     mut socket: TcpStream,

@@ -13,8 +13,8 @@ use crate::transport::fabric::Accept;
 use crate::transport::linger::Linger;
 use crate::transport::{LinkPair, Peer};
 
-/// Makes a link over a connection on which we have said welcome. A dialer that hangs up before the queue pairs are
-/// joined has given up, and may come again: only its rank's death, which others tell, ends the wait.
+/// Makes a link over a connection on which we have sent our welcome. A dialer that hangs up before the queue pairs are
+/// joined has given up, and may come again: only its rank's death, which others report, ends the wait.
 pub(super) fn finish(
     rails: &Rails,
     socket: TcpStream,

@@ -1,18 +1,18 @@
 //! Links over RDMA verbs: reliable connected queue pairs, one or several per (peer, channel), each end writing into the
 //! other's memory.
 //!
-//! The devices are a card in user space (`softroce`), one per network interface, or with the feature `verbs` those of the
-//! system's libibverbs.
+//! The devices are RDMA devices in user space (`softroce`), one per network interface, or, with the feature `verbs`,
+//! those of the system's libibverbs.
 //!
 //! # A message
 //! The receiver's memory is two rings: lines of 512 bytes for small messages, slots of `max_message` for the others.
-//! The sender writes header and payload with one RDMA WRITE WITH IMMEDIATE to the next place of the ring; the
-//! completion at the receiver tells that it is there, and the immediate word which ring it is in and how many of *its*
-//! messages the writer has freed in turn (its credit). The receiver reads in place. Small messages are posted inline:
-//! the device gets them with the request. Freed messages are reported in a write of their own only when many are
-//! unreported; so a stream in one direction costs one report per `depth / 2` messages. A sender without credit does not
-//! send, so no receive is ever missing at the peer ("receiver not ready"), by construction and not by repetition: see
-//! `link`.
+//! The sender writes header and payload with one RDMA WRITE WITH IMMEDIATE to the next entry of the ring; the
+//! completion at the receiver shows that it is there, and the immediate word shows which ring it is in and how many of
+//! the receiver's messages the writer has freed (the receiver's credit). The receiver reads in place. Small messages
+//! are posted inline: the device gets them with the request. Freed messages are reported in a separate write only when
+//! many are unreported; so a stream in one direction costs one report per `depth / 2` messages. A sender without credit
+//! does not send, so no receive is ever missing at the peer ("receiver not ready"), by construction and not by
+//! repetition: see `link`.
 //!
 //! # Several queue pairs
 //! `TINYNCCL_VERBS_QPS` gives a link several of them, over all pairs of ports that the two ranks have on common subnets
@@ -24,11 +24,11 @@
 //! An executor that spins polls the completion queue. Before it sleeps, `arm` polls, asks for an event, and polls
 //! again, so that what comes between is not slept through. The completion channel's descriptor and a TCP connection to
 //! the peer are in one `epoll` set, whose descriptor the executor polls. The TCP connection carried the handshake and
-//! then says nothing: when it ends, the peer's process is gone, which a queue pair that only receives would never find
-//! out. Both halves of a link share its queue: they sleep in one thread, like the rest of an executor's links.
+//! then carries nothing: when it ends, the peer's process is gone, which a queue pair that only receives would never
+//! find out. Both halves of a link share its queue: they sleep in one thread, like the rest of an executor's links.
 //!
 //! # Who reaches whom
-//! Ranks with ports on one subnet. The others meet through ranks that have ports on both: [`super::relay`].
+//! Ranks with ports on one subnet. The others are linked through ranks that have ports on both: [`super::relay`].
 //!
 //! # Memory
 //! Each end registers `2 * (lines * 512 + slots * (max_message + 64))` bytes, pinned: slots are one and a half times
@@ -37,7 +37,7 @@
 //! when it is handed over to `Comm::register_persistent`, and until the owner that this returns is dropped;
 //! `rails/registered.rs` keeps the table of these. A message from such memory is one write of two parts: the header
 //! from its slot of the staging memory, the payload from where it is. Its further stripes are writes from where they
-//! are. It counts as flushed when the device says that it is sent.
+//! are. It counts as flushed when the device reports that it is sent.
 //!
 //! Sources: NCCL `src/transport/net_ib` for the life cycle; MVAPICH ("High performance RDMA-based MPI implementation
 //! over InfiniBand", Liu et al., ICS 2003) for rings written with RDMA and credits that ride on messages.

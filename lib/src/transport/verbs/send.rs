@@ -11,8 +11,8 @@ use crate::transport::linger::Linger;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 
-/// From so many bytes on, a message goes from the caller's memory where it is registered. Shorter ones are copied: then
-/// the call need not wait until the device is done with them.
+/// Least length in bytes of a message that goes from the caller's memory where it is registered. Shorter ones are
+/// copied: then the call need not wait until the device is done with them.
 const ZERO_COPY: usize = 4 << 10;
 
 pub(super) struct VerbsSend {
@@ -21,7 +21,7 @@ pub(super) struct VerbsSend {
     peer: Peer,
     layout: Layout,
     reserved: bool,
-    /// The ring that had no room when the last message was refused.
+    /// The ring that had no free entry when the last message was refused.
     wants: Option<Ring>,
 }
 
@@ -104,8 +104,8 @@ impl SendLink for VerbsSend {
         Ok(lock(&self.core).poll())
     }
 
-    /// What was committed is the device's: see [`super::linger`] for what happens to it when the link is dropped. It
-    /// keeps us only while it reads a caller's memory.
+    /// Returns true unless the device still reads a caller's memory. What was committed is the device's: see
+    /// [`super::linger`] for what happens to it when the link is dropped.
     fn is_flushed(&self) -> bool {
         lock(&self.core).has_sent()
     }

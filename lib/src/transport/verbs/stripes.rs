@@ -1,4 +1,4 @@
-//! How a long message is split over the queue pairs of a link.
+//! Split of a long message over the queue pairs of a link.
 //!
 //! ```text
 //! queue pair 0   | header, stripe 0 | header, payload | header, stripe 0 | ...
@@ -7,8 +7,8 @@
 //! ```
 //! Each stripe is one write, to its place in the slot: where it lies there does not depend on how many queue pairs
 //! there are. Queue pairs may be those of several ports ("rails"), whose wires then carry a share each; several on one
-//! port go several ways where the network chooses a way per flow (ECMP, link aggregation), and through several engines
-//! of a device that works on one queue pair at a time.
+//! port take several paths where the network chooses a path per flow (ECMP, link aggregation), and go through several
+//! engines of a device that works on one queue pair at a time.
 //!
 //! The cut is the sender's alone: the receiver counts bytes (`reassembly`). So it may change from message to message,
 //! and follows what the queue pairs were measured to carry (`pace`). Until then, and where they are alike, all stripes
@@ -60,13 +60,13 @@ impl Stripes {
         }
     }
 
-    /// Queue pairs that a message of `len` bytes is long enough for: the first so many.
+    /// Number of queue pairs that a message of `len` bytes is long enough for; it goes over the first of them.
     #[inline]
     pub(super) fn count(&self, len: usize) -> usize {
         if self.qps == 1 { 1 } else { (len / SHORTEST).clamp(1, self.qps) }
     }
 
-    /// Whether a message of `len` bytes is cut for all of the queue pairs.
+    /// Returns true if a message of `len` bytes is cut for all of the queue pairs.
     #[inline]
     pub(super) fn uses_all(&self, len: usize) -> bool {
         self.qps > 1 && self.count(len) == self.qps

@@ -21,7 +21,7 @@ use crate::transport::{LinkOptions, Peer};
 
 const PAGE: usize = 4096;
 
-/// The devices; or, said aloud, none.
+/// The devices; none, with a message, where there are none.
 fn rails() -> Option<Rails> {
     let config = Config { transport: TransportChoice::Verbs, ..Config::default() };
     match Rails::open(0, &config) {
@@ -48,7 +48,8 @@ fn loopback(rail: &Rail, rails: &Rails) -> (Qp, Arc<Cq>) {
     (qp, cq)
 }
 
-/// Requests that nobody will acknowledge come back at once when the queue pair is stopped: what they read can be freed.
+/// Requests that no peer will acknowledge come back at once when the queue pair is stopped: what they read can be
+/// freed.
 #[test]
 fn a_stopped_queue_pair_gives_back_what_was_posted() {
     let Some(rails) = rails() else { return };
@@ -155,7 +156,7 @@ fn a_registration_is_of_pages_and_not_of_an_address() {
     // In one step: another thread could take the address in between.
     assert_eq!(page(Some(address), b'B'), address, "the same address, another page");
     write(&qp, &cq, (address, &stale), &target);
-    // The card in user space pins nothing: it reads what the program sees at the address.
+    // The RDMA device in user space pins nothing: it reads what the program sees at the address.
     let sent = if cfg!(feature = "verbs") { b'A' } else { b'B' };
     assert_eq!(first(), sent, "the program sees B at this address, and a device that pins pages sends A");
 

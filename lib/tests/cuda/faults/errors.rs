@@ -220,7 +220,7 @@ fn a_path_that_spoils_data_is_found_at_the_start_and_not_taken() {
         assert!(comm.path_reason().contains("writes of rank 1 (GPU "), "{}", comm.path_reason());
     }
     still_work(&ranks);
-    // Ranks that meet through a host communicator all take the other path.
+    // Ranks with a common host communicator all take the other path.
     std::thread::scope(|scope| {
         for (comm, context) in Comm::threads(2, broken).unwrap().into_iter().zip(&contexts) {
             scope.spawn(move || {

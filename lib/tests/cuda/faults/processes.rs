@@ -1,5 +1,5 @@
 //! A rank's process is killed or stopped, or aborts, while all of them make calls one after the other. This test binary
-//! runs itself again, once per rank; what a rank says is a line of its output that begins with `@`.
+//! runs itself again, once per rank; a rank reports by lines of its output that begin with `@`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -34,7 +34,7 @@ const HOLDS: &str = "TINYNCCL_TEST_HOLDS";
 
 /// After which something hangs. Longer than the deadlines of calls here.
 const LIMIT: Duration = Duration::from_secs(90);
-/// Rounds after which a rank says that it runs.
+/// Rounds after which a rank reports that it runs.
 const ROUNDS: usize = 5;
 
 fn say(what: &str) {
@@ -114,7 +114,7 @@ fn a_rank() {
         if rounds == ROUNDS {
             say("runs");
         }
-        // Whoever has finished a round knows that the others have begun it.
+        // A rank that has finished a round knows that the others have begun it.
         if rounds == ROUNDS + 1 && variable(ABORTS).is_some() {
             comm.abort("enough");
         }
@@ -210,7 +210,7 @@ impl Ranks {
         Ranks { children, lines, _server: server }
     }
 
-    /// The next line that a rank says.
+    /// The next line that a rank reports.
     fn hear(&self, rank: usize) -> String {
         self.lines[rank].recv_timeout(LIMIT).unwrap_or_else(|e| panic!("rank {rank} says nothing: {e}"))
     }
@@ -225,7 +225,7 @@ impl Ranks {
         kill_process(Pid::from_child(&self.children[rank]), signal).unwrap();
     }
 
-    /// What `rank` fails of. It must come to its end in good order.
+    /// Failure that `rank` reports. The rank must then end in good order.
     fn failure(&mut self, rank: usize) -> String {
         let failure = self.hear(rank);
         assert_eq!(self.hear(rank), "done", "rank {rank}");
@@ -264,7 +264,7 @@ fn setups() -> Vec<Vec<usize>> {
     alone.into_iter().chain(shared).collect()
 }
 
-/// The deadline is far: that a survivor's error is not a timeout shows that it was told.
+/// The deadline is far: that a survivor's error is not a timeout shows that it was notified.
 #[test]
 fn survivors_of_a_killed_rank_leave_at_once_and_name_it() {
     for devices in setups() {
@@ -293,7 +293,7 @@ fn calls_that_are_held_wait_for_a_killed_rank_until_an_abort() {
     }
 }
 
-/// Nobody tells them: the deadline does, or another rank whose deadline has come.
+/// No rank notifies them: the deadline does, or another rank whose deadline has come.
 #[test]
 fn ranks_that_wait_for_a_stopped_one_name_it_by_the_deadline() {
     for devices in setups() {

@@ -149,7 +149,7 @@ pub(super) fn check_values<T: Exact>(
     }
 }
 
-/// Every way that a collective of so many bytes can be carried out, with few and with many blocks.
+/// Every choice by which a collective of `bytes` bytes can be executed, with few and with many blocks.
 pub(super) fn choices(ranks: &[Rank], collective: Collective, bytes: usize, blocks: &[u32]) -> Vec<Choice> {
     let chosen = ranks[0].comm.choice(collective, bytes);
     let mut all = vec![chosen];

@@ -21,7 +21,7 @@ use check::{Exact, check, check_values, choices};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Those of the environment.
+/// Settings of the environment.
 fn settings() -> Config {
     Config::from_env().unwrap()
 }
@@ -60,7 +60,7 @@ pub(crate) fn ranks(patience: Duration) -> Option<Vec<Rank>> {
     Some(ranks_on(&contexts()?, patience))
 }
 
-/// So many ranks, on the GPUs in turn.
+/// `size` ranks, on the GPUs round-robin.
 pub(crate) fn ranks_that_share(size: usize) -> Option<Vec<Rank>> {
     let contexts = contexts()?;
     let contexts: Vec<_> = (0..size).map(|rank| contexts[rank % contexts.len()].clone()).collect();
@@ -341,7 +341,7 @@ fn messages_between_all_pairs() {
             }
         }
     }
-    // One way alone.
+    // One direction alone.
     let input = ranks[0].stream.clone_htod(&vec![7u8; 100_000]).unwrap();
     let mut output = ranks[1].stream.alloc_zeros::<u8>(100_000).unwrap();
     ranks[0].comm.send(&ranks[0].stream, &input, 1).unwrap();
@@ -417,7 +417,7 @@ fn calls_through_two_streams() {
     }
 }
 
-/// The same within one graph, whose branches would run side by side.
+/// Two streams within one graph, whose branches would run side by side: calls keep their order.
 #[test]
 fn calls_through_two_streams_of_a_graph() {
     let Some(ranks) = ranks(PATIENCE) else { return };

@@ -77,7 +77,7 @@ fn freed_and_allocated_again(comm: &Comm, device: &DeviceComm, stream: &Arc<Cuda
     comm.barrier().unwrap();
     // SAFETY: of malloc_sync; the calls were waited for.
     unsafe { result::free_sync(first) }.unwrap();
-    // CUDA gives the place out again, at once or a little later. Should it not, the call below is an ordinary one.
+    // CUDA gives the address out again, at once or a little later. Should it not, the call below is an ordinary one.
     // SAFETY: allocates; freed below.
     let mut others: Vec<_> = (0..64).map(|_| unsafe { result::malloc_sync(4 * count) }.unwrap()).collect();
     let second = others.swap_remove(others.iter().position(|&at| at == first).unwrap_or(0));

@@ -87,8 +87,8 @@ pub(super) fn inputs<T: Value>(rank: usize, len: usize) -> Vec<T> {
     (0..len).map(|i| T::of(mix(i) ^ mix(i) >> 32)).collect()
 }
 
-/// Where a rank receives from one other only, in each channel, it has the slots of all senders for it, and among more
-/// than two ranks those of a second step, too.
+/// Bytes of the longest message if each rank receives from one other only, in each channel: it has the slots of all
+/// senders for it, and among more than two ranks those of a second step, too.
 fn long_message(ranks: usize) -> usize {
     MESSAGE * (ranks - 1) * if ranks > 2 { 2 } else { 1 }
 }
@@ -120,7 +120,7 @@ impl Case {
         if alone { long_message(ranks) } else { MESSAGE }
     }
 
-    /// Whether the order in which values are combined depends on how the segments are cut.
+    /// Returns true if the order in which values are combined depends on how the segments are cut.
     fn cut_matters(&self) -> bool {
         let by_part = self.collective == Collective::AllReduce || self.algorithm == Algorithm::DoubleTree;
         by_part && self.collective.reduces()
@@ -165,7 +165,7 @@ fn one_on_cpu<T: Value>(comm: &Comm, case: &Case, schedule: &Schedule) -> Vec<T>
     output
 }
 
-/// Elements around an output that nobody may write.
+/// Elements around an output that nothing may write.
 const GUARD: usize = 16;
 
 pub(super) struct Run<'a> {
@@ -177,7 +177,7 @@ pub(super) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Every rank's output; `None` if the call does not fit, or is cut in another way than `cut`.
+    /// Every rank's output; `None` if the call does not fit, or is cut otherwise than `cut`.
     pub(super) fn outputs<T: Value>(&self, case: &Case, cut: Option<Partition>) -> Option<Vec<Vec<T>>> {
         let n = self.ranks.len();
         let shape = case.shape(n, self.choice.blocks as usize);

@@ -96,7 +96,7 @@ fn large_buffers_through_large_slots() {
     }
 }
 
-/// Schedules and the other kernels use the same slots and lines in turn.
+/// Schedules and the other kernels use the same slots and lines alternately.
 #[test]
 fn schedules_and_other_kernels_in_a_row_and_in_graphs() {
     const COUNT: usize = 30_000;
@@ -139,7 +139,7 @@ fn schedules_and_other_kernels_in_a_row_and_in_graphs() {
             // SAFETY: the buffer lives until the streams are waited for.
             unsafe { ranks[rank].comm.enqueue_as(&ranks[rank].stream, &call, Choice { protocol, blocks }) }.unwrap();
         };
-        // Code is loaded before anybody waits: loading waits for kernels that run.
+        // Code is loaded before any rank waits: loading waits for kernels that run.
         let calls = |rank: usize| (0..protocols.len()).for_each(|at| call(rank, at));
         for at in 0..protocols.len() {
             (0..size).for_each(|rank| call(rank, at));
@@ -202,7 +202,7 @@ fn slots_are_cut_otherwise_from_call_to_call() {
                     // SAFETY: the buffers have the lengths of the calls and live until the streams are waited for.
                     unsafe { r.comm.enqueue_as(&r.stream, &call, Choice { protocol, blocks: 16 }) }.unwrap();
                 }
-                // Code is loaded before anybody waits for another rank.
+                // Code is loaded before any rank waits for another one.
                 if round < 2 {
                     ranks.iter().for_each(|r| r.comm.synchronize().unwrap());
                 }
@@ -229,7 +229,7 @@ fn ranks_that_disagree_are_told_so_at_once() {
             r.comm.set_choice(Some(choice));
             r.comm.all_reduce_in_place(&r.stream, &mut buffer.slice_mut(..count), ReduceOp::Sum).unwrap();
         }
-        // Who sees it leaves; the others wait for it and are let go.
+        // A rank that sees it fails; the others wait for it until they are aborted.
         let seen = loop {
             if let Some(error) = ranks.iter().find_map(|r| r.comm.check().err()) {
                 break error.to_string();
@@ -274,13 +274,13 @@ fn what_has_no_schedule_or_does_not_fit_is_refused() {
     let Rank { comm, stream } = &ranks[0];
     let buffer = stream.alloc_zeros::<f32>(3_000_000).unwrap();
     let at = buffer.device_ptr(stream).0;
-    // SAFETY: no call is carried out.
+    // SAFETY: no call is executed.
     let refused = |collective, algorithm, framing, blocks, count| {
         let call = Call::new(collective, tinynccl::DType::F32, ReduceOp::Sum, 0, count);
         let call = RawCall::on_device(call, at, at);
         let choice = Choice { protocol: Protocol::Schedule(algorithm, framing), blocks };
         assert!(comm.partition(&call, choice).is_none());
-        // SAFETY: no call is carried out.
+        // SAFETY: no call is executed.
         let error = unsafe { comm.enqueue_as(stream, &call, choice) }.unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
         // Where it is only wished for, something else is taken.

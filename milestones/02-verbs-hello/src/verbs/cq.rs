@@ -30,7 +30,7 @@ impl Cq {
         Cq::create(context, entries, None)
     }
 
-    /// The same, with a channel to sleep on.
+    /// A queue for at least `entries` completions, with a channel to sleep on.
     pub fn with_channel(context: &Arc<Context>, entries: u32, channel: &Arc<Channel>) -> Result<Arc<Cq>> {
         Cq::create(context, entries, Some(Arc::clone(channel)))
     }

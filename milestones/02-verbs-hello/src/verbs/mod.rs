@@ -10,8 +10,8 @@
 //! (MRs and QPs before their PD, everything before the context). Each constructor creates one object and nothing else:
 //! when a later one fails, the earlier ones are dropped on the error path. No `drop` panics.
 //!
-//! The functions below are libibverbs' own ([`ffi`]). By default the crate `softroce-verbs` implements them: a network
-//! card in user space, over UDP. With the feature `verbs` they are the system's library, for adapters and for Linux'
+//! The functions below are libibverbs' own ([`ffi`]). By default the crate `softroce-verbs` implements them: an RDMA
+//! device in user space, over UDP. With the feature `verbs` they are the system's library, for adapters and for Linux'
 //! own software device rdma_rxe. The two agree in names and structures, so this source does not differ.
 
 mod channel;

@@ -76,7 +76,7 @@ impl Mr {
     /// driver resolves (a GPU's, with its peer-memory module). The error is the kernel's errno.
     ///
     /// # Safety
-    /// The memory stays valid as long as `owner` lives, and nobody uses a `&` or `&mut` to it while the device may
+    /// The memory stays valid as long as `owner` lives, and no one uses a `&` or `&mut` to it while the device may
     /// write there.
     pub unsafe fn over(
         pd: &Arc<Pd>,

@@ -192,7 +192,7 @@ impl Qp {
         use ffi::ibv_wr_opcode::{
             IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
         };
-        // The others carry pointers of their own.
+        // The others carry pointers themselves.
         ensure!(
             [IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ]
                 .contains(&request.opcode),

@@ -100,7 +100,7 @@ impl Buffer for HostBuffer {
 
     fn start_out(&self, range: Range<usize>, staging: &Pinned, at: usize, _: usize) -> Result<()> {
         let (from, to) = (self.at(range.clone())?, staging.at(at..at + range.len())?);
-        // SAFETY: each range is inside its own memory; the transfer ensures that nobody else writes there.
+        // SAFETY: each range is inside its own memory; the transfer ensures that no one else writes there.
         unsafe { ptr::copy_nonoverlapping(from, to, range.len()) };
         Ok(())
     }

@@ -38,7 +38,7 @@ pub trait Buffer: Memory {
         None
     }
 
-    /// Starts to copy `range` of the buffer to `at` of `staging`. Nobody may touch that memory before
+    /// Starts to copy `range` of the buffer to `at` of `staging`. No one may touch that memory before
     /// [`Buffer::finish`].
     fn start_out(&self, range: Range<usize>, staging: &Pinned, at: usize, slot: usize) -> Result<()>;
 

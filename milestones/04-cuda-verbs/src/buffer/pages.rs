@@ -13,7 +13,7 @@ pub struct Pages {
     len: usize,
 }
 
-// SAFETY: a mapping belongs to the process; it is removed once, in `drop`. Nobody gets a reference to its bytes.
+// SAFETY: a mapping belongs to the process; it is removed once, in `drop`. No one gets a reference to its bytes.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -22,7 +22,7 @@ impl Pages {
     /// `len` zeroed bytes, already backed by pages.
     pub fn anonymous(len: usize) -> io::Result<Pages> {
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
-        // SAFETY: a new mapping at a place that the kernel chooses touches no other memory.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
         Pages::of(start.cast(), len)
     }
@@ -30,7 +30,7 @@ impl Pages {
     /// The first `len` bytes of a dmabuf.
     pub fn of_dmabuf(fd: impl AsFd, len: usize) -> io::Result<Pages> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place that the kernel chooses touches no other memory.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
         let start = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0) }?;
         Pages::of(start.cast(), len)
     }

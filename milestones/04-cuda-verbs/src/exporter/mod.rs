@@ -79,7 +79,7 @@ mod tests {
         match make(100_000) {
             Ok(made) => {
                 assert!(made.pages.len() >= 100_000);
-                // SAFETY: the first byte of a mapping that nobody else uses.
+                // SAFETY: the first byte of a mapping that no one else uses.
                 unsafe { made.pages.start().write_volatile(42) };
                 let again = Pages::of_dmabuf(&made.fd, made.pages.len()).expect("maps again");
                 // SAFETY: as above; the same page at another address.

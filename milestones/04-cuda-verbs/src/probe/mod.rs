@@ -98,7 +98,7 @@ pub trait Memory {
     /// An address that only the GPU's driver can resolve, or the reason why there is none.
     fn device_pointer(&self) -> Result<u64, Why>;
 
-    /// The reason why no RDMA card can read and write the GPU's memory over PCIe, if there is one.
+    /// The reason why no RDMA device can read and write the GPU's memory over PCIe, if there is one.
     fn gpudirect(&self) -> Result<(), Why> {
         Ok(())
     }
@@ -118,10 +118,10 @@ pub trait Device {
     /// Its name.
     fn name(&self) -> &str;
 
-    /// It is a card in user space. Such a card has no way to the GPU over PCIe.
+    /// True for a device in user space, which has no path to the GPU over PCIe.
     fn is_in_user_space(&self) -> bool;
 
-    /// The bytes' way between the buffer and the wire once the device registered the buffer itself.
+    /// The bytes' path between the buffer and the wire once the device registered the buffer itself.
     fn direct(&self) -> &'static str {
         if self.is_in_user_space() {
             "a card in user space, for which the driver or the processor copies the bytes of each packet"
@@ -163,9 +163,9 @@ pub struct Probe<'a, B: ?Sized, D> {
 /// One line of the report: a stage and its result.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Which.
+    /// The stage.
     pub stage: Stage,
-    /// How it was taken, or why not; `None` if the probe did not try it.
+    /// Details if the stage was taken, else the reason why not; `None` if the probe did not try it.
     pub outcome: Option<Result<String, Why>>,
 }
 

@@ -96,7 +96,7 @@ fn a_silent_peer_is_an_error_at_the_deadline() {
     assert!(error.contains("no progress in time (--timeout)"), "{error}");
 }
 
-/// A wire that rejects a call order that would lose bytes: a place still in use, or a chunk out of order.
+/// A wire that rejects a call order that would lose bytes: a buffer still in use, or a chunk out of order.
 #[derive(Default)]
 struct Strict {
     slots: usize,

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::Wire;
 use crate::pinned::Pinned;
 
-/// One side. The kernel copies to and from its own buffers, so a chunk has left its place when `send` returns.
+/// One side. The kernel copies to and from its own buffers, so a chunk has left our memory when `send` returns.
 #[derive(Debug)]
 pub struct Tcp {
     stream: TcpStream,
@@ -50,7 +50,7 @@ impl Wire for Tcp {
 
     fn send(&mut self, index: usize, place: Range<usize>, deadline: Instant) -> Result<()> {
         let (len, start) = (place.len(), self.memory.at(place)?);
-        // SAFETY: inside the memory, which is initialized. Nobody writes to this slot before `sent` (`Wire::send`).
+        // SAFETY: inside the memory, which is initialized. No one writes to this slot before `sent` (`Wire::send`).
         let mut rest = unsafe { slice::from_raw_parts(start.cast_const(), len) };
         while !rest.is_empty() {
             self.stream.set_write_timeout(Some(left(deadline, "send to", &self.peer)?)).context("TCP")?;
@@ -77,7 +77,7 @@ impl Wire for Tcp {
         let (next, place) = self.posted.pop_front().context("TCP: nothing is posted")?;
         ensure!(next == index, "TCP: chunk {index} was asked for, {next} is next");
         let (len, start) = (place.len(), self.memory.at(place)?);
-        // SAFETY: inside the memory, which is initialized. Nobody else uses a posted slot until the chunk is received.
+        // SAFETY: inside the memory, which is initialized. No one else uses a posted slot until the chunk is received.
         let mut rest = unsafe { slice::from_raw_parts_mut(start, len) };
         while !rest.is_empty() {
             self.stream.set_read_timeout(Some(left(deadline, "receive from", &self.peer)?)).context("TCP")?;

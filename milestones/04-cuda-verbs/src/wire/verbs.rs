@@ -36,7 +36,7 @@ pub struct Verbs {
     nothing: Arc<Mr>,
     /// Expected bytes of each posted RECV, oldest first.
     expected: VecDeque<u32>,
-    /// Chunks that left their place, credits received, chunks received. All are in order, so a count suffices.
+    /// Chunks that left our memory, credits received, chunks received. All are in order, so a count suffices.
     out: usize,
     credits: usize,
     inn: usize,
@@ -160,7 +160,7 @@ impl Wire for Verbs {
     }
 
     fn post(&mut self, index: usize, place: Range<usize>, deadline: Instant) -> Result<()> {
-        // A credit's place in the send queue is free again once its completion has been taken.
+        // A credit's entry in the send queue is free again once its completion has been taken.
         while self.unfinished >= self.most_credits {
             self.pump("sending credits", deadline)?;
         }

@@ -20,7 +20,7 @@ pub struct AdamW {
     pub updates: usize,
 }
 
-/// What changes from update to update.
+/// Factors that change from update to update.
 #[derive(Debug, Clone, Copy)]
 pub struct Rates {
     /// lr / (1 - beta1^t).
@@ -32,7 +32,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Of update number `t`, counted from 1.
+    /// Returns the factors of update number `t`, counted from 1.
     pub fn new(config: &TrainConfig, lr: f64, t: usize) -> Rates {
         let t = t as f64;
         Rates {

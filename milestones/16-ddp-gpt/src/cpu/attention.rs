@@ -102,7 +102,7 @@ impl Attention<'_> {
         Mat::strided(&qkv[(3 * first + part) * c + head * width..], rows, width, 3 * c)
     }
 
-    /// The same to write to.
+    /// `rows` rows of a head's queries, keys or values in a sample's `qkv`, as in `part`, to write to.
     fn part_mut<'q>(&self, qkv: &'q mut [f32], part: usize, head: usize, first: usize, rows: usize) -> MatMut<'q> {
         let (c, width) = (self.channels, self.channels / self.heads);
         MatMut::strided(&mut qkv[(3 * first + part) * c + head * width..], rows, width, 3 * c)

@@ -1,4 +1,4 @@
-//! How fast a training step is, by kind of work, against the fastest that `gemm` multiplies here.
+//! Speed of a training step, by kind of work, against the fastest that `gemm` multiplies here.
 
 use std::time::Instant;
 

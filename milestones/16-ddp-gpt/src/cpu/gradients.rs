@@ -1,4 +1,4 @@
-//! Where gradients live and how ranks share them: the seam between the model and the communication library.
+//! Storage of gradients, and their averaging over ranks: the seam between the model and the communication library.
 
 use anyhow::Result;
 use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
@@ -37,7 +37,7 @@ impl Gradients for Ddp<'_> {
     }
 }
 
-/// Gradients of a single rank: a plain vector and nobody to talk to.
+/// Gradients of a single rank: a plain vector, no communication.
 pub struct LocalGradients {
     layout: Vec<ParamInfo>,
     /// All gradients, in the layout's order.

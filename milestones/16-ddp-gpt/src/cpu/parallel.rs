@@ -17,7 +17,7 @@ impl Threads {
         self.0
     }
 
-    /// How `gemm` is told.
+    /// Setting of `gemm` for this number of threads.
     pub fn gemm(self) -> Parallelism {
         if self.0 == 1 { Parallelism::None } else { Parallelism::Rayon(self.0) }
     }

@@ -1,4 +1,4 @@
-//! Where the time of a step goes: nanoseconds and floating-point operations per class of work, of the whole process.
+//! Profile of a step: nanoseconds and floating-point operations per class of work, of the whole process.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;

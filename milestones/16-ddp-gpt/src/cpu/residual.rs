@@ -39,12 +39,12 @@ simd_fn! {
     }
 }
 
-/// The masks of one place, and how many of its values belong to one sample.
+/// The masks of one site, and how many of its values belong to one sample.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     /// All masks of the step.
     pub dropout: &'a Dropout,
-    /// Where they apply.
+    /// Site of the masks.
     pub site: Site,
     /// Values per sample.
     pub sample: usize,

@@ -67,7 +67,7 @@ impl Averages {
         Ok(Averages { comm, blocks })
     }
 
-    /// Whether calls may be captured into a graph.
+    /// Returns true if calls may be captured into a graph.
     pub fn captures(&self) -> bool {
         self.comm.as_ref().is_none_or(|comm| comm.path().captures())
     }

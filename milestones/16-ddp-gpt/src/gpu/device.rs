@@ -13,10 +13,10 @@ use tinynccl::{Error, cuda};
 pub struct Gpu {
     /// Its context, shared with everything else in this process that uses the GPU.
     pub context: Arc<CudaContext>,
-    /// Where the passes run.
+    /// Stream of the passes.
     pub stream: Arc<CudaStream>,
-    /// Where gradients are averaged. Its blocks go first when both streams have some to start: an average is short, and
-    /// a peer waits for it.
+    /// Stream of the averages of gradients. Its blocks go first when both streams have some to start: an average is
+    /// short, and a peer waits for it.
     pub side: Arc<CudaStream>,
     /// Compute capability.
     pub capability: (i32, i32),
@@ -24,7 +24,7 @@ pub struct Gpu {
     pub multiprocessors: u32,
 }
 
-/// How many GPUs there are, or what is missing ([`Error::Unsupported`]). Makes no context.
+/// Returns the number of GPUs, or what is missing ([`Error::Unsupported`]). Makes no context.
 pub fn count() -> Result<usize> {
     let missing = |what: &str, detail: &str| Error::Unsupported { what: what.to_owned(), detail: detail.to_owned() };
     let find = || {
@@ -88,7 +88,7 @@ pub(super) fn failed(doing: impl Display) -> impl FnOnce(DriverError) -> anyhow:
     move |error| anyhow!("{doing}: {}", cuda::words(error))
 }
 
-/// A place in device memory; 0 for none.
+/// An address in device memory; 0 for none.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address(pub u64);

@@ -34,7 +34,7 @@ impl Operand {
     }
 }
 
-/// Where a product goes.
+/// Destination of a product.
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
     /// Address.
@@ -45,7 +45,7 @@ pub struct Output {
     pub wide: bool,
     /// Factor on the product.
     pub scale: f32,
-    /// Whether it is added to what is there.
+    /// True if the product is added to the values that are there.
     pub add: bool,
 }
 
@@ -132,8 +132,8 @@ impl Blas {
         let (m, n, k) = (m as i32, n as i32, k as i32);
         let (a, b, c) = (right.at.0 as *const c_void, left.at.0 as *const c_void, out.at.0 as *mut c_void);
         let (lda, ldb, ldc) = (right.stride as i32, left.stride as i32, out.stride as i32);
-        // SAFETY: operands and output are device arrays of those shapes, by the caller's word; alpha and beta are read
-        // before the call returns.
+        // SAFETY: operands and output are device arrays of those shapes, as the caller guarantees; alpha and beta are
+        // read before the call returns.
         let done = unsafe {
             if batch.count == 1 {
                 result::gemm_ex(

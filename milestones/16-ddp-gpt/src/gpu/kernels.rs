@@ -29,7 +29,7 @@ const FUSED: &str = concat!(
 /// Shared memory that a block may have on all GPUs with bfloat16 tensor cores (compute capability 8.6 has the least).
 const SHARED_BYTES: usize = 99 << 10;
 
-/// What the kernels are compiled for.
+/// Model, precision and variant of attention that the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// The model's.
@@ -62,7 +62,7 @@ impl Shape {
     }
 
     /// Columns of logits that products compute. Tensor cores want multiples of 8, so the first positions serve as
-    /// embeddings of characters that do not exist: they lie behind those that do, nobody reads their logits, whose
+    /// embeddings of characters that do not exist: they lie behind those that do, nothing reads their logits, whose
     /// gradients are zero.
     pub fn vocab_columns(&self) -> usize {
         let stride = self.vocab_stride();
@@ -123,7 +123,7 @@ pub struct Arg {
     bytes: [u64; 2],
 }
 
-/// What is an argument: `kind: type => bytes`. The first bytes of a word are its lowest.
+/// Types that convert to a kernel's argument: `kind: type => bytes`. The first bytes of a word are its lowest.
 macro_rules! arguments {
     ($($kind:literal: $type:ty => |$value:ident| $bytes:expr),* $(,)?) => {
         const KINDS: &[&str] = &[$($kind),*];
@@ -176,7 +176,7 @@ fn signatures(source: &str) -> Result<Vec<(String, Vec<&'static str>)>> {
         .collect()
 }
 
-/// How many blocks of how many threads, and the shared memory of each in bytes.
+/// Dimensions of a launch: blocks, threads of each, and the shared memory of each in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Grid {
     /// Blocks.

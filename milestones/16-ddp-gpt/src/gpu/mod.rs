@@ -1,5 +1,4 @@
-//! The same training on a GPU: products by cuBLAS, everything else by kernels that NVRTC compiles when they are first
-//! needed.
+//! Training on a GPU: products by cuBLAS, everything else by kernels that NVRTC compiles when they are first needed.
 //!
 //! Reading order: [`device`] (a GPU and its memory), [`kernels`] and [`gemm`] (what runs there), [`network`] (what lies
 //! in its memory), [`forward`], [`backward`] and [`attention`] (the passes of [`crate::cpu::model`], as launches),
@@ -25,7 +24,7 @@ pub mod network;
 pub mod step;
 pub mod trace;
 
-/// How matrix products read their inputs; sums are always f32.
+/// Format in which matrix products read their inputs; sums are always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
     /// f32 without tensor cores.
@@ -44,7 +43,7 @@ impl Precision {
     }
 }
 
-/// What a run on GPUs has beside a [`Plan`](crate::train::Plan).
+/// Options of a run on GPUs, beside its [`Plan`](crate::train::Plan).
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// GPU: how matrix products read their inputs.

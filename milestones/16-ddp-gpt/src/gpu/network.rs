@@ -1,5 +1,5 @@
-//! What the passes need in device memory, taken once: parameters, gradients, activations. One flat array each for
-//! parameters and gradients, in the order of the layout, so that a bucket of gradients is a slice.
+//! Device memory of the passes, taken once: parameters, gradients, activations. One flat array each for parameters and
+//! gradients, in the order of the layout, so that a bucket of gradients is a slice.
 
 use anyhow::Result;
 
@@ -60,13 +60,13 @@ pub struct Network {
     pub(super) blas: Blas,
     pub(super) gelu: Option<FusedGelu>,
     pub(super) shape: Shape,
-    /// What dropout's masks have in common.
+    /// Threshold and scale of all dropout masks; seed and step do not matter.
     pub dropout: Dropout,
     /// The parameters as products read them, when that is not f32.
     pub(super) copy: Option<Array<u8>>,
     /// The batch, [samples, context].
     pub inputs: Array<u32>,
-    /// The same one character later.
+    /// The batch one character later, [samples, context].
     pub targets: Array<u32>,
     /// Keys of dropout's masks, [sites, samples].
     pub keys: Array<u64>,
@@ -76,9 +76,9 @@ pub struct Network {
     pub(super) lnf: Norm,
     /// [rows, vocabulary rounded up]
     pub(super) logits: Array<f32>,
-    /// Of each row.
+    /// Loss of each row.
     pub losses: Array<f32>,
-    /// Of a branch, forth and back, [rows, C].
+    /// Values of a branch in the forward pass, gradients of one in the backward pass, [rows, C].
     pub(super) branch: Array<u8>,
     pub(super) dlogits: Array<u8>,
     pub(super) onehot: Array<u8>,
@@ -199,7 +199,7 @@ impl Network {
         self.gradients.place(self.layout[i].offset)
     }
 
-    /// The masks of a place; none with `on` false.
+    /// The masks of a site; none with `on` false.
     pub(super) fn mask(&self, site: Site, on: bool) -> Mask {
         Mask {
             keys: self.keys.place(self.samples * site.id() as usize),

@@ -58,7 +58,7 @@ pub struct Training<'a> {
     /// One per bucket: its gradients are there; one more: all averages are done.
     events: Vec<CudaEvent>,
     squares: Array<f32>,
-    /// When the passes ended; the nanoseconds that steps waited for averages after that.
+    /// Clock in nanoseconds when the passes ended; total nanoseconds that steps waited for averages after that.
     waits: Array<u64>,
     trace: Trace,
     /// The ends of the last steps, and the number of steps.
@@ -200,7 +200,7 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// A batch of a part of the text; `step`: place of its number.
+    /// A batch of a part of the text; `step`: address of its number.
     fn fill_batch(&self, split: Split, step: Address) -> Result<()> {
         let network = &self.network;
         let (text, stream) = match split {

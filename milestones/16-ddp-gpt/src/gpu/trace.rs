@@ -1,5 +1,5 @@
-//! What ran when on the GPU: stamps of its clock around parts of a step, as a file for <https://ui.perfetto.dev>. A
-//! stamp is a kernel of one thread, so a traced step is a little longer.
+//! Timeline of a step on the GPU: stamps of its clock around parts of a step, as a file for <https://ui.perfetto.dev>.
+//! A stamp is a kernel of one thread, so a traced step is a little longer.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -32,7 +32,7 @@ pub struct Trace {
     spans: RefCell<Vec<Span>>,
 }
 
-/// When a span ran, in microseconds since the step's begin.
+/// Begin and end of a span, in microseconds since the step's begin.
 #[derive(Clone, Copy)]
 struct Times {
     side: bool,
@@ -40,16 +40,16 @@ struct Times {
     end: f64,
 }
 
-/// How much of the averaging the passes hid, in microseconds.
+/// Overlap of the averaging with the passes, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Overlap {
     /// From the first stamp to the last.
     pub step: f64,
     /// All averages together.
     pub averaging: f64,
-    /// Of that, while the passes ran too.
+    /// Part of `averaging` while the passes ran too.
     pub hidden: f64,
-    /// That the passes waited at their end.
+    /// Time that the passes waited at their end.
     pub waited: f64,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Display for Overlap {
     }
 }
 
-/// What the span is called in which the passes wait for the averages.
+/// Name of the span in which the passes wait for the averages.
 pub const WAITING: &str = "wait for averages";
 
 impl Trace {

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{COLOURS, OVERFLOW, PLAY, expect, number};
 use crate::browser::Browser;
 
-/// Whether the page that is open is one of these.
+/// Expression that is true if the open page plays a run.
 pub(super) const IS_ONE: &str = "!!document.querySelector('canvas.lines')";
 /// Numbers in the data, before the script reads them.
 const MESSAGES: &str =

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{Picture, Screen};
 
-/// How arrows begin; those with a parenthesis have words.
+/// Tokens that begin an arrow; those with a parenthesis are followed by words.
 const ARROWS: [&str; 4] = ["-(", "=(", "->", "=>"];
 
 pub(super) fn draw(text: &str, screen: &Screen) -> Result<String> {

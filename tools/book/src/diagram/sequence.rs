@@ -70,7 +70,7 @@ fn name_lines(name: &str, screen: &Screen) -> Vec<String> {
     screen.lines(name, screen.words.max(60.0) * screen.char / screen.bold)
 }
 
-/// Where the actors stand, and the width of the picture: as close to each other as names and words allow.
+/// Returns the x of each actor, and the width of the picture: actors are as close as names and words allow.
 fn columns(actors: &[&str], lines: &[Line<'_>], screen: &Screen) -> (Vec<f64>, f64) {
     let half = |name: &str| {
         let lines = name_lines(name, screen);

@@ -19,12 +19,12 @@ pub(crate) struct Host {
     pub(crate) other_processes: OtherProcesses,
 }
 
-/// How many ranks can run at once.
+/// Cores on which ranks can run at once.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Cores {
-    /// Of the machine.
+    /// Cores of the machine that are online.
     pub(crate) online: Option<usize>,
-    /// That this process may use, by affinity and quota.
+    /// Cores that this process may use, by affinity and quota.
     pub(crate) usable: usize,
     /// Cores' worth of CPU time that the control group allows.
     pub(crate) quota: Option<f64>,
@@ -53,13 +53,13 @@ pub(crate) struct Shm {
 pub(crate) struct HugePages {
     /// Transparent ones for a process's own memory: always, madvise, never.
     pub(crate) transparent: Option<String>,
-    /// The same for shared memory.
+    /// Transparent ones for shared memory: always, within_size, advise, never, deny, force.
     pub(crate) transparent_shared: Option<String>,
     /// Free pages of the system's pool.
     pub(crate) pool_free: Option<u64>,
 }
 
-/// Whether a process may read another one's memory; long messages between ranks of a host use that.
+/// Permission to read another process's memory; long messages between ranks of a host use that.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct OtherProcesses {
     /// Yama: 0 any of the same user, 1 one's children, 2 with CAP_SYS_PTRACE, 3 none; `None` where the kernel has no
@@ -170,7 +170,7 @@ fn shm(path: &Path) -> Option<Shm> {
     Some(Shm { size: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize })
 }
 
-/// Whether `process_vm_readv` is there for us: containers may filter it.
+/// Returns true if `process_vm_readv` works on this process's own memory: containers may filter the call.
 fn reads_own_memory() -> bool {
     let (from, mut to) = (0x7469_6e79_u32, 0u32);
     let local = libc::iovec { iov_base: (&raw mut to).cast(), iov_len: size_of::<u32>() };

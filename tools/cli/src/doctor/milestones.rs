@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::Facts;
 
-/// How a milestone runs.
+/// Ability of a milestone to run on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
@@ -23,7 +23,7 @@ pub(crate) struct Milestone {
     pub(crate) number: u8,
     pub(crate) name: &'static str,
     pub(crate) verdict: Verdict,
-    /// How it runs, or the part that it lacks.
+    /// Description of how it runs, or of the part that it lacks.
     pub(crate) how: String,
     /// The command or the step that provides the missing part.
     pub(crate) mend: Option<&'static str>,
@@ -84,7 +84,7 @@ pub(crate) fn all(facts: &Facts) -> Vec<Milestone> {
         .collect()
 }
 
-/// Ranks of this host: they meet over loopback.
+/// Ranks of this host: they connect over loopback.
 fn ranks(facts: &Facts) -> Answer {
     let loopback = facts.interfaces.iter().any(|i| i.is_usable() && i.addresses.iter().any(|a| a.starts_with("127.")));
     match loopback {
@@ -93,7 +93,7 @@ fn ranks(facts: &Facts) -> Answer {
     }
 }
 
-/// Over the card in user space, which needs no more than a loopback; over this machine's devices with a feature.
+/// Over the RDMA device in user space, which needs no more than a loopback; over this machine's devices with a feature.
 fn rdma(facts: &Facts) -> Answer {
     let (verdict, how, mend) = ranks(facts);
     let lacks = facts.software.verbs_lacks.join(", ");

@@ -65,7 +65,7 @@ struct Page<'a> {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(library) = &options.open {
-        // A line of its own, whatever the library prints.
+        // A separate line, whatever the library prints.
         let described = serde_json::to_string(&nccl::open(library)?).context("writing JSON")?;
         return crate::print(&format!("\n{described}\n"));
     }

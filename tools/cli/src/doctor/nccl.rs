@@ -1,7 +1,7 @@
 //! Every `libnccl` that a process would find, its version, and the functions that PyTorch would miss in it.
 //!
-//! A library is opened in a process of its own (this program again, with `--open`): a broken one, or one that ends its
-//! process while it is loaded, hurts nobody else.
+//! A library is opened in a separate process (this program again, with `--open`): a broken one, or one that ends its
+//! process while it is loaded, does not end this one.
 
 use std::ffi::{CStr, OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -23,9 +23,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A library that was opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Opened {
-    /// Its file, as the loader says.
+    /// Its file, from `dladdr`, with links resolved.
     pub(crate) file: PathBuf,
-    /// As `ncclGetVersion` says: 22809 is 2.28.9.
+    /// Version as `ncclGetVersion` returns it: 22809 is 2.28.9.
     pub(crate) version: c_int,
     /// Functions of torch 2.11 that it lacks.
     pub(crate) torch_2_11_lacks: Vec<String>,
@@ -33,7 +33,7 @@ pub(crate) struct Opened {
     pub(crate) torch_2_15_lacks: Vec<String>,
 }
 
-/// A place, and the library there or why there is none.
+/// A path that was tried, and the library there or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Place {
     pub(crate) asked: PathBuf,
@@ -48,7 +48,7 @@ impl Opened {
         format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
     }
 
-    /// What PyTorch would say of it.
+    /// Describes the functions of torch 2.11 and 2.15 that it lacks.
     pub(crate) fn judgement(&self) -> String {
         let of = |torch: &str, count: usize, lacks: &[String]| match lacks {
             [] => format!("all {count} functions of torch {torch}"),
@@ -86,17 +86,17 @@ pub(crate) fn all() -> Vec<Place> {
     found
 }
 
-/// Whether a file is what cargo's builds and tests leave in `deps`. `cargo run` shows it to the loader, and no other
+/// Returns true if a file lies in `deps` of cargo's builds and tests. `cargo run` shows it to the loader, and no other
 /// command does.
 fn is_by_product(file: &Path) -> bool {
     let Some(folder) = file.parent() else { return false };
     folder.ends_with("deps") && folder.with_file_name(".fingerprint").is_dir()
 }
 
-/// Opens the library in a process of its own.
+/// Opens the library in a separate process.
 ///
 /// # Errors
-/// What the loader says, or how the process ended.
+/// The loader's reason, a missing `ncclGetVersion`, a timeout, or the exit status of the process.
 pub(crate) fn open_elsewhere(library: &Path) -> Result<Opened> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
@@ -120,7 +120,7 @@ pub(crate) fn open_elsewhere(library: &Path) -> Result<Opened> {
 /// Opens the library in this process.
 ///
 /// # Errors
-/// What the loader says, or what makes it another library.
+/// The loader's reason, or the function that the library lacks or that failed.
 pub(crate) fn open(library: &Path) -> Result<Opened> {
     // SAFETY: the constructors of a libnccl have no preconditions; this process does nothing else.
     let opened = unsafe { Library::new(library) }.map_err(|error| anyhow!(reason(&error)))?;

@@ -1,7 +1,7 @@
 //! The functions of NCCL that PyTorch's `libtorch_cuda.so` imports (its undefined dynamic symbols, by `nm -D`). A
 //! library that lacks one cannot be loaded in NCCL's place.
 
-/// What torch 2.11 imports: 38 functions.
+/// The 38 functions that torch 2.11 imports.
 pub(crate) const TORCH_2_11: [&str; 38] = [
     "ncclAllGather",
     "ncclAllReduce",
@@ -43,7 +43,7 @@ pub(crate) const TORCH_2_11: [&str; 38] = [
     "ncclSend",
 ];
 
-/// What torch 2.15 imports beside those of 2.11: 13 more.
+/// The 13 functions that torch 2.15 imports beside those of 2.11.
 pub(crate) const TORCH_2_15_ADDS: [&str; 13] = [
     "ncclCommGetUniqueId",
     "ncclCommGrow",

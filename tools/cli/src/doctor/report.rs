@@ -59,7 +59,7 @@ fn either(found: &Result<String, String>, verbose: bool) -> String {
     }
 }
 
-/// What is missing; with `verbose` also what was tried and where it comes from.
+/// Shortens a reason to the missing part; `verbose` keeps what was tried and where it comes from.
 fn reason(why: &str, verbose: bool) -> &str {
     let end = [": ", "; ", " (", ", tried"].iter().filter_map(|mark| why.find(mark)).min();
     why.get(..end.filter(|_| !verbose).unwrap_or(why.len())).unwrap_or(why)
@@ -201,7 +201,7 @@ fn table(out: &mut String, milestones: &[Milestone]) {
     }
 }
 
-/// How many run, what each option of scripts/setup.sh would add, and where to begin.
+/// Writes the number of milestones that run, what each option of scripts/setup.sh would add, and where to begin.
 fn summary(out: &mut String, facts: &Facts, milestones: &[Milestone]) {
     let of = |verdict| milestones.iter().filter(|m| m.verdict == verdict).count();
     let (runs, fallback, cannot) = (of(Verdict::Runs), of(Verdict::Fallback), of(Verdict::Cannot));

@@ -14,7 +14,7 @@ pub(crate) struct Software {
     pub(crate) python: Result<Interpreter, String>,
     /// A Python with `torch.distributed`.
     pub(crate) torch: Result<Interpreter, String>,
-    /// First line of `mpirun --version`, and its place.
+    /// First line of `mpirun --version`, and the path of the program.
     pub(crate) mpirun: Option<Program>,
     /// Needed to build the feature `mpi`.
     pub(crate) mpicc: Option<PathBuf>,

@@ -1,4 +1,5 @@
-//! `mesh`: the nodes of a job, their ports, the cables between them, and the ways between nodes without a cable.
+//! `mesh`: the nodes of a job, their ports, the port pairs in one subnet, and the routes between nodes without such a
+//! pair.
 
 mod node;
 mod ping;
@@ -33,7 +34,7 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
-/// The nodes and their cables.
+/// The nodes, and their port pairs.
 #[derive(Debug)]
 struct Mesh {
     nodes: Vec<Node>,
@@ -67,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<i32> {
     Ok(i32::from(options.check && !mesh.is_whole()))
 }
 
-/// Hears of all nodes, and pings them.
+/// Joins the rendezvous, receives all nodes' descriptions and, with `check`, pings them and exchanges the results.
 fn meet(job: Rendezvous, node: &Node, check: bool, config: &Config) -> Result<Mesh> {
     let Rendezvous { rank, world_size, id, server, .. } = job;
     let session = Session::join(&id, rank, world_size, serde_json::to_value(node)?, config)?;
@@ -102,12 +103,12 @@ impl Mesh {
         self.pings.iter().filter(over)
     }
 
-    /// The pings over a cable without an answer: who asked, and why it got none.
+    /// The pings of a port pair that failed: the node that pinged, and the reason.
     fn failures<'a>(&'a self, cable: &'a Cable) -> impl Iterator<Item = (usize, &'a str)> {
         self.pings(cable).filter_map(|ping| Some((ping.nodes[0], ping.outcome.as_ref().err()?.as_str())))
     }
 
-    /// Every ping was answered, and every two nodes have a way.
+    /// Returns true if every ping was answered and every two nodes have a route.
     fn is_whole(&self) -> bool {
         self.pings.iter().all(|ping| ping.outcome.is_ok())
             && plan::ways(&self.nodes, &self.cables).iter().all(|(_, way)| *way != Way::None)

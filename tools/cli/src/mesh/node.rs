@@ -17,7 +17,7 @@ use crate::doctor::network;
 pub(super) struct Node {
     pub(super) host: Host,
     pub(super) ports: Vec<Port>,
-    /// What a ping begins with, so that strangers get no answer.
+    /// Random token that a ping begins with; connections without it get no reply.
     pub(super) token: u64,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Port {
     /// Mbit/s, where the driver knows.
     pub(super) speed: Option<u32>,
     pub(super) mtu: Option<u32>,
-    /// Where the node answers pings on this port; `None` without `--check`.
+    /// Address at which the node answers pings on this port; `None` without `--check`.
     pub(super) echo: Option<SocketAddr>,
 }
 

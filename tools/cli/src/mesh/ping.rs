@@ -1,4 +1,4 @@
-//! `--check`: pings over every cable, from both ends.
+//! `--check`: pings over every port pair, from both ends.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -12,15 +12,15 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::node::Node;
 use super::plan::Cable;
 
-/// How long a port may take to answer.
+/// Longest time that a port may take to answer.
 const LIMIT: Duration = Duration::from_secs(2);
 /// Round trips of a ping.
 const ROUNDS: usize = 21;
 
-/// A ping over a cable.
+/// A ping over a port pair.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Ping {
-    /// The node that asked and the one that should answer.
+    /// The node that pings and the one that should reply.
     pub(super) nodes: [usize; 2],
     /// Their ports.
     pub(super) ports: [usize; 2],
@@ -61,7 +61,7 @@ fn echo(mut caller: TcpStream, token: u64) -> std::io::Result<()> {
     }
 }
 
-/// Pings over every cable of node `us`, the next higher nodes first, so that not all ask one node at once.
+/// Pings over every port pair of node `us`, the next higher nodes first, so that not all nodes ping one node at once.
 pub(super) fn all(nodes: &[Node], cables: &[Cable], us: usize) -> Vec<Ping> {
     let peer = |cable: &Cable| cable.nodes[usize::from(cable.nodes[0] == us)];
     let mut ours: Vec<&Cable> = cables.iter().filter(|cable| cable.nodes.contains(&us)).collect();
@@ -78,7 +78,7 @@ pub(super) fn all(nodes: &[Node], cables: &[Cable], us: usize) -> Vec<Ping> {
     ours.into_iter().map(one).collect()
 }
 
-/// From the first end to the second.
+/// Pings from the first end to the second; returns the median round trip in microseconds.
 fn ping(nodes: &[Node], cable: &Cable) -> Result<f64> {
     let [from, to] = cable.ends(nodes).context("no such port")?;
     let (at, token) = (to.echo.context("the node does not answer pings")?, nodes[cable.nodes[1]].token);
@@ -95,7 +95,7 @@ fn ping(nodes: &[Node], cable: &Cable) -> Result<f64> {
     median(&trips?).context("no round trip")
 }
 
-/// From this port and no other, whatever the routes say.
+/// Connects from this port and no other, whatever the routes are.
 fn connect(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
     socket.bind(&SocketAddr::new(from, 0).into()).with_context(|| format!("binding {from}"))?;
@@ -106,7 +106,7 @@ fn connect(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// A timeout has two names, and neither says how long it was.
+/// Describes an I/O error; a timeout has two names, and neither has its length.
 fn said(error: std::io::Error) -> anyhow::Error {
     match error.kind() {
         std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => {

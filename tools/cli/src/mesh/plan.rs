@@ -1,4 +1,4 @@
-//! The cables between nodes, by their subnets, and the ways between nodes that share none.
+//! The port pairs of nodes, by their subnets, and the routes between nodes that share none.
 
 use tinynccl::bootstrap::interface::in_subnet;
 use tinynccl_plan::topology::Routes;
@@ -10,16 +10,16 @@ use super::node::{Node, Port};
 pub(super) struct Cable {
     /// Numbers of the nodes, the lower one first.
     pub(super) nodes: [usize; 2],
-    /// Each node's port, by its place in [`Node::ports`].
+    /// Each node's port, by its index in [`Node::ports`].
     pub(super) ports: [usize; 2],
 }
 
-/// How two nodes reach each other.
+/// The route between two nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Way {
     /// Both are one machine and see the same interfaces.
     Same,
-    /// Over these cables.
+    /// Over these port pairs.
     Cables(Vec<Cable>),
     /// Through these nodes, from the lower end on.
     Through(Vec<usize>),
@@ -60,7 +60,7 @@ fn shared(a: &Port, b: &Port) -> bool {
     a.ip != b.ip && in_subnet(a.ip, a.prefix, b.ip) && in_subnet(b.ip, b.prefix, a.ip)
 }
 
-/// The way between every two nodes, the lower one first, over the cables that carry data.
+/// The route between every two nodes, the lower one first, over the port pairs that carry data.
 pub(super) fn ways(nodes: &[Node], cables: &[Cable]) -> Vec<([usize; 2], Way)> {
     let between = |pair: [usize; 2]| cables.iter().filter(move |cable| cable.nodes == pair).copied();
     let same =

@@ -1,4 +1,4 @@
-//! The mesh as a picture: nodes on a circle, a line for each cable.
+//! The mesh as a picture: nodes on a circle, a line for each port pair.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ const CIRCLE: f64 = 190.0;
 const NODE: f64 = 26.0;
 /// Half of the picture's side.
 const MIDDLE: f64 = 290.0;
-/// Between cables of one pair.
+/// Distance between the lines of two nodes.
 const APART: f64 = 14.0;
 
 pub(super) fn page(mesh: &Mesh) -> String {
@@ -25,7 +25,7 @@ pub(super) fn page(mesh: &Mesh) -> String {
         title = mesh.title()
     );
     for (number, cable) in mesh.cables.iter().enumerate() {
-        // Several cables of one pair lie side by side.
+        // Several lines of two nodes lie side by side.
         let pair: Vec<usize> = (0..mesh.cables.len()).filter(|&i| mesh.cables[i].nodes == cable.nodes).collect();
         let place = pair.iter().position(|&i| i == number).unwrap_or(0) as f64 - (pair.len() as f64 - 1.0) / 2.0;
         line(&mut out, mesh, cable, place * APART);
@@ -47,13 +47,13 @@ pub(super) fn page(mesh: &Mesh) -> String {
     out
 }
 
-/// Where a node stands, the first one at the top.
+/// Returns the position of a node on the circle, the first one at the top.
 fn at(node: usize, nodes: usize) -> (f64, f64) {
     let angle = std::f64::consts::TAU * node as f64 / nodes as f64;
     (MIDDLE + CIRCLE * angle.sin(), MIDDLE - CIRCLE * angle.cos())
 }
 
-/// A cable with its subnet and speed, `aside` of the line between its nodes; red and dashed where a ping failed.
+/// Draws a port pair with its subnet and speed, `aside` of the line between its nodes; red and dashed if a ping failed.
 fn line(out: &mut String, mesh: &Mesh, cable: &Cable, aside: f64) {
     let Some([port, _]) = cable.ends(&mesh.nodes) else { return };
     let [a, b] = cable.nodes.map(|node| at(node, mesh.nodes.len()));

@@ -11,7 +11,7 @@ fn port(address: &str, speed: Option<u32>) -> Port {
     Port { interface: "eth0".to_owned(), ip, prefix, speed, mtu: Some(9000), echo: None }
 }
 
-/// Nodes on machines of their own.
+/// Nodes on separate machines.
 fn nodes(ports: &[&[&str]]) -> Vec<Node> {
     let node = |(number, ports): (usize, &&[&str])| Node {
         host: Host { boot_id: number.to_string(), hostname: format!("host{number}"), ..Host::current() },

@@ -12,10 +12,11 @@ use tinynccl_plan::wire::{Algorithm, Collective};
 
 use super::{Options, Protocol};
 
-/// What 128 blocks send at once in slots of 128 KiB (TINYNCCL_CUDA_SLOT): the blocks share the work as one.
+/// Bytes that 128 blocks send at once in slots of 128 KiB (TINYNCCL_CUDA_SLOT): the blocks share the work as one.
 const GPU_MESSAGE: usize = 16 << 20;
-/// Of a pipeline, where a part passes through several ranks in turn: the library cuts it into four windows for each
-/// hop, with messages of 8 to 64 KiB for each of the blocks (`lib/src/cuda/peer/program.rs`).
+/// Windows for each hop of a pipeline, and least and most bytes of its messages. A part passes through several ranks in
+/// a row: the library cuts it into four windows for each hop, with messages of 8 to 64 KiB for each of the
+/// blocks (`lib/src/cuda/peer/program.rs`).
 const GPU_PIPELINE: (usize, usize, usize) = (4, 1 << 20, 8 << 20);
 /// The library's longest message over a network (TINYNCCL_TCP_CHUNK).
 const MESSAGE: usize = 1 << 20;
@@ -117,7 +118,7 @@ fn described(path: &Path) -> Result<Graph> {
     Graph::new(&description).with_context(|| shown.to_string())
 }
 
-/// What `--cost-model` names, or the built-in figures.
+/// Returns the cost model that `--cost-model` names, or the built-in figures.
 fn cost_model(options: &Options) -> Result<CostModel> {
     let Some(path) = &options.cost_model else { return Ok(CostModel::shm()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;

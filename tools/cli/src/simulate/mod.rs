@@ -23,14 +23,13 @@ const ELEMENT: usize = 4;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all,
-    /// barrier.
+    /// Collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all, barrier.
     #[arg(value_parser = collective, required_unless_present = "program")]
     collective: Option<Collective>,
     /// A schedule of your own, as `tinynccl::schedule::Schedule` writes it, in place of a collective and its ranks.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algo", "ranks", "root", "channels"])]
     program: Option<PathBuf>,
-    /// Which algorithms, separated by commas; auto: the fastest of those that can be simulated; all: each of them.
+    /// Algorithms, separated by commas; auto: the fastest of those that can be simulated; all: each of them.
     #[arg(long, default_value = "auto", value_parser = algorithms)]
     algo: Algorithms,
     /// Numbers of ranks, separated by commas.
@@ -53,7 +52,7 @@ pub(crate) struct Options {
     /// Channels that the algorithm may spread over.
     #[arg(long, default_value_t = 1)]
     channels: usize,
-    /// How GPUs of a dgx hand over messages; auto: the faster one.
+    /// Protocol by which GPUs of a dgx hand over messages; auto: the faster one.
     #[arg(long, default_value = "auto")]
     protocol: Protocol,
     /// Oversubscription of a fat tree: bandwidth of its hosts over that above its leaves.

@@ -12,7 +12,7 @@ use crate::context::current;
 use crate::stream::{Stream, stream};
 use crate::work::{Pattern, Work};
 
-/// One end of a copy, as the function's name says it.
+/// One end of a copy, as the function's name has it.
 #[derive(Clone, Copy)]
 enum End {
     Device(CUdeviceptr),
@@ -69,7 +69,7 @@ unsafe fn copy(to: End, from: End, bytes: usize, handle: Option<CUstream>) -> An
     }
     let (to, mut from) = (to.place(bytes)?, from.place(bytes)?);
     if from.is_pageable() && handle.is_some() && !capture::is_captured(&stream) {
-        // SAFETY: the program's memory, by its word.
+        // SAFETY: the program's memory, as the caller guarantees.
         from = unsafe { Place::held(from.at(), bytes) };
     }
     let wait = handle.is_none() || to.is_pageable();

@@ -22,7 +22,7 @@ use crate::device::Device;
 
 pub(crate) use pool::Pool;
 
-/// Addresses behind device memory that are no one's, so that who goes too far is found out.
+/// Bytes of addresses behind device memory that belong to no allocation, so that an access past its end is found out.
 const GUARD: usize = 2 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +47,9 @@ pub(crate) struct Allocation {
     /// Never that of another allocation.
     id: u64,
     flags: u32,
-    /// Of a node of a graph: freed with its context alone.
+    /// True for memory that was allocated in a capture, which `cuMemFreeAsync` does not free.
     of_graph: bool,
-    /// Where the bytes are.
+    /// Address of the first byte.
     content: *mut u8,
     freed: AtomicBool,
     _mappings: Vec<Mapping>,
@@ -176,7 +176,7 @@ pub(crate) fn forget(context: &Context) {
     left.iter().for_each(|one| release(one));
 }
 
-/// Where an operation reads or writes.
+/// Memory that an operation reads or writes, with its owner.
 #[derive(Clone)]
 pub(crate) struct Place {
     at: *mut u8,
@@ -216,7 +216,7 @@ impl Place {
     /// # Safety
     /// `at` must be readable for `bytes`.
     unsafe fn held(at: *const u8, bytes: usize) -> Place {
-        // SAFETY: readable, by the caller's word.
+        // SAFETY: readable, as the caller guarantees.
         let held: Arc<[u8]> = unsafe { std::slice::from_raw_parts(at, bytes) }.into();
         Place { at: held.as_ptr().cast_mut(), owner: Owner::Held(held) }
     }

@@ -1,4 +1,4 @@
-//! What an address says of its memory.
+//! Attributes of pointers: the memory that an address belongs to.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -61,7 +61,7 @@ unsafe fn tell(context: &Context, memory: &Allocation, attribute: Attribute, at:
     }
 }
 
-/// Writes what `cuPointerGetAttributes` says where there is nothing to say.
+/// Writes the value that `cuPointerGetAttributes` has for an attribute that the address lacks.
 ///
 /// # Safety
 /// As [`tell`].

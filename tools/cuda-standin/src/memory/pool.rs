@@ -37,7 +37,7 @@ impl Pool {
     }
 }
 
-/// Settings that say whether memory may be used again are numbers of 32 bits, the others of 64.
+/// Returns true for the attributes that allow memory to be used again: they have 32 bits, the others 64.
 fn is_short(attribute: CUmemPool_attribute) -> bool {
     use CUmemPool_attribute as A;
     matches!(

@@ -1,4 +1,4 @@
-//! What a process has only once, or what ends it: each of these tests has a process for itself.
+//! State that a process has only once, and errors that end it: each of these tests has a separate process.
 
 use cudarc::driver::sys::{self, CUresult::*};
 
@@ -40,7 +40,7 @@ fn devices_are_as_many_as_the_environment_says() {
     // SAFETY: writes the address.
     fails(unsafe { sys::cuMemAlloc_v2(&mut at, 65 << 20) }, CUDA_ERROR_OUT_OF_MEMORY);
     let mut id = [0u8; 32];
-    // SAFETY: writes up to so many bytes. The first that is visible is the last that is there.
+    // SAFETY: writes up to 32 bytes. The first device that is visible is the last that is there.
     ok(unsafe { sys::cuDeviceGetPCIBusId(id.as_mut_ptr().cast(), 32, 0) });
     assert!(id.starts_with(b"FFFF:04:00.0\0"), "{id:?}");
     let mut device = 9;

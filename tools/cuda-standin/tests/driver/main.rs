@@ -1,4 +1,4 @@
-//! What a program may expect of CUDA's driver, asked through the bindings that the library uses.
+//! Behaviour that a program may expect of CUDA's driver, called through the bindings that the library uses.
 //!
 //! The tests are run over the stand-in: `over_standin` starts this program again. They hold for NVIDIA's driver as
 //! well, but for those in `standin.rs`: with `TINYNCCL_TEST_DRIVER=nvidia` they run over it, on a machine with a GPU.
@@ -58,7 +58,7 @@ fn driver() -> String {
     std::env::var(DRIVER).unwrap_or_default()
 }
 
-/// Whether this process is to run tests over a driver. If so, GPU 0 is current afterwards.
+/// Returns true if this process is to run tests over a driver; GPU 0 is current afterwards.
 fn here() -> bool {
     let here = !driver().is_empty();
     if here {
@@ -67,7 +67,7 @@ fn here() -> bool {
     here
 }
 
-/// Whether this process runs over the stand-in.
+/// Returns true if this process runs over the stand-in.
 fn is_standin() -> bool {
     here() && driver() == "standin"
 }
@@ -129,7 +129,7 @@ fn free(at: u64) -> CUresult {
     unsafe { sys::cuMemFree_v2(at) }
 }
 
-/// Page-locked words, all 0, for streams and this program. They stay for ever.
+/// Page-locked words, all 0, for streams and this program. They stay forever.
 fn words(count: usize) -> &'static [AtomicU32] {
     let mut at = std::ptr::null_mut();
     let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
@@ -142,7 +142,7 @@ fn words(count: usize) -> &'static [AtomicU32] {
     }
 }
 
-/// Where a stream finds such a word.
+/// Returns the address by which a stream reaches a page-locked word.
 fn address(word: &AtomicU32) -> u64 {
     let mut at = 0;
     // SAFETY: writes the address.
@@ -152,7 +152,7 @@ fn address(word: &AtomicU32) -> u64 {
 
 /// Makes a stream wait until a word is at least `value`.
 fn wait(stream: CUstream, word: &AtomicU32, value: u32) -> CUresult {
-    // SAFETY: memory that lives for ever.
+    // SAFETY: memory that lives forever.
     unsafe { sys::cuStreamWaitValue32_v2(stream, address(word), value, 0) }
 }
 
@@ -177,14 +177,14 @@ fn let_others_run() {
 
 /// A `memset` of words.
 fn fill(stream: CUstream, at: u64, value: u32, count: usize) -> CUresult {
-    // SAFETY: memory of so many words, or what the driver must refuse.
+    // SAFETY: memory of `count` words, or what the driver must refuse.
     unsafe { sys::cuMemsetD32Async(at, value, count, stream) }
 }
 
 /// Reads words of device memory, when the stream has come here.
 fn read(stream: CUstream, at: u64, count: usize) -> Vec<u32> {
     let mut words = vec![0u32; count];
-    // SAFETY: so many words on both sides, until the stream is waited for.
+    // SAFETY: `count` words on both sides, until the stream is waited for.
     ok(unsafe { sys::cuMemcpyDtoHAsync_v2(words.as_mut_ptr().cast(), at, 4 * count, stream) });
     ok(synchronize(stream));
     words

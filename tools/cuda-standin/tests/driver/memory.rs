@@ -1,4 +1,4 @@
-//! Memory: what addresses say of themselves, what is refused, copies.
+//! Memory: attributes of addresses, what is refused, copies.
 
 use std::ffi::c_void;
 
@@ -23,7 +23,7 @@ fn asked(at: u64) -> (u32, i32, u64, usize, u64) {
         (&raw mut bytes).cast(),
         (&raw mut seen).cast(),
     ];
-    // SAFETY: a place of the attribute's type for each.
+    // SAFETY: a variable of the attribute's type for each.
     ok(unsafe { sys::cuPointerGetAttributes(5, attributes.as_mut_ptr(), places.as_mut_ptr(), at) });
     (kind, device, begin, bytes, seen)
 }
@@ -129,8 +129,8 @@ fn the_programs_memory_is_locked_once() {
     assert_eq!(asked(at as u64 + 99).0, 0);
 }
 
-/// The caller may write over what it gave, as soon as a copy from pageable memory returns; it finds what it asked for
-/// when a copy to it returns.
+/// The caller may write over what it gave, as soon as a copy from pageable memory returns; it finds the result when a
+/// copy to it returns.
 #[test]
 fn pageable_memory_is_the_callers_again_when_a_copy_returns() {
     if !here() {
@@ -179,7 +179,7 @@ fn copies_of_every_kind() {
     }
     assert!(back[..500].iter().all(|&x| x == 5) && back[500..750].iter().all(|&x| x == 0x0101_0101));
     assert!(back[750..].iter().all(|&x| x == 0x0002_0002));
-    // SAFETY: as above; unified addresses say themselves where they are.
+    // SAFETY: as above; unified addresses identify their memory.
     unsafe {
         ok(sys::cuMemcpy(two, one, 4000));
         ok(sys::cuMemcpyAsync(back.as_mut_ptr() as u64, two, 4000, stream));

@@ -1,4 +1,4 @@
-//! What the stand-in is, and NVIDIA's driver is not.
+//! Behaviour of the stand-in that NVIDIA's driver does not have.
 
 use cudarc::driver::sys::{self, CUresult::*};
 
@@ -10,7 +10,7 @@ fn it_says_what_it_is() {
         return;
     }
     let mut name = [0u8; 64];
-    // SAFETY: writes up to so many bytes.
+    // SAFETY: writes up to 64 bytes.
     ok(unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 64, 1) });
     assert!(name.starts_with(b"tinynccl stand-in (no GPU)\0"));
     let (mut reaches, mut module) = (7, std::ptr::null_mut());
@@ -25,7 +25,7 @@ fn it_says_what_it_is() {
     fails(unsafe { sys::cuCtxEnablePeerAccess(other, 0) }, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
 }
 
-/// In a context of its own, which is lost.
+/// In a separate context, which is lost.
 #[test]
 fn work_on_memory_that_is_gone_loses_the_context() {
     if !is_standin() {

@@ -35,7 +35,7 @@ fn waits_compare_as_they_are_told() {
     let stream = stream();
     let word = &words(2)[0];
     let at = address(word);
-    // Met at once, each: at least (with wrapping), equal, and, nor.
+    // True at once, each: at least (with wrapping), equal, and, nor.
     for (found, value, flags) in
         [(5u32, 5u32, 0u32), (6, 5, 0), (2, u32::MAX, 0), (7, 7, 1), (6, 2, 2), (0, 1, 3), (u32::MAX - 1, 0, 3)]
     {
@@ -83,7 +83,7 @@ fn a_batch_of_memory_operations_is_done_in_order() {
     let [gate, done] = words(2) else { panic!("two words") };
     // SAFETY: a union of numbers and addresses.
     let mut list: [sys::CUstreamBatchMemOpParams; 2] = unsafe { std::mem::zeroed() };
-    // SAFETY: the members that the operations say.
+    // SAFETY: the members that the operations select.
     unsafe {
         list[0].waitValue.operation = Type::CU_STREAM_MEM_OP_WAIT_VALUE_32;
         list[0].waitValue.address = address(gate);

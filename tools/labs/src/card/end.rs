@@ -1,4 +1,4 @@
-//! A queue pair of the card in user space, with memory and a completion queue.
+//! A queue pair of the RDMA device in user space, with memory and a completion queue.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,16 +25,16 @@ pub(crate) struct End {
     len: usize,
 }
 
-/// How an end is connected.
+/// Connection attributes of an end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
     /// Bytes of payload in a packet.
     pub(crate) mtu: u32,
     /// Code of the wait for an acknowledgement: 4.096 us times 2^code.
     pub(crate) timeout: u8,
-    /// How often packets are sent again; 7 is for ever.
+    /// Times that packets are sent again without progress; 7 is forever.
     pub(crate) retry_cnt: u8,
-    /// Code of the pause that this end asks for where it has no receive posted.
+    /// Code of the pause that this end requests where it has no receive posted.
     pub(crate) min_rnr_timer: u8,
 }
 
@@ -42,14 +42,14 @@ pub(crate) struct Terms {
 pub(crate) const FIRST_PSN: u32 = 100;
 
 impl End {
-    /// A queue pair of the loopback interface's card, and `len` bytes that the peer may read and write.
+    /// A queue pair of the loopback interface's RDMA device, and `len` bytes that the peer may read and write.
     pub(crate) fn new(len: usize) -> Result<End> {
         let devices = Device::list()?;
         let device = devices.iter().find(|d| d.is_loopback()).context("there is no loopback interface")?;
         let context = device.open().map_err(|e| CannotRunHere(e.to_string()))?;
         let pd = context.alloc_pd();
         let cq = context.create_cq(1024, 0, None)?;
-        // Never freed: the card may write to it until the process ends. Words, for atomic operations.
+        // Never freed: the device may write to it until the process ends. Words, for atomic operations.
         let memory = Box::leak(vec![0u64; len.div_ceil(8)].into_boxed_slice()).as_mut_ptr().cast::<u8>();
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         // SAFETY: leaked above.
@@ -140,10 +140,10 @@ impl End {
         }
     }
 
-    /// The word at the beginning of the memory.
+    /// The 8-byte word at offset `at` of the memory.
     pub(crate) fn word(&self, at: usize) -> Result<u64> {
         ensure!(at + 8 <= self.len && at.is_multiple_of(8), "no word at {at}");
-        // SAFETY: within the memory, and aligned; volatile, as the card may write to it.
+        // SAFETY: within the memory, and aligned; volatile, as the device may write to it.
         Ok(unsafe { self.memory.add(at).cast::<u64>().read_volatile() })
     }
 }

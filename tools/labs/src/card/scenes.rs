@@ -16,7 +16,7 @@ const PAUSE: u8 = 24;
 const TIMEOUT: u8 = 15;
 const TERMS: Terms = Terms { mtu: 1024, timeout: TIMEOUT, retry_cnt: 6, min_rnr_timer: PAUSE };
 
-/// What happens to the request.
+/// A request, and the fate of its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Scene {
     /// A SEND of 3000 bytes; nothing goes wrong.
@@ -44,7 +44,7 @@ pub(crate) fn run(scene: Scene) -> Result<u8> {
     let loses = move |from: Side, packet: &Packet<'_>| {
         let at = packet.headers.bth.psn.get() - FIRST_PSN;
         if matches!(packet.headers.aeth.map(|aeth| aeth.syndrome), Some(Syndrome::Rnr(_))) {
-            // Nobody listens any more where it comes again.
+            // When it comes again, the receiver may be gone.
             let _ = refused.send(());
         }
         let hit = match scene {

@@ -9,7 +9,7 @@ use softroce::wire::aeth::rnr_nanos;
 use softroce::wire::icrc::{Icrc, Route};
 use softroce::wire::{Nak, Operation, Packet, Position, Syndrome};
 
-/// A packet's number, what it does, and what its further headers say.
+/// A packet's number, what it does, and the values of its further headers.
 pub(crate) fn packet(packet: &Packet<'_>) -> String {
     let headers = &packet.headers;
     let mut line = format!("psn {}  {:<19}", headers.bth.psn.get(), name(packet));
@@ -75,12 +75,12 @@ fn name(packet: &Packet<'_>) -> String {
 /// A packet of a trace.
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
-    /// Since the trace's first packet.
+    /// Nanoseconds since the trace's first packet.
     nanos: u64,
     route: Route,
     /// IPv4 identification.
     id: u16,
-    /// What UDP carries.
+    /// UDP payload.
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -103,7 +103,7 @@ fn line(Record { nanos, route, id, bytes }: &Record) -> String {
     format!("{:>8} us  {} > {}  {what}{icrc}", nanos / 1000, route.src, route.dst)
 }
 
-/// Reads a file of packets: pcap with nanoseconds, link type "raw IP", as the card writes it.
+/// Reads a file of packets: pcap with nanoseconds, link type "raw IP", as `softroce` writes it.
 pub(crate) fn read(file: &[u8]) -> Result<Vec<Record>> {
     let (header, mut rest) = file.split_at_checked(24).context("too short for a header")?;
     ensure!(header.starts_with(&0xa1b2_3c4d_u32.to_le_bytes()), "expected pcap with nanoseconds");

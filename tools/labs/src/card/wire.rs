@@ -1,7 +1,7 @@
 //! A box between two queue pairs of this host: it shows every packet that passes, and may lose it.
 //!
-//! Cards of a host send a packet to the address that the destination queue pair's number stands for (see
-//! `lib/softroce/src/engine/slot.rs`). The box takes such an address, as a card would. Each end is connected to a
+//! RDMA devices of a host send a packet to the address that the destination queue pair's number stands for (see
+//! `lib/softroce/src/engine/slot.rs`). The box takes such an address, as a device would. Each end is connected to a
 //! number of the box, which replaces it by the other end's number and sends the packet on. Addresses, ports and the
 //! BTH differ then, so the ICRC has to be renewed.
 
@@ -25,19 +25,19 @@ use crate::ranks::CannotRunHere;
 const INDEX_BITS: u32 = 14;
 const SLOTS: u32 = 1 << (24 - INDEX_BITS);
 
-/// Which end a packet comes from.
+/// End that a packet comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     A,
     B,
 }
 
-/// Asked for every packet, and the end that it comes from: it is lost.
+/// Called for every packet, with the end that it comes from; returns true if the packet is lost.
 pub(crate) type Loses = Box<dyn FnMut(Side, &Packet<'_>) -> bool + Send>;
 
-/// What becomes of packets in the box.
+/// Treatment of packets in the box.
 pub(crate) struct Rules {
-    /// The ICRC is made anew for the changed headers.
+    /// True if the ICRC is computed anew for the changed headers.
     pub(crate) renews_icrc: bool,
     /// Packets that it loses.
     pub(crate) loses: Loses,
@@ -47,7 +47,7 @@ pub(crate) struct Rules {
 pub(crate) struct Wire {
     slot: u32,
     address: SocketAddr,
-    /// Other cards know by it that the slot is taken.
+    /// Shows other RDMA devices that the slot is taken.
     _lease: UnixDatagram,
     socket: Arc<UdpSocket>,
     lines: Arc<Mutex<Vec<String>>>,
@@ -63,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Wire {
-    /// Takes a slot that no card has.
+    /// Takes a slot that no RDMA device has.
     pub(crate) fn lay() -> Result<Wire> {
         for slot in (1..SLOTS).rev() {
             let lease = match UnixDatagram::bind_addr(&UnixAddr::from_abstract_name(format!("tinyroce.{slot}"))?) {

@@ -16,7 +16,7 @@ fn train(comm: &Comm, fixed: bool) -> Result<()> {
     let mut gradients = vec![1.0f32; 1 << 10];
     for step in 1..=100 {
         if step == 50 && comm.rank() == 2 && !fixed {
-            // As the kernel's out-of-memory killer does it: no destructor runs, no goodbye is said.
+            // As the kernel's out-of-memory killer does it: no destructor runs, no goodbye is sent.
             kill_process(getpid(), Signal::KILL)?;
         }
         gradients.fill(1.0);

@@ -12,19 +12,19 @@ use crate::card::wire::{Rules, Side, Wire};
 use crate::labs::Fixed;
 use crate::ranks::Announced;
 
-/// Few packets, so that the boxes on the way have room for all of them.
+/// Few packets, so that the boxes on the path can hold all of them.
 const MESSAGE: usize = 32 << 10;
 /// Messages of a run without a failure.
 const MESSAGES: usize = 1000;
 /// A rail that flaps is down for `DOWN` at the end of each `PERIOD`.
 const PERIOD: Duration = Duration::from_millis(200);
 const DOWN: Duration = Duration::from_millis(20);
-/// The run ends when so many messages have met it, or after `LIMIT`.
+/// Messages that the flaps must delay before a run over both rails ends; after `LIMIT` it ends without them.
 const HITS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(30);
 /// A message that takes longer has waited for a timeout.
 const LONG: Duration = Duration::from_millis(60);
-/// Code 14 of the wait for an acknowledgement: 67 ms, which the card may double; tries for ever.
+/// Code 14 of the wait for an acknowledgement: 67 ms, which the device may double; tries forever.
 const TERMS: Terms = Terms { mtu: 4096, timeout: 14, retry_cnt: 7, min_rnr_timer: 12 };
 
 #[derive(Debug, Clone, clap::Args)]
@@ -36,14 +36,14 @@ pub(crate) struct Options {
     rails: bool,
 }
 
-/// What the port counters of a rail show.
+/// Port counters of a rail: packets carried, and packets lost.
 #[derive(Debug, Default)]
 struct Counters {
     carried: AtomicU64,
     lost: AtomicU64,
 }
 
-/// A connection of A with B over a network of its own.
+/// A connection of A with B over a separate network.
 struct Rail {
     a: End,
     b: End,
@@ -75,7 +75,7 @@ impl Rail {
         self.a.send(SendOp::Write(self.b.remote(0)), 0, len)
     }
 
-    /// Whether the stripe is there.
+    /// Returns true once the stripe has arrived.
     fn done(&self) -> Result<bool> {
         let Some(wc) = self.a.poll() else { return Ok(false) };
         ensure!(wc.status == Status::Success, "a WRITE ended with {:?}", wc.status);
@@ -122,7 +122,7 @@ pub(crate) fn run(options: &Options) -> Result<u8> {
     }
 }
 
-/// Sends a message, a stripe over each rail; after what time each was there.
+/// Sends a message, a stripe over each rail; returns the time until each has arrived.
 fn send(rails: &[Rail]) -> Result<Vec<Duration>> {
     let begin = Instant::now();
     rails.iter().try_for_each(|rail| rail.post(MESSAGE / rails.len()))?;

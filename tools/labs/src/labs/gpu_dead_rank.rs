@@ -12,7 +12,7 @@ use tinynccl::process_group::BufferMut;
 use crate::gpu::{Options, job};
 use crate::ranks::Announced;
 
-/// A program over NCCL looks at its stream for so long before it gives a step up.
+/// Time for which a program over NCCL polls its stream before it gives a step up.
 const WATCHDOG: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(options: &Options) -> Result<u8> {
@@ -23,7 +23,7 @@ pub(crate) fn run(options: &Options) -> Result<u8> {
         let mut gradients = stream.alloc_zeros::<f32>(1 << 20)?;
         for step in 1..=100 {
             if step == 50 && rank == 1 && !options.fixed {
-                // As the kernel's out-of-memory killer does it: no destructor runs, no goodbye is said.
+                // As the kernel's out-of-memory killer does it: no destructor runs, no goodbye is sent.
                 kill_process(getpid(), Signal::KILL)?;
             }
             let mut batch = group.batch();

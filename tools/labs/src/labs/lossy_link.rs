@@ -24,7 +24,7 @@ const RUNS: usize = 3;
 const DEPTH: usize = 8;
 const MTU: u32 = 4096;
 const NEEDED: usize = MESSAGES * MESSAGE / MTU as usize;
-/// 4.2 ms, and tries for ever.
+/// Timeout of 4.2 ms, and tries forever.
 const TERMS: Terms = Terms { mtu: MTU, timeout: 10, retry_cnt: 7, min_rnr_timer: 12 };
 
 #[derive(Debug, Clone, clap::Args)]
@@ -106,7 +106,7 @@ fn row(loss: f64) -> Result<Row> {
     Ok(Row { loss, mb_per_s, arrived: requests / 2, naks: naks / 2 })
 }
 
-/// This program again, as the card reads the environment once.
+/// Runs this program again, as `softroce` reads the environment once; returns its speed in MB/s.
 fn child(loss: f64, trace: Option<&Path>) -> Result<f64> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--bare", "lossy-link", "--measure"]).env(LOSS_VARIABLE, loss.to_string()).stderr(Stdio::inherit());

@@ -46,7 +46,7 @@ pub(crate) enum Lab {
     WrongInterface(Fixed),
     /// Four ranks in a ring, one link of which is slow.
     SlowLink(Fixed),
-    /// The same gradients, summed in bf16 by different algorithms.
+    /// Gradients are summed in bf16 by different algorithms.
     SumOrder(Fixed),
     /// A page is sent over RDMA, freed, taken again at the same address, and sent again.
     StaleRegistration(Fixed),

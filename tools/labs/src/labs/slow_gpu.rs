@@ -16,9 +16,9 @@ const STEPS: usize = 20;
 const ELEMENTS: usize = 4 << 20;
 /// Rounds of arithmetic of a backward pass: some milliseconds on a GPU that does nothing else.
 const ROUNDS: u32 = 1_000_000;
-/// The other job ends after so many nanoseconds, if nobody ends it before.
+/// Nanoseconds after which the other job ends, unless it is stopped before.
 const LIMIT: u64 = 20_000_000_000;
-/// A GPU that computes so many times as long as the other one is slow.
+/// Ratio of the two GPUs' compute times above which one is slow.
 const SLOW: f64 = 1.3;
 
 #[derive(Debug, Clone, clap::Args)]

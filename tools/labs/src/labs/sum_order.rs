@@ -1,4 +1,4 @@
-//! The same sum in another order: bf16 has 8 significant bits, and the last depends on the order of the additions.
+//! One sum in several orders: bf16 has 8 significant bits, and the last depends on the order of the additions.
 
 use anyhow::{Context as _, Result, bail};
 use half::bf16;

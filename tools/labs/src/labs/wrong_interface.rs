@@ -38,7 +38,7 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
             ("WORLD_SIZE", "2".to_owned()),
             ("LOCAL_RANK", "0".to_owned()),
             ("MASTER_ADDR", STORE.0.to_owned()),
-            // Not for ever in the open: whoever reaches that address could join.
+            // Not without a secret: any client that reaches that address could join.
             ("TINYNCCL_SECRET", "what nobody else knows".to_owned()),
             ("MASTER_PORT", STORE.1.to_owned()),
             ("TINYNCCL_IFNAME", interface.clone()),
@@ -95,7 +95,7 @@ fn train(config: Config) -> Result<()> {
     Ok(())
 }
 
-/// Takes this process to a network namespace of its own.
+/// Takes this process to a separate network namespace.
 fn namespaces() -> Result<()> {
     if Command::new("ip").arg("-V").stdout(Stdio::null()).status().is_err() {
         return Err(CannotRunHere("there is no `ip`: install iproute2".to_owned()).into());
@@ -112,7 +112,7 @@ fn network(host: usize) -> Result<()> {
         ip(&["link", "set", name, "up"])?;
     }
     ip(&["link", "set", "bmc", "up"])?;
-    // A cable works when both ends are up, and the kernel says so a moment later.
+    // A cable works when both ends are up, and the kernel shows it a moment later.
     let end = Instant::now() + Duration::from_secs(10);
     loop {
         let up = local_addresses(&Config::default())?;

@@ -5,7 +5,7 @@ use clap::Args;
 
 #[derive(Debug, Clone, PartialEq, Args)]
 pub(crate) struct Buckets {
-    /// When each layer's gradients are finished, in ms; backward ends with the last.
+    /// Times at which the layers' gradients are finished, in ms; backward ends with the last.
     #[arg(long, value_delimiter = ',', required = true)]
     ready: Vec<f64>,
     /// Their sizes.
@@ -14,10 +14,10 @@ pub(crate) struct Buckets {
     /// Most MB of a bucket.
     #[arg(long)]
     cap: f64,
-    /// What an all-reduce of nothing takes, in ms.
+    /// Time that an all-reduce of nothing takes, in ms.
     #[arg(long)]
     start: f64,
-    /// What each MB adds, in ms.
+    /// Time that each MB adds, in ms.
     #[arg(long)]
     per_mb: f64,
 }

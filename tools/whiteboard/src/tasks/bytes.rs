@@ -1,4 +1,4 @@
-//! Bytes on their way: frames in a stream, packets of a message, sectors of a load.
+//! Bytes in transfer: frames in a stream, packets of a message, sectors of a load.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use anyhow::{Result, ensure};
 const HEADER: usize = 8;
 /// Sequence numbers have 24 bits.
 const PSN_MASK: u64 = (1 << 24) - 1;
-/// What the memory system of a GPU loads at once.
+/// Bytes that the memory system of a GPU loads at once.
 const SECTOR: u64 = 32;
 const WARP: u64 = 32;
 
-/// Gives a reader the frames in pieces.
+/// Gives a reader the frames in reads of the lengths `reads`.
 pub(super) fn frames(payloads: &[u16], reads: &[u16]) -> Result<Vec<String>> {
     let mut stream = Vec::new();
     for &payload in payloads {

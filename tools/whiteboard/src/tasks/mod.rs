@@ -116,7 +116,7 @@ impl Task {
         })
     }
 
-    /// What is wrong with a learner's lines.
+    /// Lists the errors in a learner's lines; empty if they are right.
     pub(crate) fn faults(&self, lines: &[&str]) -> Result<Vec<String>> {
         Ok(match self {
             Task::Order { ranks } => order::faults(*ranks, lines),
@@ -125,7 +125,7 @@ impl Task {
         })
     }
 
-    /// How it was checked.
+    /// Describes the check that the lines passed.
     pub(crate) fn proof(&self) -> &'static str {
         match self {
             Task::Frames { .. } => "a reader was given these pieces",

@@ -64,7 +64,7 @@ fn parse(line: &str) -> Option<(usize, Vec<Call>)> {
     Some((rank.trim().parse().ok()?, calls.split(',').map(call).collect::<Option<_>>()?))
 }
 
-/// Lets every pair whose calls meet return, until none does.
+/// Lets every pair whose calls match return, until none does; returns the ranks that hang as a line.
 fn play(orders: &[Vec<Call>]) -> Vec<String> {
     let mut at = vec![0; orders.len()];
     let now = |at: &[usize], rank: usize| orders[rank].get(at[rank]).copied();

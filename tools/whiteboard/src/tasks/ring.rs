@@ -48,7 +48,7 @@ pub(super) fn faults(ranks: usize, lines: &[&str]) -> Vec<String> {
         return vec![format!("the rounds are 1 to {per_rank}: in each, every rank sends")];
     }
     let shape = Shape { collective: Collective::AllReduce, ranks, root: 0, channels: 1 };
-    // As many messages as a link ever carries: what a rank sends waits for nobody.
+    // As many messages as a link ever carries: what a rank sends waits for no rank.
     match verify(&programs(ranks, &messages), &shape, messages.len(), 1, false) {
         Ok(_) => Vec::new(),
         Err(error) => vec![error.to_string()],

@@ -2,10 +2,10 @@
 
 use anyhow::{Result, ensure};
 
-/// Of a dimension; with at most four of them a stride fits its type.
+/// Greatest length of a dimension; with at most four of them a stride fits its type.
 const LONGEST: i64 = 1 << 12;
 
-/// What is done to the array `a`.
+/// View of the array `a`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct View {
     /// As it was written.

@@ -43,7 +43,7 @@ pub struct Whiteboard {
     pub step: Step,
     /// One of [`TOPICS`].
     pub topic: &'static str,
-    /// What is to be written.
+    /// Text of the task.
     pub text: String,
     /// A command that reads the lines.
     pub command: String,
@@ -63,7 +63,7 @@ pub fn all(learn: &Learn) -> Result<(Vec<Question>, Vec<Whiteboard>)> {
     Ok((questions, tasks))
 }
 
-/// Those of one README.
+/// Reads the questions of one README, and its whiteboard task.
 fn of(step: &Step, readme: &str) -> Result<(Vec<Question>, Option<Whiteboard>)> {
     let section = readme::section(readme, "Interview questions").context("no section 'Interview questions'")?;
     let blocks = readme::folded(section);
@@ -110,7 +110,7 @@ fn whiteboard(step: &Step, text: &str) -> Result<Whiteboard> {
     Ok(Whiteboard { step: *step, topic: topic(name.trim())?, text, command })
 }
 
-/// What a learner wants to be asked.
+/// Choice of questions; a field that is `None` does not restrict it.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// One of [`TOPICS`].
@@ -119,9 +119,9 @@ pub struct Wanted {
     pub level: Option<u8>,
     /// One milestone.
     pub step: Option<Step>,
-    /// So many, drawn at random; all in the order of the course without it.
+    /// Number of questions, drawn at random; `None`: all, in the order of the course.
     pub count: Option<usize>,
-    /// What `count` is drawn with.
+    /// Seed of the draws: the questions if there is a `count`, and the whiteboard task.
     pub seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The questions as a page to print: questions first, answers behind them on pages of their own.
+//! The questions as a page to print: questions first, answers behind them on separate pages.
 
 use super::{Question, TOPICS, Whiteboard};
 

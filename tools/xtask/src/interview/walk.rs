@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use super::{Question, Whiteboard};
 use crate::readme;
 
-/// How the whiteboard ended.
+/// Result of the whiteboard task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// There was none, or the learner wrote nothing.
@@ -20,7 +20,7 @@ pub enum End {
     Wrong,
 }
 
-/// What was typed at a prompt.
+/// Choice typed at a prompt.
 enum Typed {
     Go,
     Skip,

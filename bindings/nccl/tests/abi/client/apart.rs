@@ -1,5 +1,5 @@
-//! Tests in processes of their own: each has the library and the environment for itself, ends when it hangs, and takes
-//! no other test with it when it crashes. Ranks as processes are made in the same way.
+//! Tests in separate processes: each has the library and the environment for itself, ends when it hangs, and takes no
+//! other test with it when it crashes. Ranks as processes are started in the same way.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -45,7 +45,7 @@ pub(super) fn library() -> PathBuf {
     folder
 }
 
-/// What a process needs in `LD_LIBRARY_PATH`.
+/// Value of `LD_LIBRARY_PATH` for a test's process.
 pub(super) fn folders() -> OsString {
     let standin = cuda_standin::folder().expect("the stand-in was built");
     std::env::join_paths([standin, library()]).unwrap()
@@ -66,7 +66,7 @@ fn again(name: &str, settings: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Waits for a process, but not for ever: one that is killed has no status of success.
+/// Waits for a process, with a limit: one that is killed then has no status of success.
 pub(super) fn wait(mut child: Child) -> Output {
     let (send, ended) = channel();
     let pid = rustix::process::Pid::from_child(&child);
@@ -91,7 +91,7 @@ pub(super) fn wait(mut child: Child) -> Output {
     output
 }
 
-/// Runs a test's body in a process of its own; there it is the body itself.
+/// Runs a test's body in a separate process; called there, it runs the body itself.
 pub(super) fn run(name: &str, settings: &[(&str, &str)], body: fn()) {
     if std::env::var_os(APART).is_some_and(|apart| *apart == *name) {
         return body();
@@ -108,12 +108,12 @@ pub(super) fn run(name: &str, settings: &[(&str, &str)], body: fn()) {
     eprint!("{err}");
 }
 
-/// Set for a process that is a rank: number, ranks, and what the test tells it.
+/// Set for a process that is a rank: number, ranks, and the test's text for it.
 const RANK: &str = "TINYNCCL_TEST_RANK";
 const WORLD: &str = "TINYNCCL_TEST_WORLD";
 const TOLD: &str = "TINYNCCL_TEST_TOLD";
 
-/// What this process is, if it is a rank: number, ranks, and what the test told it.
+/// Returns the rank of this process, the number of ranks and the test's text for it; `None` if it is no rank.
 pub(super) fn role() -> Option<(usize, usize, String)> {
     let number = |name| std::env::var(name).ok()?.parse().ok();
     Some((number(RANK)?, number(WORLD)?, std::env::var(TOLD).unwrap_or_default()))

@@ -14,7 +14,7 @@ pub(super) fn config() -> Config {
     Config { version: 23_007, blocking: 0, comm_name: c"in the background".as_ptr(), ..Config::NOTHING }
 }
 
-/// Asks until a communicator is not in progress any more, as PyTorch does.
+/// Polls until a communicator is not in progress any more, as PyTorch does.
 fn settled(comm: Comm) -> c_int {
     loop {
         match async_error(comm) {
@@ -132,7 +132,7 @@ apart! {
         begin(&mut comm);
         assert_eq!(ncclGroupEnd(), IN_PROGRESS);
         let waits = comm;
-        // A call with a fault, and a group that is only simulated.
+        // A call with an error, and a group that is only simulated.
         for simulated in [false, true] {
             let mut comm = std::ptr::null_mut();
             begin(&mut comm);

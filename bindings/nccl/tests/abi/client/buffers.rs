@@ -9,7 +9,7 @@ use super::rank::{INVALID_ARGUMENT, INVALID_USAGE, Rank, gpu, ok, refused, threa
 fn sums(rank: &Rank, at: *mut c_void, count: usize) {
     let numbers = vec![1 + rank.rank as i32; count];
     rank.context.bind_to_thread().unwrap();
-    // SAFETY: memory of so many numbers, which nothing else uses.
+    // SAFETY: memory of `count` numbers, which nothing else uses.
     unsafe { cudarc::driver::result::memcpy_htod_sync(at as u64, &numbers) }.unwrap();
     ok(ncclAllReduce(at, at, count, 2, 0, rank.comm, rank.stream()));
     rank.wait();

@@ -94,7 +94,7 @@ impl Case {
         let (segment, place) = (self.count * size, rank.rank * self.count * size);
         let (input, expected) = (self.input(rank.rank, rank.size), self.expected(rank.rank, rank.size));
         let (input, expected) = (self.dtype.bytes(input), self.dtype.bytes(expected));
-        // In place the shorter of the two is at the rank's place in the longer.
+        // In place the shorter of the two is the rank's segment of the longer.
         let (from, to) = match self.collective {
             AllGather | Gather if !expected.is_empty() => (place, 0),
             ReduceScatter | Scatter if !input.is_empty() => (0, place),

@@ -41,7 +41,7 @@ fn given(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// How long it runs.
+/// Time for which the driver runs.
 pub(super) fn duration() -> Duration {
     Duration::from_secs(given("SECONDS").unwrap_or(20))
 }
@@ -136,7 +136,7 @@ impl Driver {
         let status = if in_group { ncclGroupEnd() } else { got };
         self.expect(&format!("wrong call {what}, in a group: {in_group}"), status, INVALID_ARGUMENT);
         if in_group && matches!(what, 6 | 7) {
-            // What was before it in the group may have been made by this rank alone.
+            // The calls before it in the group may have been enqueued by this rank alone.
             return self.close(world, true);
         }
         self.sum(world);
@@ -295,7 +295,7 @@ impl Driver {
         }
     }
 
-    /// Ranks that disagree: all have an error, and can leave.
+    /// Ranks that disagree: all have an error, and can be destroyed.
     fn disagree(&mut self) {
         let Some(world) = self.world().filter(|&world| self.worlds[world].ranks.len() > 1) else { return };
         let counts = [self.below(3), 3 + self.below(3)];
@@ -339,7 +339,7 @@ impl Driver {
         self.dead.push(comm);
     }
 
-    /// Threads that only ask, beside sums.
+    /// Threads that only query, beside sums.
     fn beside(&mut self) {
         let Some(world) = self.world() else { return };
         let comms: Vec<usize> =
@@ -365,7 +365,7 @@ impl Driver {
         });
     }
 
-    /// A child has ids of its own and may ask; its end is not the parent's.
+    /// A forked child has separate ids and may make queries; its end is not the parent's.
     fn fork(&mut self) {
         // SAFETY: no other thread of the program runs; the child makes calls of the library and ends.
         let pid = unsafe { libc::fork() };
@@ -433,7 +433,7 @@ impl Signals {
         }
         let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let seen = over.clone();
-        // SAFETY: asks for this thread, which lives until this is dropped.
+        // SAFETY: the handle of this thread, which lives until this is dropped.
         let target = unsafe { libc::pthread_self() };
         let send = move || {
             while !seen.load(std::sync::atomic::Ordering::Acquire) {

@@ -152,7 +152,7 @@ apart! {
         for (i, one) in ids.iter().enumerate() {
             assert!(ids[..i].iter().all(|other| other.internal != one.internal));
         }
-        // Made first, used last.
+        // Created first, used last.
         for id in ids.into_iter().rev() {
             each(2, id, |rank| {
                 rank.still_works();

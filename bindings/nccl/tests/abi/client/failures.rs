@@ -1,4 +1,4 @@
-//! What ends badly: aborts while a call waits, ranks that die, ranks that disagree. Every one ends soon, and is named.
+//! Failures: aborts while a call waits, ranks that die, ranks that disagree. Every one ends soon, and is named.
 
 use std::ffi::{c_int, c_void};
 use std::io::{BufRead, BufReader};
@@ -25,7 +25,7 @@ fn from_hex(text: &str) -> UniqueId {
     UniqueId { internal }
 }
 
-/// Asks until a communicator has failed: status and text.
+/// Polls until a communicator has failed: status and text.
 fn failure(comm: Comm) -> (c_int, String) {
     loop {
         let mut status = -1;
@@ -37,8 +37,8 @@ fn failure(comm: Comm) -> (c_int, String) {
     }
 }
 
-/// The same for a rank that waits in no call: what becomes of the next ones. They are the calls that the other ranks
-/// make: a failure may be slower than the data that was sent before it.
+/// Makes calls until one fails, for a rank that waits in no call: status and text. They are the calls that the other
+/// ranks make: a failure may be slower than the data that was sent before it.
 fn failure_of_a_call(rank: &Rank) -> (c_int, String) {
     let memory = rank.memory(&[0; 4000]);
     while ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream()) == SUCCESS {
@@ -47,7 +47,7 @@ fn failure_of_a_call(rank: &Rank) -> (c_int, String) {
     failure(rank.comm)
 }
 
-/// Ranks as processes: each says lines that begin with `@`.
+/// Ranks as processes: each prints lines that begin with `@`.
 struct Processes {
     children: Vec<Option<Child>>,
     lines: Vec<Receiver<String>>,
@@ -98,7 +98,7 @@ fn say(text: &str) {
     println!("\n@{text}");
 }
 
-/// A rank that makes calls until one fails, then says how.
+/// A rank that makes calls until one fails, then prints the error.
 fn until_it_fails(rank: usize, size: usize, id: &str) {
     let rank = Rank::join(from_hex(id), rank, size);
     let memory = rank.memory(&[0; 4000]);
@@ -143,7 +143,7 @@ apart! {
         }
     }
 
-    // Rank 0's process has the store, which waits 3 s for the others when rank 0 leaves.
+    // Rank 0's process has the store, which waits 3 s for the others when rank 0 is destroyed.
     fn parts_go_on_when_the_rank_has_left_where_all_met() {
         const NAME: &str = concat!(module_path!(), "::parts_go_on_when_the_rank_has_left_where_all_met");
         if let Some((number, size, id)) = role() {
@@ -204,7 +204,7 @@ apart! {
         (0..3).for_each(|rank| assert_eq!(ranks.hear(rank), "runs"));
         kill_process(Pid::from_child(ranks.children[1].as_ref().unwrap()), Signal::KILL).unwrap();
         for rank in [0, 2] {
-            // That it is no timeout shows that the rank was told: the deadline is far.
+            // No timeout shows that the rank was notified: the deadline is far.
             let failure = ranks.hear(rank);
             assert!(failure.starts_with(&error_string(REMOTE_ERROR)) && failure.contains("lost rank 1"), "rank {rank}: {failure}");
             assert_eq!(ranks.hear(rank), "aborted", "rank {rank}");
@@ -212,8 +212,8 @@ apart! {
         }
     }
 
-    // What the program has on its stream behind a call that a dead rank leaves unfinished must not run before the
-    // program knows. torchft aborts by its own time-out, and PyTorch would end the process on an earlier error.
+    // Work on the program's stream behind a call that a dead rank leaves unfinished must not run before the program
+    // knows. torchft aborts by its own time-out, and PyTorch would end the process on an earlier error.
     fn calls_of_a_non_blocking_communicator_wait_for_a_dead_rank_until_the_abort() {
         const NAME: &str = concat!(
             module_path!(),
@@ -444,7 +444,7 @@ apart! {
         });
     }
 
-    // PyTorch asks without a communicator.
+    // PyTorch passes no communicator.
     fn the_text_of_an_asynchronous_error_is_had_without_a_communicator() {
         let made = std::sync::Barrier::new(2);
         each(2, unique_id(), |rank| {
@@ -476,7 +476,7 @@ apart! {
                 }
                 aborted.wait();
                 if refused {
-                    // A later call has failed, and that is said.
+                    // A later call has failed, and that is reported.
                     assert_eq!(failure_of_a_call(&rank).0, REMOTE_ERROR);
                     return ok(ncclCommAbort(rank.comm));
                 }
@@ -506,7 +506,7 @@ apart! {
         });
     }
 
-    // PyTorch finalizes on its way out, also after an error that the program has caught.
+    // PyTorch finalizes at exit, also after an error that the program has caught.
     fn a_communicator_whose_calls_failed_is_finalized_in_good_order() {
         each(2, unique_id(), |rank| {
             let memory = rank.memory(&[0; 4000]);

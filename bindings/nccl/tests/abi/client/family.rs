@@ -1,4 +1,4 @@
-//! Communicators from communicators: split, shrink, grow; what they say of themselves.
+//! Communicators from communicators: split, shrink, grow; their ranks, sizes and GPUs.
 
 use std::ffi::c_int;
 
@@ -9,7 +9,7 @@ use super::rank::{
     INVALID_ARGUMENT, INVALID_USAGE, Rank, SUCCESS, all, each, gpu, group, ok, refused, threads, unique_id,
 };
 
-/// What a communicator says: rank, ranks, GPU.
+/// Returns a communicator's rank, number of ranks, and GPU.
 fn says(comm: Comm) -> (c_int, c_int, c_int) {
     let (mut rank, mut count, mut device) = (-1, -1, -1);
     ok(ncclCommUserRank(comm, &mut rank));
@@ -95,7 +95,7 @@ apart! {
                     ncclGroupEnd()
                 }
                 _ => {
-                    // A split without a fault, in a group with one.
+                    // A split without an error, in a group with one.
                     ok(ncclGroupStart());
                     ok(ncclCommSplit(rank.comm, 0, 0, new, &config));
                     ncclBcast(std::ptr::null_mut(), 1, 2, 99, rank.comm, rank.stream());
@@ -229,7 +229,7 @@ apart! {
         let begin = std::time::Instant::now();
         let settled = (count("fd"), count("task"));
         (0..10).for_each(|_| again());
-        // What leaves does so in threads of its own.
+        // Communicators are torn down in separate threads.
         while (count("fd"), count("task")) > settled {
             assert!(begin.elapsed() < std::time::Duration::from_secs(60), "{:?} after {settled:?}", (count("fd"), count("task")));
             std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Groups: nothing happens before the outermost one ends, errors are told there, streams keep their order.
+//! Groups: nothing happens before the outermost one ends, errors are returned there, streams keep their order.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -25,13 +25,13 @@ fn sum(rank: &Rank, memory: &Memory, count: usize) -> i32 {
 struct Gate(&'static AtomicU32);
 
 impl Gate {
-    /// It stays for ever.
+    /// Allocates a closed gate, which is never freed.
     fn new() -> Gate {
         // SAFETY: allocates; never freed.
         let at = unsafe { result::malloc_host(4, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.unwrap().cast::<AtomicU32>();
         // SAFETY: fresh and aligned.
         unsafe { at.write(AtomicU32::new(0)) };
-        // SAFETY: as above, and it lives for ever.
+        // SAFETY: as above, and it is never freed.
         Gate(unsafe { &*at })
     }
 
@@ -169,7 +169,7 @@ apart! {
                 let (one, two) = (rank.memory(&numbers(0, 50_000)), rank.memory(&numbers(0, 50_000)));
                 rank.stream.synchronize().unwrap();
                 let fill = |memory: &Memory, stream: &CudaStream| {
-                    // SAFETY: memory of so many bytes, in use by nothing else.
+                    // SAFETY: memory of at least that many words, in use by nothing else.
                     unsafe { sys::cuMemsetD32Async(memory.at(0) as u64, round, 50_000, stream.cu_stream()) }.result().unwrap();
                 };
                 // One of the two streams is held up before it has what the group sums.
@@ -215,7 +215,7 @@ apart! {
         });
     }
 
-    // The host takes part in calls on this path, so it cannot be in a graph: said, and nothing breaks.
+    // The host takes part in calls on this path, so it cannot be in a graph: an error says so, and nothing breaks.
     fn capture_is_refused_in_words() {
         threads(2, |rank| {
             let memory = rank.memory(&numbers(3, 100));
@@ -248,7 +248,7 @@ apart! {
             let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
             let graph = rank.stream.end_capture(flags).unwrap().expect("a graph");
             for value in 2..5u32 {
-                // SAFETY: memory of so many bytes, in use by nothing else.
+                // SAFETY: memory of at least that many words, in use by nothing else.
                 unsafe { sys::cuMemsetD32Async(a.at(0) as u64, value, 100, rank.stream.cu_stream()) }
                     .result()
                     .unwrap();

@@ -4,7 +4,7 @@ use super::functions::*;
 use super::rank::{INVALID_ARGUMENT, INVALID_USAGE, Rank, all, each, ok, refused, unique_id};
 
 apart! {
-    // The ranks of a communicator leave together: one thread that holds several must not wait for itself.
+    // The ranks of a communicator are torn down together: one thread that holds several must not wait for itself.
     fn one_thread_destroys_its_ranks_in_any_order() {
         for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
             let ranks = all(3);

@@ -3,7 +3,7 @@
 //!
 //! | file | idea |
 //! | --- | --- |
-//! | `apart` | each test in a process of its own, with a limit; ranks as processes |
+//! | `apart` | each test in a separate process, with a limit; ranks as processes |
 //! | `functions` | the library's functions, by name |
 //! | `rank`, `types` | a rank with its stream; elements of NCCL's types |
 //! | `collectives`, `messages` | every call against what it must give |

@@ -10,7 +10,7 @@ use super::functions::*;
 use super::rank::{Memory, Rank, all, gpu, group, ok};
 use super::types::{I32, SUM};
 
-/// Elements of a buffer: places of `MOST` elements per rank.
+/// Slots of a buffer, each `MOST` elements per rank.
 const PLACES: usize = 24;
 const MOST: usize = 64;
 const RANKS: usize = 4;

@@ -83,7 +83,7 @@ impl Rank {
         Rank::of(comm, rank, size, context)
     }
 
-    /// The same with a non-blocking communicator.
+    /// Joins with a non-blocking communicator.
     pub(super) fn join_in_background(id: UniqueId, rank: usize, size: usize) -> Rank {
         let context = gpu(rank);
         let mut comm = std::ptr::null_mut();
@@ -92,7 +92,7 @@ impl Rank {
         Rank::of(comm, rank, size, context)
     }
 
-    /// Whether work waits on the stream.
+    /// Returns true while work waits on the stream.
     pub(super) fn is_busy(&self) -> bool {
         // SAFETY: the stream is alive.
         let state = unsafe { sys::cuStreamQuery(self.stream.cu_stream()) };
@@ -189,7 +189,7 @@ pub(super) fn all(size: usize) -> Vec<Rank> {
     comms.into_iter().enumerate().map(|(rank, comm)| Rank::of(comm, rank, size, gpu(rank))).collect()
 }
 
-/// What `work` does, in a group.
+/// Runs `work` in a group, which must succeed.
 #[track_caller]
 pub(super) fn group(work: impl FnOnce()) {
     ok(ncclGroupStart());

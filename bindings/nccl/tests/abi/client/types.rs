@@ -44,7 +44,7 @@ pub(super) const SUM: i32 = 0;
 pub(super) const OPERATORS: [i32; 5] = [SUM, 1, 2, 3, AVG];
 pub(super) const AVG: i32 = 4;
 
-/// What an operator makes of numbers.
+/// Returns the result of an operator on numbers.
 pub(super) fn reduced(op: i32, values: impl ExactSizeIterator<Item = i64>) -> i64 {
     let n = values.len() as i64;
     match op {

@@ -61,10 +61,10 @@ pub enum VerifyError {
     #[error("{0}")]
     Programs(String),
 
-    /// A step that is invalid anywhere, or that meets the wrong data or message.
+    /// A step that is invalid anywhere, or that gets the wrong data or message.
     #[error("{at}: {detail}")]
     Step {
-        /// Where.
+        /// The step.
         at: Box<At>,
         /// The error.
         detail: String,
@@ -142,7 +142,7 @@ pub enum VerifyError {
         to: usize,
         /// Channel.
         channel: u32,
-        /// How many.
+        /// Number of messages left over.
         messages: usize,
     },
 }

@@ -78,7 +78,7 @@ pub(super) struct Machine<'a> {
     ready: VecDeque<usize>,
     /// Messages sent in window 0, by rank.
     pub(super) messages: Vec<u64>,
-    /// How often each part is sent per window, by rank and part.
+    /// Number of times that each part is sent in window 0, by rank and part.
     pub(super) sent: Vec<Vec<u64>>,
     /// Longest chain of messages in window 0.
     pub(super) hops: u32,
@@ -410,7 +410,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Whether two lanes of a program may touch the same memory.
+/// Returns true if two lanes of a program may touch the same memory.
 fn lanes_share_parts(program: &Program) -> bool {
     let mut owner: Vec<Option<usize>> = vec![None; program.parts];
     for (l, lane) in program.lanes.iter().enumerate() {

@@ -1,15 +1,15 @@
-//! Nodes of eight GPUs: NVSwitch inside, a network card per GPU between them, card i of every node on rail i.
+//! Nodes of eight GPUs: NVSwitch inside, a NIC per GPU between them, NIC i of every node on rail i.
 //!
 //! ```text
 //!   node 0                     node 1
 //!   GPU 0 ... GPU 7            GPU 0 ... GPU 7      out and in: each GPU's NVLinks to the NVSwitch
 //!     | \_NVSwitch_/ |
-//!   NIC 0 ... NIC 7            NIC 0 ... NIC 7      out and in: each GPU's network card
+//!   NIC 0 ... NIC 7            NIC 0 ... NIC 7      out and in: each GPU's NIC
 //!     |          |               |          |
 //!   rail 0 ... rail 7: one switch each; the switches are joined by a spine that never blocks
 //! ```
-//! Messages within a node take NVLink, others the cards of both GPUs. Between different rails they go through the
-//! spine, which takes longer. (NCCL would first go over NVLink to the GPU on the right rail, "PXN".)
+//! Messages within a node take NVLink, others the NICs of both GPUs. Between different rails they go through the spine,
+//! which takes longer. (NCCL would first go over NVLink to the GPU on the right rail, "PXN".)
 //!
 //! | figure | value | source |
 //! |---|---|---|
@@ -19,7 +19,7 @@
 //! | LL | half the bandwidth | 4 of 8 bytes are flags (NCCL `src/device/prims_ll.h`) |
 //! | combining a byte | 0.625 ps | three bytes of memory traffic at 4.8 TB/s (NVIDIA's data sheet of the H200) |
 //! | NIC | 50 GB/s, 400 Gb/s | NVIDIA's data sheet of the DGX H200 (ConnectX-7); nothing was measured |
-//! | message between nodes | 2 µs more, 1 µs more through the spine | an assumption: RDMA write latency of such cards is 1 to 2 µs, a switch 0.2 to 0.5 |
+//! | between nodes | 2 µs more, 1 µs more through the spine | assumed: RDMA write 1 to 2 µs, a switch 0.2 to 0.5 |
 
 use super::{Costs, LinkId, Machine, Translation, divides};
 
@@ -30,7 +30,7 @@ const GPU_IN: u16 = 1;
 const NIC_OUT: u16 = 2;
 const NIC_IN: u16 = 3;
 
-/// How a message signals its arrival; NCCL's names.
+/// Protocol by which a message signals its arrival, with NCCL's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// A flag after the data.

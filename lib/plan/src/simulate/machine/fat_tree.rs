@@ -47,7 +47,7 @@ impl FatTree {
         FatTree::of(2 * half, oversubscription)
     }
 
-    /// Of switches with `ports` ports, an even number.
+    /// Returns a fat tree of switches with `ports` ports, an even number.
     pub fn of(ports: usize, oversubscription: f64) -> FatTree {
         let costs = Costs { call: 2e-6, overhead: 0.0, reduce: 3.0 / 1.2e12, copy: 2.0 / 1.2e12 };
         let (latency, per_switch) = (1.5e-6, 0.3e-6);

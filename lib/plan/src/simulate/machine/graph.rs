@@ -53,7 +53,7 @@ pub struct CostsDescription {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// How links call it.
+    /// Name by which links refer to it.
     pub name: String,
     /// Ranks on it.
     #[serde(default)]
@@ -66,9 +66,9 @@ pub struct Node {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inside {
-    /// Of a message, in microseconds.
+    /// Latency of a message, in microseconds.
     pub latency_us: f64,
-    /// Of all messages together.
+    /// Bandwidth of all messages together, in GB/s.
     pub bandwidth_gb_s: f64,
 }
 
@@ -78,11 +78,11 @@ pub struct Inside {
 pub struct Link {
     /// Names of the nodes.
     pub between: [String; 2],
-    /// In microseconds.
+    /// Latency in microseconds.
     pub latency_us: f64,
-    /// Each way, or of both together in half duplex.
+    /// Bandwidth in GB/s: of each direction, in half duplex of both together.
     pub bandwidth_gb_s: f64,
-    /// Whether the directions are apart.
+    /// Full duplex, the default, or half duplex.
     #[serde(default)]
     pub duplex: Duplex,
     /// Its name in the report.
@@ -91,7 +91,7 @@ pub struct Link {
     pub shared: Option<String>,
 }
 
-/// Whether the two directions of a link are apart.
+/// Use of a link's bandwidth by its two directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Duplex {
@@ -106,13 +106,13 @@ pub enum Duplex {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shared {
-    /// How links call it.
+    /// Name by which links refer to it.
     pub name: String,
-    /// Of all that passes it, in both directions.
+    /// Bandwidth of all that passes it, in both directions together, in GB/s.
     pub bandwidth_gb_s: f64,
 }
 
-/// A machine made of a [`Description`].
+/// A machine that a [`Description`] describes.
 #[derive(Debug, Clone)]
 pub struct Graph {
     name: String,

@@ -5,9 +5,9 @@
 //!   rank 0, 2     rank 1, 3       of alpha and of beta, as in the cost model
 //! ```
 //! A message between two ranks has a rate of 1/beta at most, and a core twice that for all messages that its ranks send
-//! and receive. Prices per byte depend on the location of the data, so a machine is made for one footprint.
+//! and receive. Prices per byte depend on the location of the data, so a machine is built for one footprint.
 //!
-//! Ranks that share a core take turns: each takes as many times as long, and every hop costs a context switch.
+//! Ranks that share a core run in time slices: each takes as many times as long, and every hop costs a context switch.
 
 use super::{Costs, LinkId, Machine, Translation, divides};
 use crate::topology::{CostModel, LinkCost};

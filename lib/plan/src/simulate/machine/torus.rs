@@ -40,7 +40,7 @@ impl Torus {
         Torus::of(rows, ranks / rows)
     }
 
-    /// So many rows and columns.
+    /// Returns a torus of `rows` rows and `columns` columns.
     pub fn of(rows: usize, columns: usize) -> Torus {
         let costs = Costs { call: 2e-6, overhead: 0.0, reduce: 3.0 / 1.2e12, copy: 2.0 / 1.2e12 };
         Torus { rows, columns, latency: 1e-6, per_link: 0.1e-6, bandwidth: 50e9, costs }

@@ -88,7 +88,7 @@ pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
 /// The largest power of two.
 struct Cube {
     size: usize,
-    /// Ranks outside: the first so many ids stand for two ranks each.
+    /// Ranks outside: the first `extra` ids stand for two ranks each.
     extra: usize,
     /// Most parts per message.
     span: usize,

@@ -32,8 +32,8 @@ use crate::wire::Algorithm;
 pub struct Load {
     /// Ends of messages. A *hop* is two of them.
     pub messages: f64,
-    /// How many of them belong to messages that arrive directly after another one of the same rank: over TCP the two
-    /// travel together.
+    /// Number of them that belong to messages which arrive directly after another one of the same rank: over TCP the
+    /// two travel together.
     pub joined: f64,
     /// In a chain: ends of other messages that its ranks handle before they forward the chain's own. A rank sends and
     /// receives one message after the other (LogP's overhead o), so messages outside the chain also take time.
@@ -54,7 +54,7 @@ impl Load {
         Load { messages: 2.0 * messages, bytes: 2.0 * bytes, ..Load::default() }
     }
 
-    /// So many ends of messages with so many segments at them.
+    /// `messages` ends of messages, with `bytes` segments at them.
     fn ends(messages: f64, bytes: f64) -> Load {
         Load { messages, bytes, ..Load::default() }
     }
@@ -88,7 +88,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// The same on every rank: the chain is a rank's load, with the two ends of a message joined.
+    /// Returns the work of ranks with equal loads: the chain is a rank's load, with the two ends of a message joined.
     fn symmetric(hops: f64, load: Load) -> Work {
         Work { path: Load { messages: 2.0 * hops, joined: 0.0, copied: 0.0, ..load }, busiest: load, mean: load }
     }

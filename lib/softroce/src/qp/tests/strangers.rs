@@ -48,7 +48,7 @@ impl World {
         assert_eq!(self.ends[1].completions().len(), 1);
     }
 
-    /// What an end sends now, by operation.
+    /// Packets that an end sends now: operation and number.
     fn sends(&mut self, i: usize) -> Vec<(Operation, Psn)> {
         self.serve(i);
         let take = |Reverse((.., bytes)): Arrival| {
@@ -89,7 +89,7 @@ fn an_old_request_that_was_never_made_is_dropped() {
         let reth = Some(Reth { va: 0, rkey: key ^ 1, len: 4 });
         world.forge(1, Headers { reth, ..only(Operation::Write, psn) }, &[9; 4]);
         world.forge(1, only(Operation::Send, psn), &[9; 4]);
-        // Whatever is answered is answered with what was so before: the peer does not mind.
+        // Each answer repeats what was answered before: the peer does not mind.
         assert!(world.run(1000));
         assert_eq!(world.states(), ALIVE, "{back} back");
     }
@@ -129,7 +129,7 @@ fn what_was_asked_before_is_answered_again_in_part_or_whole() {
     assert_eq!((world.sends(1), world.states()), (vec![], ALIVE));
 }
 
-/// A request that was asked for again, by whomever, takes no place of a new one.
+/// A request that comes again, from any sender, takes no slot of a new one.
 #[test]
 fn old_requests_do_not_crowd_out_new_ones() {
     let mut world = World::with(Service::Rc, NONE, 1, |attr| (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (1, 1));
@@ -259,7 +259,7 @@ fn packets_of_another_partition_are_dropped_and_counted() {
     }
 }
 
-/// A completion queue without room ends the queue pairs that use it; the program is told in order.
+/// A completion queue without room ends the queue pairs that use it; the program is notified in order.
 #[test]
 fn an_overrun_ends_the_queue_pair() {
     for (sender, name) in [(0, "the sender's"), (1, "the receiver's")] {

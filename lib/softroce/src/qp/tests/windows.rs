@@ -3,7 +3,7 @@
 use super::*;
 use crate::memory::{Bind, WindowKind};
 
-/// What is bound, of the second end's memory.
+/// Range of the second end's memory that is bound.
 const FROM: u64 = 8192;
 const LEN: u64 = 4096;
 
@@ -15,7 +15,7 @@ fn post(end: &mut End, id: u64, op: SendOp) {
     end.machine.post_send(&SendRequest { id, op, sges: &[], flags: flags(), to: None }).expect("posted");
 }
 
-/// The second end binds a window, tells the first, and takes it back by a way of its own.
+/// The second end binds a window, sends its key to the first, and takes it back.
 fn world(kind: WindowKind, faults: Faults, seed: u64) -> (World, u32) {
     let mut world = World::new(Service::Rc, faults, seed);
     let lets = Access::LOCAL_WRITE | Access::MW_BIND;
@@ -28,7 +28,7 @@ fn world(kind: WindowKind, faults: Faults, seed: u64) -> (World, u32) {
 }
 
 proptest! {
-    /// On a bad wire, and with requests under way when one binds or invalidates: each takes place once and in its turn,
+    /// On a bad wire, and with requests under way when one binds or invalidates: each takes place once and in order,
     /// peers write within what is bound alone, and with an invalidated key nothing.
     #[test]
     fn peers_reach_what_is_bound_and_no_other_byte(
@@ -55,7 +55,7 @@ proptest! {
         let va = FROM.wrapping_add_signed(offset);
         let inside = offset >= 0 && offset as u64 + u64::from(len) <= LEN;
         if !inside {
-            // A refusal that is lost is not said again, as its queue pair is in ERR.
+            // A refusal that is lost is not sent again, as its queue pair is in ERR.
             world.faults = NONE;
         }
         let [peer, owner] = &mut world.ends;
@@ -97,7 +97,7 @@ proptest! {
     }
 }
 
-/// A request that cannot be carried out ends the queue pair, when those before it are done.
+/// A request that cannot be executed ends the queue pair, when those before it are done.
 #[test]
 fn what_cannot_be_bound_fails_in_its_turn() {
     let (mut world, window) = world(WindowKind::OneQp, NONE, 0);
@@ -119,7 +119,7 @@ fn a_key_that_is_not_ours_cannot_be_invalidated() {
     post(&mut world.ends[1], 1, SendOp::LocalInv(window));
     assert!(world.run(10_000));
     assert_eq!(world.ends[1].completions()[0].status, Status::LocalQpOperation);
-    // Neither by a peer, which hears of it.
+    // Neither by a peer, which receives a refusal.
     let (mut world, window) = self::world(WindowKind::Any, NONE, 0);
     let [peer, owner] = &mut world.ends;
     owner.recv(0, 0, 0);

@@ -15,7 +15,7 @@ pub(super) const SAMPLES: usize = 15;
 const ENOUGH: usize = 3;
 /// Most calls between two clock readings.
 const BATCH: usize = 8;
-/// An operation may take so many times its expected time.
+/// Factor by which an operation may exceed its expected time.
 const PESSIMISM: f64 = 2.0;
 /// Bytes of a buffer that are touched between two clock readings: a huge page.
 const STEP: usize = 2 << 20;
@@ -43,7 +43,7 @@ fn calls(taken: usize, most: usize, expected: f64, slice: f64, left: f64) -> usi
     // Conversions saturate.
     let possible = (left / (PESSIMISM * expected)) as usize;
     let sensible = (slice / expected) as usize;
-    // One call first: its caches are cold, and it tells how many more there is time for. Two or three follow in any
+    // One call first: its caches are cold, and it shows how many more there is time for. Two or three follow in any
     // case.
     let wanted = match taken {
         0 => 1,
@@ -53,8 +53,8 @@ fn calls(taken: usize, most: usize, expected: f64, slice: f64, left: f64) -> usi
     wanted.min(most.saturating_sub(taken)).min(possible)
 }
 
-/// How far to grow buffers of `room` bytes that should have `bytes`, and are of use from `least` on; `None`: no
-/// further. Touching a byte costs `touch`, and `left` nanoseconds are left.
+/// New length, in bytes, for buffers of `room` bytes that should have `bytes`, and are of use from `least` on; `None`:
+/// no further growth. Touching a byte costs `touch`, and `left` nanoseconds are left.
 fn room(room: usize, bytes: usize, least: usize, touch: Touch, left: f64) -> Option<usize> {
     // A first step measures the price. After it, there must be time for enough steps.
     let whole = if touch.measured { left / touch.ns.max(1e-3) } else { f64::INFINITY };

@@ -25,15 +25,15 @@ pub(super) const ORDINARY: usize = 128 << 10;
 /// An order. Sent as three numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Calls with so many round trips of 8 bytes.
+    /// `calls` calls with `rounds` round trips of 8 bytes.
     Ping { rounds: usize, calls: usize },
-    /// Calls that move a piece of buffers of so many bytes each way; one piece after the other.
+    /// Calls that move a piece of buffers of `bytes` bytes each way; one piece after the other.
     Exchange { bytes: usize, calls: usize },
-    /// Buffers of so many bytes, touched.
+    /// Buffers of `bytes` bytes, touched.
     Prepare { bytes: usize },
-    /// Each rank copies pieces of so many bytes of its own.
+    /// Copies of pieces of `bytes` bytes within each rank.
     Copy { bytes: usize, calls: usize },
-    /// Buffers on ordinary pages until others are prepared; messages of so many bytes and more use zero copy.
+    /// Buffers on ordinary pages until others are prepared; messages of `from` bytes and more use zero copy.
     ZeroCopy { from: usize },
     /// No more.
     Stop,
@@ -76,7 +76,7 @@ pub(super) struct Probe<'a> {
     pub(super) messages: u64,
     /// Position of a call among those with this peer.
     turn: u32,
-    /// Where the next piece begins, in bytes.
+    /// Offset of the next piece in bytes.
     at: usize,
 }
 

@@ -11,7 +11,7 @@
 //! queue pairs to RTR, RTS
 //! ready                          ->
 //! ```
-//! When both return, both queue pairs take what comes. Instead of a card, either may say why it has none.
+//! When both return, both queue pairs take what comes. Instead of a card, either may send the reason why it has none.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -96,7 +96,7 @@ fn send(socket: &mut TcpStream, who: &Peer, what: u32, body: &[u8]) -> Result<()
     socket.write_all(&bytes).map_err(|e| who.lost("connect", &e.to_string()))
 }
 
-/// Sends our card, or says why there is none.
+/// Sends our card, or the reason why there is none.
 pub(crate) fn send_card(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
     match card {
         Ok(card) => send(socket, who, CARD, &card.to_bytes()),

@@ -1,11 +1,11 @@
-//! Where messages lie in registered memory, and the immediate word that announces them.
+//! Layout of messages in registered memory, and the immediate word that announces them.
 //!
 //! ```text
 //! lines   LINES of 512 bytes:          { Header 32 B, payload of up to 480 bytes }
 //! slots   SLOTS of 64 + max_message:   { 32 unused, Header 32 B, payload }
 //! ```
 //! Both ends have this twice: staging memory to send from, target memory that the peer writes to. A message lies at the
-//! same offset in both. Small messages have a ring of their own, so that many fit and one inline write carries each.
+//! same offset in both. Small messages have their own ring, so that many fit and one inline write carries each.
 
 use crate::error::{Error, Result};
 use crate::transport::LinkOptions;
@@ -20,7 +20,7 @@ const HEAD: usize = 64;
 /// Lines, unless twice the depth is more.
 const LINES: usize = 32;
 
-/// Which ring a message is in.
+/// The ring that a message is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ring {
     Lines = 0,
@@ -66,7 +66,7 @@ pub(crate) struct Layout {
     pub(crate) max_message: usize,
     pub(crate) lines: usize,
     pub(crate) slots: usize,
-    /// Freed messages are reported in a message of its own when there are so many of them unreported.
+    /// Number of freed and unreported messages at which they are reported in a separate write.
     report: PerRing<u64>,
     stride: usize,
 }

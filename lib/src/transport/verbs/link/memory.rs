@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::transport::mapping::Mapping;
 use crate::transport::verbs::sys::{Access, Mr, Pd};
 
-/// A mapping of our own and its registrations, one per device, which go first.
+/// Our own mapping and its registrations, one per device, which go first.
 #[derive(Debug)]
 pub(crate) struct Region {
     mrs: Vec<Mr>,

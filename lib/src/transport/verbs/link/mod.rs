@@ -52,11 +52,11 @@ use queue_pair::{QueuePair, QueuePairs, REPOST};
 use reassembly::Reassembly;
 pub(super) use setup::Draft;
 
-/// How far the goodbye is.
+/// State of the goodbye.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Goodbye {
     Unsaid,
-    /// There was no room in the send queue.
+    /// Not posted: the send queue was full.
     Due,
     /// Posted with this number.
     Posted(u64),
@@ -77,7 +77,7 @@ pub(super) struct Parts {
     pub(super) limit: u64,
 }
 
-/// Where the completions of all queue pairs on one device come.
+/// Completion queue of all queue pairs on one device.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) cq: Arc<Cq>,
@@ -93,12 +93,12 @@ impl Queue {
 
 pub(super) struct Core {
     parts: Parts,
-    /// Tells that the peer is gone.
+    /// TCP connection, which ends when the peer is gone.
     socket: Kept<TcpStream>,
     /// Readable when the completion channel or the socket is.
     poller: OwnedFd,
     pub(super) peer: Peer,
-    /// Where the peer's target memory is.
+    /// Address of the peer's target memory.
     remote: u64,
 
     /// Messages sent, and how many of them the peer has freed.
@@ -115,13 +115,13 @@ pub(super) struct Core {
     received: PerRing<u64>,
     freed: PerRing<u64>,
     reported: PerRing<u64>,
-    /// A report is due that found no room in the send queue.
+    /// A report is due that found the send queue full.
     report_due: bool,
 
     goodbye: Goodbye,
-    /// It sends no more, and takes no more.
+    /// The peer sends no more, and takes no more.
     peer_said_goodbye: bool,
-    /// Nothing will come any more.
+    /// Reason why nothing will come any more.
     lost: Option<String>,
     broken: Option<Error>,
     /// Halves that still exist.

@@ -19,7 +19,7 @@ const FLUSH: Duration = Duration::from_secs(1);
 pub(crate) struct Keys([u32; MAX_QPS]);
 
 impl Core {
-    /// Tells the peer what is freed, in a write of its own.
+    /// Reports to the peer what is freed, in a separate write.
     pub(super) fn report(&mut self) {
         if self.end().is_some() {
             return;
@@ -85,7 +85,8 @@ impl Core {
         Ok(self.has_room(ring))
     }
 
-    /// The staging place of the next message in this ring: the address of its header. There must be room.
+    /// The staging place of the next message in this ring: the address of its header. [`Core::room`] must have returned
+    /// true.
     #[inline]
     pub(crate) fn staging(&self, ring: Ring) -> NonNull<u8> {
         let layout = &self.parts.layout;
@@ -93,7 +94,7 @@ impl Core {
         unsafe { self.parts.staging.at(layout.offset(ring, layout.place(ring, *self.sent.of(ring)))) }
     }
 
-    /// Sends a message of at most [`Layout::longest`] bytes through the lines. There must be room.
+    /// Sends a message of at most [`Layout::longest`] bytes through the lines. [`Core::room`] must have returned true.
     #[inline]
     pub(crate) fn send_line(&mut self, header: &Header, data: &[u8]) -> Result<()> {
         let len = Header::BYTES + data.len();
@@ -119,7 +120,7 @@ impl Core {
         self.sending()
     }
 
-    /// Sends the message of `header.len` bytes that is in the staging slot. There must have been room.
+    /// Sends the message of `header.len` bytes that is in the staging slot. [`Core::room`] must have returned true.
     #[inline]
     pub(crate) fn send_slot(&mut self, header: &Header) -> Result<()> {
         let at = self.staging(Ring::Slots);
@@ -148,11 +149,11 @@ impl Core {
         Some(keys)
     }
 
-    /// Sends a message of `header.len` bytes from the caller's memory, registered under `keys`. There must have been
-    /// room in the slots, and `data` must not be empty.
+    /// Sends a message of `header.len` bytes from the caller's memory, registered under `keys`. [`Core::room`] must
+    /// have returned true for the slots, and `data` must not be empty.
     ///
     /// # Safety
-    /// Nobody may write to `data` until [`Core::has_sent`] or [`Core::revoke`] says so.
+    /// `data` must not be written to until [`Core::has_sent`] returns true or [`Core::revoke`] has returned.
     #[inline]
     pub(crate) unsafe fn send_zero_copy(&mut self, header: &Header, data: &[u8], keys: &Keys) -> Result<()> {
         let at = self.staging(Ring::Slots);
@@ -295,8 +296,8 @@ impl Core {
     /// Posts a write to the first queue pair, with all that the peer should know; its number.
     ///
     /// # Safety
-    /// `from` must be staging memory, which nobody changes until the request has completed; or, inline, any memory.
-    /// What is sent `then` must be registered, and nobody may change it either.
+    /// `from` must be staging memory, which must not change until the request has completed; or, inline, any memory.
+    /// What is sent `then` must be registered, and must not change either.
     #[inline]
     unsafe fn post(
         &mut self,

@@ -1,13 +1,13 @@
-//! How fast each queue pair of a link carries its stripes, and the weights that follow from it.
+//! Rates at which the queue pairs of a link carry their stripes, and the weights that follow from them.
 //!
 //! ```text
 //! queue pair 0   posted |=====| completed           busy from when it was posted, or the one before it completed,
 //! queue pair 1   posted |===========| completed     to when its completion is seen
 //! ```
 //! Over a window of messages that all queue pairs share: bytes over time is a queue pair's rate, and its weight from
-//! then on. Completions that are seen at the same time, because nobody looked before, give rates in proportion to the
-//! bytes: the cut stays as it is. Queue pairs whose rates differ little (and noise is little) are weighed alike, which
-//! is the even cut.
+//! then on. Completions that are seen at the same time, because no thread looked before, give rates in proportion to
+//! the bytes: the cut stays as it is. Queue pairs whose rates differ little (and noise is little) are weighed alike,
+//! which is the even cut.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ const WINDOW: u32 = 32;
 const ALIKE: f64 = 1.5;
 /// A new cut must differ by this factor from the one there is, for one queue pair at least.
 const WORTH_IT: f64 = 1.2;
-/// Weights are parts of about so many.
+/// Weights are parts of about this number.
 const PARTS: f64 = 1000.0;
 /// A queue pair keeps this share of the fastest one's weight: without stripes it would never be measured again.
 const LEAST: f64 = 0.05;
@@ -27,9 +27,9 @@ const LEAST: f64 = 0.05;
 struct Meter {
     /// The stripe that is being measured: its request, its bytes, and when it was posted.
     open: Option<(u64, usize, Instant)>,
-    /// When the last completion was seen.
+    /// Time at which the last completion was seen.
     idle_since: Option<Instant>,
-    /// In this window.
+    /// Stripes completed in this window, their bytes, and the time that they took.
     stripes: u32,
     bytes: usize,
     busy: Duration,
@@ -54,14 +54,14 @@ impl Pace {
         }
     }
 
-    /// Whether a stripe of this queue pair is being measured.
+    /// Returns true while a stripe of this queue pair is being measured.
     #[inline]
     pub(super) fn is_open(&self, qp: usize) -> bool {
         self.meters.get(qp).is_some_and(|meter| meter.open.is_some())
     }
 
-    /// Request `number` of a queue pair, and all before it, have completed. New weights, when the window is full and
-    /// they differ.
+    /// Request `number` of a queue pair, and all before it, have completed. Returns new weights when the window is full
+    /// and they differ.
     pub(super) fn completed(&mut self, qp: usize, number: u64, now: Instant) -> Option<&[u32]> {
         let meter = self.meters.get_mut(qp)?;
         let (wanted, bytes, posted) = meter.open?;
@@ -97,7 +97,7 @@ fn weights(rates: &[f64]) -> Vec<u32> {
     rates.iter().map(|rate| ((rate / fastest).max(LEAST) * PARTS).round() as u32).collect()
 }
 
-/// Whether one queue pair's share would change by enough.
+/// Returns true if one queue pair's share would change by enough.
 fn differ(old: &[u32], new: &[u32]) -> bool {
     let share = |all: &[u32], of: u32| f64::from(of) / all.iter().map(|w| f64::from(*w)).sum::<f64>().max(1.0);
     old.iter().zip(new).any(|(&a, &b)| {
@@ -112,8 +112,8 @@ mod tests {
     use crate::transport::verbs::stripes::Stripes;
     use proptest::prelude::*;
 
-    /// Sends so many messages of 1 MiB, one after the other, over queue pairs that carry so many bytes per µs; each
-    /// completion is seen when the sender looks, every `look` µs. The stripes at the end.
+    /// Sends `messages` messages of 1 MiB, one after the other, over queue pairs that carry `rates` bytes per µs; each
+    /// completion is seen when the sender looks, every `look` µs. Returns the stripes at the end.
     fn run(rates: &[f64], messages: u64, look: u64) -> Stripes {
         let (len, start) = (1 << 20, Instant::now());
         let mut stripes = Stripes::new(rates.len());

@@ -1,11 +1,11 @@
-//! Which messages of the slots are whole: their stripes come over several queue pairs, in any order.
+//! Reassembly of messages in the slots: their stripes come over several queue pairs, in any order.
 //!
 //! The header comes over the first queue pair, with the first stripe. A further stripe's immediate word is the number
 //! of its slot. A slot is freed only when its message is whole, and written again only after that: so all that is known
 //! of a slot is of one message, whatever overtakes what.
 //!
-//! How the message was cut is the sender's affair: its length is in the header, and how much each write has brought the
-//! device says. It is whole when all its bytes are here.
+//! The cut is the sender's affair: the header has the length of the message, and the device reports the bytes of each
+//! write. A message is whole when all its bytes are here.
 
 /// The parts of the message in a slot that are here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Reassembly {
         known.check(slot)
     }
 
-    /// Whether all of the message is here.
+    /// Returns true if all of the message in `slot` is here.
     #[inline]
     pub(super) fn is_whole(&self, slot: usize) -> bool {
         self.slots.get(slot).is_some_and(|s| s.wanted == Some(s.bytes))

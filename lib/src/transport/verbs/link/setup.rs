@@ -28,7 +28,7 @@ pub(crate) struct Draft<'a> {
     pub(crate) card: Card,
 }
 
-/// How much each queue pair must hold.
+/// Capacity that queue pair `index` of a link must have.
 fn capacity(layout: &Layout, index: usize) -> Capacity {
     let (sends, recvs, inline) = match index {
         0 => (layout.lines + layout.slots, layout.receives(), layout.longest(Ring::Lines) + Header::BYTES),

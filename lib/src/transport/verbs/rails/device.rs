@@ -30,7 +30,7 @@ impl Device {
         lock(&self.failed).clone()
     }
 
-    /// Takes in what the device says without being asked, in the name of `whose` in the log.
+    /// Handles the events that the device has reported, calling `heard` with each; the log names `whose` device it is.
     pub(crate) fn handle_events(&self, whose: &dyn fmt::Display, mut heard: impl FnMut(Event)) {
         let context = self.pd.context();
         loop {

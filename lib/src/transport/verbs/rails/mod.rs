@@ -25,7 +25,8 @@ pub(crate) struct Rail {
 }
 
 impl Rail {
-    /// Where a peer's queue pair is for one at this port: its number and first PSN, its port's GID, LID and MTU code.
+    /// Returns the address of a peer's queue pair, as one at this port needs it, from its number and first PSN, and its
+    /// port's GID, LID and MTU code.
     pub(crate) fn remote(&self, (qpn, psn): (u32, u32), gid: [u8; 16], lid: u16, mtu: u32) -> Remote {
         let LocalPort { address, gid_index, .. } = &self.port;
         Remote {
@@ -41,7 +42,7 @@ impl Rail {
     }
 }
 
-/// Where a queue pair goes: from a port of ours to the peer's with this GID.
+/// Ports of a queue pair: ours, and the peer's with the GID `to`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PortPair<'a> {
     pub(super) rail: &'a Rail,
@@ -53,7 +54,7 @@ impl PortPair<'_> {
         format!("{} from {}", Gid(self.to).ip(), self.rail.port.address)
     }
 
-    /// The different ones of some pairs.
+    /// Lists the distinct ones of some pairs, in words.
     pub(super) fn list(pairs: &[PortPair<'_>]) -> String {
         let mut words: Vec<String> = Vec::new();
         for pair in pairs.iter().map(PortPair::in_words) {
@@ -96,7 +97,7 @@ impl Rails {
             }
             rails.extend(ports.into_iter().map(|port| Rail { device: device.clone(), port }));
         }
-        // A peer on another host would take such an address for one of its own, unless somebody knows better.
+        // A peer on another host would take such an address for its own, unless the user knows better.
         if config.verbs_device.is_none() && rails.iter().any(|r| !r.port.everywhere) {
             rails.retain(|r| !r.port.everywhere);
             devices.retain(|d| rails.iter().any(|r| Arc::ptr_eq(&r.device, d)));
@@ -111,7 +112,7 @@ impl Rails {
         Ok(Rails { rank, devices, rails, timing: options::timing(config), qps: config.verbs_qps })
     }
 
-    /// What the others learn.
+    /// Returns the addresses of the ports, as the other ranks receive them.
     pub(crate) fn addresses(&self) -> Vec<VerbsAddress> {
         self.rails.iter().map(|r| r.port.address.clone()).collect()
     }
@@ -158,7 +159,7 @@ impl Rails {
         self.rails.iter().find(|r| r.port.address.gid == *gid)
     }
 
-    /// Registers a caller's memory with every device, for what `access` says.
+    /// Registers a caller's memory with every device, for the use `access`.
     ///
     /// # Safety
     /// The memory must stay allocated, at its place, until the registration is dropped.
@@ -170,12 +171,12 @@ impl Rails {
         unsafe { Registered::new(&self.devices, (base, bytes), access) }
     }
 
-    /// Descriptors that become readable when a device has something to say. A lost one says no more.
+    /// Descriptors that become readable when a device has an event. A lost device reports no more.
     pub(crate) fn event_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.devices.iter().filter(|d| d.failure().is_none()).map(|d| d.event_fd())
     }
 
-    /// Takes in what the devices say.
+    /// Handles the events of the devices.
     pub(crate) fn handle_events(&self) {
         for device in self.devices.iter().filter(|d| d.failure().is_none()) {
             device.handle_events(&format_args!("rank {}", self.rank), |_| {});

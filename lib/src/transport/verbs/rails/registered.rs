@@ -38,7 +38,7 @@ impl Registered {
 }
 
 impl Drop for Registered {
-    /// Out of the tables first: then nobody finds a key that is about to end.
+    /// Out of the tables first: then no lookup finds a key that is about to end.
     fn drop(&mut self) {
         if !self.origin.is_here() {
             // A forked child would end its parent's.

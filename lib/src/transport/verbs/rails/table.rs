@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-/// What of a caller's memory one device knows.
+/// A stretch of a caller's memory that one device knows.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) start: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     entries: RwLock<Vec<Entry>>,
-    /// Spares who has registered nothing the lock.
+    /// True while anything is registered: only then does a lookup lock.
     any: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! A completion queue: where the device says what became of the work.
+//! A completion queue: where the device reports what became of the work.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::{Channel, Context, Handle, check, ffi};
 use crate::error::{Error, Result};
 
-/// How work has ended.
+/// Outcome of posted work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Work of ours, with all that was posted before it.
     Sent,
-    /// A write of the peer's, of so many bytes, with its immediate word.
+    /// A write of the peer's, of `len` bytes, with its immediate word.
     Written { len: usize, word: u32 },
     /// Something that we never ask for.
     Other(u32),

@@ -1,4 +1,4 @@
-//! Asynchronous events: what a device says without being asked.
+//! Asynchronous events: what a device reports by itself.
 
 use super::{Context, ffi};
 use crate::error::{Error, Result};
@@ -7,12 +7,12 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) code: u32,
-    /// For events of a port.
+    /// Number of the port; `None` for events that are not of a port.
     pub(crate) port: Option<i32>,
 }
 
 impl Event {
-    /// Whether a port carries something from now on; `None` for events that do not tell.
+    /// Returns true if a port carries packets from now on, false if it does not; `None` for events that do not show it.
     pub(crate) fn port_is_up(&self) -> Option<bool> {
         match self.code {
             ffi::IBV_EVENT_PORT_ACTIVE => Some(true),
@@ -21,7 +21,7 @@ impl Event {
         }
     }
 
-    /// Whether it is about this port of its device.
+    /// Returns true if it is about this port of its device, or about no port in particular.
     pub(crate) fn concerns(&self, port: u8) -> bool {
         self.port.is_none_or(|of| of == i32::from(port))
     }

@@ -19,7 +19,7 @@ impl Gid {
     }
 }
 
-/// How packets to this GID look on the wire.
+/// Format on the wire of packets to this GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GidType {
     Infiniband,

@@ -1,7 +1,7 @@
 //! libibverbs under types that free what they hold: one object per file.
 //!
-//! By default the functions are those of `softroce-verbs`, a card in user space; with the feature `verbs` they are those
-//! of the system's libibverbs. Names and structures are the same.
+//! By default the functions are those of `softroce-verbs`, an RDMA device in user space; with the feature `verbs` they
+//! are those of the system's libibverbs. Names and structures are the same.
 //!
 //! Each object keeps the ones it depends on alive through `Arc`s, so that they are destroyed in the order that
 //! libibverbs wants, on error paths too. Destroying never panics: what fails is logged.
@@ -46,7 +46,7 @@ unsafe impl<T: Object> Send for Handle<T> {}
 unsafe impl<T: Object> Sync for Handle<T> {}
 
 impl<T: Object> Handle<T> {
-    /// What a call of libibverbs has made; or its error, if that is null.
+    /// Owns `raw`, the object that a call of libibverbs has made; returns the call's error if it is null.
     fn new(raw: *mut T, what: impl FnOnce() -> String) -> Result<Handle<T>, Error> {
         NonNull::new(raw).map(Handle).ok_or_else(|| last_error(what()))
     }
@@ -62,7 +62,7 @@ impl<T: Object> Drop for Handle<T> {
         // SAFETY: nothing that was made from the object is left, because it would keep an `Arc` of the object's owner.
         // Posted work ends with its queue pair, and the memory that it names is freed after that.
         let result = unsafe { T::destroy(self.get()) };
-        // Only the log is left to tell it to.
+        // There is no caller to return it to.
         if let Err(e) = check(result, || T::DESTROYING.to_owned()) {
             log::error!("{e}");
         }
@@ -75,7 +75,7 @@ impl<T: Object> fmt::Debug for Handle<T> {
     }
 }
 
-/// How an object is destroyed.
+/// An object of libibverbs that can be destroyed.
 trait Object {
     const DESTROYING: &'static str;
 

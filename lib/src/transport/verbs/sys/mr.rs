@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Handle, Pd, ffi};
 use crate::error::{Error, Result};
 
-/// Who may do what with registered memory, besides the device reading it for its owner.
+/// Permitted use of registered memory, besides the device reading it for its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Sent from.
@@ -15,7 +15,7 @@ pub(crate) enum Access {
     Target,
 }
 
-/// A registration. It does not own the memory: whoever makes it keeps the memory for as long.
+/// A registration. It does not own the memory: the caller that makes it keeps the memory for as long.
 #[derive(Debug)]
 pub(crate) struct Mr {
     raw: Handle<ffi::ibv_mr>,
@@ -26,8 +26,8 @@ impl Mr {
     /// Registers `len` bytes at `base`.
     ///
     /// # Safety
-    /// The memory must stay mapped, and the same pages, until the registration is dropped. With [`Access::Target`]
-    /// nobody may hold a reference to bytes that the peer is going to write.
+    /// The memory must stay mapped, and the same pages, until the registration is dropped. With [`Access::Target`] no
+    /// reference may be held to bytes that the peer is going to write.
     pub(crate) unsafe fn new(pd: &Arc<Pd>, base: NonNull<u8>, len: usize, access: Access) -> Result<Mr> {
         let flags = match access {
             Access::Source => 0,

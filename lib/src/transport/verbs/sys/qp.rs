@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Cq, Gid, Handle, Pd, check, ffi};
 use crate::error::{Error, Result};
 
-/// How much a queue pair holds.
+/// Capacity of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capacity {
     pub(crate) sends: u32,
@@ -16,7 +16,7 @@ pub(crate) struct Capacity {
     pub(crate) inline: u32,
 }
 
-/// Where the other queue pair is.
+/// Address of the other queue pair, and how ours reaches it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Remote {
     pub(crate) qpn: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Remote {
     pub(crate) infiniband: bool,
 }
 
-/// When the device gives a packet up.
+/// Limits after which the device gives a packet up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timing {
     /// Wait for an acknowledgement 4.096 µs times 2 to the power of this.
@@ -225,7 +225,7 @@ impl Qp {
         self.modify(attr, ffi::ibv_qp_attr_mask(0), || "stopping a queue pair".to_owned())
     }
 
-    /// Posts a write to the peer's memory with key `rkey`. Its completion says `id`.
+    /// Posts a write to the peer's memory with key `rkey`. Its completion has `id`.
     ///
     /// # Safety
     /// `from` must be valid, registered under its `lkey` unless inline, and must not be written to until the write has
@@ -266,7 +266,7 @@ impl Qp {
         check(result, || format!("posting a write of {} bytes", from.len + then.map_or(0, |s| s.len)))
     }
 
-    /// Posts `n` receives without memory: what comes for them is an immediate word. Their completions say `id`.
+    /// Posts `n` receives without memory: what comes for them is an immediate word. Their completions have `id`.
     #[inline]
     pub(crate) fn post_receives(&self, n: usize, id: u64) -> Result<()> {
         let mut wrs = [ffi::ibv_recv_wr { wr_id: id, ..ffi::ibv_recv_wr::default() }; 16];

@@ -64,7 +64,7 @@ pub(crate) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
 }
 
 /// An asynchronous event in words, and how bad it is: an error means that the device can no longer be used. What
-/// befalls a single queue pair is for its own completions to tell.
+/// befalls a single queue pair is for its own completions to report.
 pub(crate) fn event(code: u32, port: Option<i32>) -> (String, Level) {
     let (name, level) = match code {
         0 => ("a completion queue failed (overrun, or a protection error)", Level::Warn),

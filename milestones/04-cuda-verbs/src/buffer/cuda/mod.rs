@@ -177,7 +177,7 @@ impl Memory for CudaBuffer {
         let mut owner = PinnedAllocation(slice);
         let start = owner.0.as_mut_ptr().map_err(|e| anyhow!(words("cuEventSynchronize", e)))?;
         let start = NonNull::new(start).context("cuMemHostAlloc: address 0")?;
-        // SAFETY: `len` bytes that nobody else knows yet.
+        // SAFETY: `len` bytes that no one else knows yet.
         unsafe { start.write_bytes(0, len) };
         // SAFETY: `len` initialized bytes that live as long as their owner.
         Ok(unsafe { Pinned::new(start, len, "pinned host memory (cuMemHostAlloc)", Box::new(owner)) })
@@ -246,7 +246,7 @@ impl Buffer for CudaBuffer {
         unsafe { result::memcpy_dtoh_sync(bytes, from) }.map_err(|e| anyhow!(words("cuMemcpyDtoH", e)))
     }
 
-    /// A completion says that the card wrote the bytes; on some buses they may still be on their way to the GPU.
+    /// A completion says that the RDMA device wrote the bytes; on some buses they may still be on their way to the GPU.
     fn settle(&self) -> Result<()> {
         if !self.memory.context.gpudirect {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A sender that is faster than its receiver posts RECVs, and retries for ever.
+//! A sender that is faster than its receiver posts RECVs, and retries forever.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const MESSAGES: u64 = 20;
 const WORK: Duration = Duration::from_millis(20);
 /// Code of 0.01 ms: how long a sender shall pause.
 const SHORTEST_PAUSE: u8 = 1;
-/// Code of "for ever".
+/// RNR retry count that means forever.
 const FOR_EVER: u8 = 7;
 
 pub(crate) fn run(fixed: bool) -> Result<u8> {
@@ -57,12 +57,12 @@ fn counters(_: &Pair) -> Result<(u64, u64)> {
     Ok((counters.sent_pkts, counters.rcvd_rnr_err))
 }
 
-/// The same of a kernel's device.
+/// Packets sent, and refusals, by the hardware counters of a kernel's device.
 #[cfg(feature = "verbs")]
 fn counters(pair: &Pair) -> Result<(u64, u64)> {
     use anyhow::Context as _;
 
-    // The kernel asks the device anew when its last answer is older than 10 ms.
+    // The kernel reads the device again when its last values are older than 10 ms.
     std::thread::sleep(Duration::from_millis(50));
     let (device, port) = (pair.local.context.name(), pair.local.gid.port);
     let folder = format!("/sys/class/infiniband/{device}/ports/{port}/hw_counters");

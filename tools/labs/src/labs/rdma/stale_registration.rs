@@ -40,7 +40,7 @@ impl Cache {
 }
 
 pub(crate) fn run(fixed: bool) -> Result<u8> {
-    // The card in user space goes by addresses, not by pages.
+    // The RDMA device in user space goes by addresses, not by pages.
     if cfg!(not(feature = "verbs")) {
         return Err(Unavailable::not_built("a device that pins pages", "labs").into());
     }

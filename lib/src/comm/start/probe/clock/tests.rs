@@ -21,7 +21,7 @@ impl Hands {
         self.start + self.passed.get()
     }
 
-    /// Work of so many nanoseconds.
+    /// Work of `ns` nanoseconds.
     fn work(&self, ns: f64) -> f64 {
         self.passed.set(self.passed.get() + Duration::from_nanos(ns as u64));
         ns
