@@ -193,7 +193,7 @@ impl Rank {
             shape: Shape { collective, ranks: self.ranks, root: 0, channels: 1 },
             count,
             elem: ELEM,
-            kernels: Kernels { reduce, reduce_dual, scale: None, divide: None },
+            kernels: Kernels { reduce, reduce_dual, scale: None, scaled_sum: None, divide: None },
             average: Average::default(),
             header,
         };
