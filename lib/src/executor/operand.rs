@@ -1,15 +1,7 @@
 //! Reductions of what is ours with what came, of which those inputs are scaled first that the call wants scaled.
 
-use std::mem::MaybeUninit;
-
 use super::plan::Plan;
-use crate::reduce::{Operand, stream};
-
-/// Bytes of a piece, which stays in the L1 cache.
-const PIECE: usize = 4 << 10;
-
-#[repr(align(64))]
-struct Piece(MaybeUninit<[u8; PIECE]>);
+use crate::reduce::{Operand, Piece, stream};
 
 /// `out = mine op other` for `n` elements, and the same into `copy` if there is one. `out` may be either operand.
 ///
@@ -26,15 +18,16 @@ pub(super) unsafe fn combine(
 ) {
     // SAFETY: by the caller.
     unsafe {
-        match (plan.average.scale.is_some() && (mine.input || other.input), copy) {
-            (true, None) => reduce(plan, mine, other, out, n),
-            (true, Some(copy)) => in_pieces(plan, n, |n, skip| {
+        match copy {
+            None => reduce(plan, mine, other, out, n),
+            Some(copy) if plan.average.scale.is_none() => {
+                (plan.kernels.reduce_dual)(mine.at, other.at, out, copy, n);
+            }
+            Some(copy) => Piece::cut(n, plan.elem, |n, skip| {
                 let out = out.wrapping_add(skip);
                 reduce(plan, mine.skip(skip), other.skip(skip), out, n);
                 out.copy_to_nonoverlapping(copy.wrapping_add(skip), n * plan.elem);
             }),
-            (false, None) => (plan.kernels.reduce)(mine.at, other.at, out, n),
-            (false, Some(copy)) => (plan.kernels.reduce_dual)(mine.at, other.at, out, copy, n),
         }
     }
 }
@@ -54,12 +47,6 @@ unsafe fn reduce(plan: &Plan, mine: Operand, other: Operand, out: *mut u8, n: us
     }
 }
 
-/// Calls `work` for pieces of `n` elements, with their number and the bytes before them.
-fn in_pieces(plan: &Plan, n: usize, mut work: impl FnMut(usize, usize)) {
-    let step = PIECE / plan.elem;
-    (0..n).step_by(step).for_each(|start| work(step.min(n - start), start * plan.elem));
-}
-
 /// [`combine`] with `out` written around the cache; the same through the cache into `slot`, if there is one, for the
 /// receiver.
 ///
@@ -73,9 +60,9 @@ pub(super) unsafe fn reduce_and_stream(
     out: *mut u8,
     n: usize,
 ) {
-    let mut piece = Piece(MaybeUninit::uninit());
-    let piece = piece.0.as_mut_ptr().cast::<u8>();
-    in_pieces(plan, n, |n, skip| {
+    let mut piece = Piece::new();
+    let piece = piece.memory();
+    Piece::cut(n, plan.elem, |n, skip| {
         let through = slot.map_or(piece, |slot| slot.wrapping_add(skip));
         // SAFETY: by the caller; the piece holds `n` elements.
         unsafe {

@@ -144,27 +144,22 @@ impl Plan {
         self.average.scale.as_ref().filter(|_| input)
     }
 
-    /// Binds the program of `rank` among `programs`, cut into messages of at most `max_message` bytes. `link` gives the
+    /// Binds `program`, of whose messages those of `received_inputs` carry inputs ([`Program::received_inputs`]), cut into messages of at most `max_message` bytes. `link` gives the
     /// index of the links with (channel, peer), which must be open; `zero_copy` says whether some of them read a
-    /// message's memory after the send call returned (zero copy). None: a program or a link is missing.
+    /// message's memory after the send call returned (zero copy). None: a link is missing.
     #[expect(clippy::too_many_arguments, reason = "a call, its place among the ranks, and the cut of its messages")]
     pub(crate) fn compile(
         call: &Call,
         header: Header,
-        rank: usize,
+        program: &Program,
         ranks: usize,
-        programs: impl Fn(usize) -> Option<Program>,
+        received_inputs: &[bool],
         max_message: usize,
         zero_copy: bool,
         link: impl Fn(u32, usize) -> Option<u32>,
     ) -> Option<Plan> {
         let elem = call.dtype.size();
-        let program = programs(rank)?;
         let average = Average::new(call.dtype, call.op, ranks);
-        let received_inputs = match average.scale {
-            Some(_) => program.received_inputs(rank, &programs)?,
-            None => vec![],
-        };
         let partition = program.partition(call.count, elem, max_message);
         let window = partition.largest_window();
         let output_segments = match call.collective {
@@ -216,7 +211,7 @@ impl Plan {
             let windows = partition.windows();
             lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count: None });
         }
-        instructions.iter_mut().zip(received_inputs).for_each(|(instruction, is)| instruction.receives_input = is);
+        instructions.iter_mut().zip(received_inputs).for_each(|(instruction, &is)| instruction.receives_input = is);
         if zero_copy {
             mark_zero_copy(&mut instructions, &lanes);
         }

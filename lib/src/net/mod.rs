@@ -18,7 +18,7 @@
 //! messages cause no traffic in the other direction.
 //!
 //! # Several rails
-//! Where two hosts have several subnets in common, or several paths through other hosts, a connection has streams over
+//! If two hosts have several subnets in common, or several paths through other hosts, a connection has streams over
 //! each. Then the receiver acknowledges the fragments that it has read from a stream, and a send is over when that has
 //! come (short fragments are copied, and do not wait). The sender gives each fragment to the stream over which it would
 //! arrive first, by the rates that the acknowledgements show. When a stream is lost, the sender notifies the receiver
@@ -26,7 +26,7 @@
 //! sent again: each fragment arrives once, and no byte is written twice.
 //!
 //! # RDMA
-//! Where both NICs of a pair have an RDMA port, and memory is registered ([`Net::register`]), long messages are written
+//! If both NICs of a pair have an RDMA port, and memory is registered ([`Net::register`]), long messages are written
 //! from it to that of their receives, by queue pairs beside the streams (`rdma`).
 //!
 //! | module | idea |

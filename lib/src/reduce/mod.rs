@@ -40,6 +40,7 @@ use self::bf16::{Bf16, Bf16Pair};
 pub use self::divide::Division;
 use self::f8::{E4M3, E5M2};
 use self::ops::{BitAnd, BitOr, BitXor, Divide, Max, Min, Op, Prod, Scaled, Sum, Unit};
+pub(crate) use self::scale::Piece;
 pub use self::scale::{Operand, Scale};
 
 /// `out[i] = a[i] op b[i]` for `n` elements. `out` may be exactly `a` or exactly `b`; no other overlap.

@@ -48,8 +48,25 @@ impl Operand {
 /// Bytes of a piece that stays in the L1 cache.
 const PIECE: usize = 4 << 10;
 
+/// Memory for an intermediate result that stays in the L1 cache.
 #[repr(align(64))]
-struct Piece(MaybeUninit<[u8; PIECE]>);
+pub(crate) struct Piece(MaybeUninit<[u8; PIECE]>);
+
+impl Piece {
+    pub(crate) fn new() -> Piece {
+        Piece(MaybeUninit::uninit())
+    }
+
+    pub(crate) fn memory(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+
+    /// Calls `work` for parts of `n` elements of `size` bytes that fit: with the elements, and the bytes before them.
+    pub(crate) fn cut(n: usize, size: usize, mut work: impl FnMut(usize, usize)) {
+        let step = PIECE / size;
+        (0..n).step_by(step).for_each(|start| work(step.min(n - start), start * size));
+    }
+}
 
 impl Scale {
     /// The factor rounded to `dtype`, by way of `f32` where that is wider, as NCCL rounds it; `None` for integers.
@@ -100,16 +117,14 @@ impl Scale {
             // SAFETY: forwarded from the caller; the kernel is that of the type.
             return unsafe { scaled_sum(a.at, b.at, out, n, [factor(a), factor(b)]) };
         }
-        let (mut first, mut second) = (Piece(MaybeUninit::uninit()), Piece(MaybeUninit::uninit()));
-        let step = PIECE / size;
-        for start in (0..n).step_by(step) {
-            let (n, skip) = (step.min(n - start), start * size);
+        let (mut first, mut second) = (Piece::new(), Piece::new());
+        Piece::cut(n, size, |n, skip| {
             let ready = |operand: Operand, piece: &mut Piece| {
                 let at = operand.skip(skip).at;
                 if !operand.input {
                     return at;
                 }
-                let piece = piece.0.as_mut_ptr().cast();
+                let piece = piece.memory();
                 // SAFETY: by the caller; the piece holds `n` elements.
                 unsafe { self.apply(at, piece, n) };
                 piece.cast_const()
@@ -117,7 +132,7 @@ impl Scale {
             let (a, b) = (ready(a, &mut first), ready(b, &mut second));
             // SAFETY: by the caller; pieces are read before `out` is written.
             unsafe { (self.sum)(a, b, out.wrapping_add(skip), n) };
-        }
+        });
     }
 }
 

@@ -244,8 +244,8 @@ fn over_rdma_sides_with_different_slots_and_wires_understand_each_other() {
 mod standin {
     use super::*;
 
-    /// Over the stand-in for CUDA's driver, whose device memory no processor can access: the RDMA device moves it by the
-    /// driver's copies, on both sides.
+    /// Over the stand-in for CUDA's driver, whose device memory no processor can access: the RDMA device moves it by
+    /// the driver's copies, on both sides.
     #[test]
     fn over_the_card_in_user_space_a_gpus_memory_goes_without_staging() {
         let standin = cuda_standin::folder().expect("built with these tests");

@@ -112,7 +112,7 @@ pub struct Chart {
 /// A picture of `size` pixels: rows of charts below a title, which may be empty.
 ///
 /// # Errors
-/// Those of plotters.
+/// Errors of the crate `plotters`.
 pub fn svg(title: &str, size: (u32, u32), rows: &[Vec<Chart>]) -> Result<String> {
     let mut text = String::new();
     let area = SVGBackend::with_string(&mut text, size).into_drawing_area();

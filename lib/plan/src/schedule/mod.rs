@@ -291,8 +291,8 @@ impl Program {
     }
 
     /// By step, in the order of the lanes: whether what it receives is a part of the sender's input, as
-    /// [`Step::Send`] took it from there. `programs` gives those of the other ranks. None: one is missing, or they do not
-    /// fit together.
+    /// [`Step::Send`] took it from there. `programs` gives those of the other ranks. None: one is missing, or they
+    /// do not fit together.
     pub fn received_inputs(&self, rank: usize, programs: impl Fn(usize) -> Option<Program>) -> Option<Vec<bool>> {
         let mut messages: BTreeMap<(u32, usize), VecDeque<bool>> = BTreeMap::new();
         let sources: BTreeSet<usize> = self.lanes.iter().flat_map(|l| &l.steps).filter_map(Step::source).collect();

@@ -6,7 +6,8 @@ use crate::algorithm;
 use crate::comm::{Engine, Inner};
 use crate::error::{Error, Result};
 use crate::executor::Plan;
-use crate::schedule::Program;
+use crate::reduce::Average;
+use crate::schedule::{Program, Schedule};
 use crate::wire::{Algorithm, Collective, Header};
 
 impl Inner {
@@ -28,33 +29,37 @@ impl Inner {
         let options = self.options;
         let bytes = call.count.saturating_mul(call.dtype.size());
         let rank = self.state.rank;
-        // The programs of all ranks: a rank's own depends on what the others send.
-        type Programs<'a> = Box<dyn Fn(usize) -> Option<Program> + 'a>;
-        let (algorithm, message, programs): (_, _, Programs<'_>) = match call.collective {
+        // Which messages carry inputs follows from the programs of those who send them; it matters where inputs are scaled.
+        let scales = Average::new(call.dtype, call.op, self.size()).scale.is_some();
+        let bind = |programs: &dyn Fn(usize) -> Option<Program>| {
+            let program = programs(rank)?;
+            let inputs = if scales { program.received_inputs(rank, programs)? } else { vec![] };
+            Some((program, inputs))
+        };
+        let (algorithm, message, bound) = match call.collective {
             Collective::SendRecv => {
                 let message = message::length(bytes, options.max_message, self.shares_memory());
-                let own = message::program(rank, call.root, call.peer);
-                (Algorithm::Direct, message, Box::new(move |_| Some(own.clone())))
+                (Algorithm::Direct, message, Some((message::program(rank, call.root, call.peer), vec![])))
             }
             collective if call.program != 0 => {
                 let schedule = engine.schedules.iter().find(|schedule| schedule.fingerprint() == call.program);
-                let programs = schedule.map(|schedule| schedule.programs().to_vec()).ok_or_else(|| {
+                let programs = schedule.map(Schedule::programs).ok_or_else(|| {
                     Error::invalid(op(), format!("program {:014x} is not known: run it by run_program", call.program))
                 })?;
                 let message = self.longest(&self.shape(collective, call.root));
-                (Algorithm::Direct, message, Box::new(move |rank| programs.get(rank).cloned()))
+                (Algorithm::Direct, message, bind(&|rank| programs.get(rank).cloned()))
             }
             collective => {
                 let choice = self.choice(engine, collective, call.root, bytes)?;
                 let shape = self.shape(collective, call.root);
                 self.warn_refused(&shape, &choice);
                 log::debug!("rank {rank}: {call:?}: {}", choice.algorithm);
-                let programs = move |rank| algorithm::program(choice.algorithm, &shape, rank);
-                (choice.algorithm, choice.message, Box::new(programs))
+                let bound = bind(&|rank| algorithm::program(choice.algorithm, &shape, rank));
+                (choice.algorithm, choice.message, bound)
             }
         };
         let missing = || Error::invalid(op(), format!("no {algorithm} program for {} ranks", self.size()));
-        let program = programs(rank).ok_or_else(missing)?;
+        let (program, inputs) = bound.ok_or_else(missing)?;
         let header = call.header(self.state.id, algorithm);
         // Before links are opened, which waits for the peers.
         engine.board.announce(&Header { seq: engine.seq, ..header });
@@ -67,7 +72,7 @@ impl Inner {
             false => message,
         };
         let zero_copy = links.zero_copy(call.collective.reduces());
-        Plan::compile(call, header, rank, self.size(), programs, message, zero_copy, |c, p| links.get(c, p))
+        Plan::compile(call, header, &program, self.size(), &inputs, message, zero_copy, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 

@@ -80,8 +80,9 @@ class Meeting:
             numbers = _pack(server.unique_id)
             count = len(numbers)
             numbers += [name + 1 for name in names] if exchange else []
-            for i, number in enumerate(numbers if size > 1 else []):
-                self._do("set", f"rendezvous-{i}", str(number))
+            written = {f"rendezvous-{i}": number for i, number in enumerate(numbers)} if size > 1 else {}
+            for key, number in written.items():
+                self._do("set", key, str(number))
             for other in range(1, size):
                 self._give(f"offer-{other}", count)
         else:
@@ -108,7 +109,7 @@ class Meeting:
             raise
         finally:
             if rank == 0:
-                self._remove(*(f"rendezvous-{i}" for i in range(len(numbers) if size > 1 else 0)))
+                self._remove(*written)
 
     def _remove(self, *keys):
         try:

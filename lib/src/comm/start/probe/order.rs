@@ -140,8 +140,7 @@ impl<'a> Probe<'a> {
         let plan = {
             let engine = lock(&inner.engine);
             let message = inner.options.max_message;
-            let own = |_| Some(program.clone());
-            Plan::compile(&call, header, 0, inner.size(), own, message, zero_copy, |c, p| engine.links.get(c, p))
+            Plan::compile(&call, header, program, inner.size(), &[], message, zero_copy, |c, p| engine.links.get(c, p))
                 .ok_or_else(|| Error::invalid("start-up measurement", "a program names a link that is not open"))?
         };
         let mut times = Vec::with_capacity(calls);

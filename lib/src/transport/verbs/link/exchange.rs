@@ -11,7 +11,7 @@
 //! queue pairs to RTR, RTS
 //! ready                          ->
 //! ```
-//! When both return, both queue pairs take what comes. Instead of a card, either may send the reason why it has none.
+//! Once both return, both queue pairs take what comes. Instead of a card, either may send the reason why it has none.
 
 use std::io::Write;
 use std::net::TcpStream;

@@ -297,7 +297,7 @@ impl Core {
     ///
     /// # Safety
     /// `from` must be staging memory, which must not change until the request has completed; or, inline, any memory.
-    /// What is sent `then` must be registered, and must not change either.
+    /// The data sent `then` must be registered, and must not change either.
     #[inline]
     unsafe fn post(
         &mut self,
