@@ -81,7 +81,7 @@ impl Cell {
         result
     }
 
-    /// Sends at once an acknowledgement that waits. For a queue pair that goes.
+    /// Sends at once the acknowledgement that is owed. For a queue pair that goes.
     pub(crate) fn hurry(&self, shared: &Shared) {
         let table = read(&shared.memory);
         let mut way = lock(&self.way);
@@ -172,18 +172,15 @@ impl Cell {
         }
     }
 
-    /// Sends the acknowledgement that waits, as the process ends. `false` where another thread holds the queue pair.
+    /// Sends the acknowledgement that is owed, as the process ends. `false` where another thread holds the queue pair.
     pub(super) fn finish(&self, shared: &Shared, table: &Table, sides: &mut Sides) -> bool {
         let (Some(mut way), Ok(mut machine)) = (self.try_way(), self.machine.try_lock()) else { return false };
-        // What was received but not served yet begins to wait in the first round.
         begin_turn();
-        for _ in 0..2 {
-            machine.hurry();
-            sides.out.clear();
-            machine.service(&mut Turn { now: now(), memory: table, out: &mut sides.out });
-            // SAFETY: the reference to the table is the lock that its pieces need.
-            unsafe { sides.sending.flush(shared, &sides.out, way.as_mut()) };
-        }
+        machine.hurry();
+        sides.out.clear();
+        machine.service(&mut Turn { now: now(), memory: table, out: &mut sides.out });
+        // SAFETY: the reference to the table is the lock that its pieces need.
+        unsafe { sides.sending.flush(shared, &sides.out, way.as_mut()) };
         true
     }
 

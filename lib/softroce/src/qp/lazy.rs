@@ -52,9 +52,9 @@ impl Lazy {
         false
     }
 
-    /// Makes an acknowledgement that waits due now: no request will follow it.
+    /// Makes the acknowledgement that is owed due now, whether it waits already or not: no request will follow it.
     pub(super) fn hurry(&mut self) {
-        self.until = self.until.map(|_| 0);
+        self.until = Some(0);
     }
 
     /// An answer was sent.

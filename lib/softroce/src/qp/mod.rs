@@ -276,9 +276,12 @@ impl Machine {
         self.req.cursor < self.req.queue.len()
     }
 
-    /// Makes the next call send the acknowledgement that waits.
+    /// Makes the next call send the acknowledgement that is owed, if one is. A program has the completion of a message
+    /// before the thread that received it begins to acknowledge it: it may wait in no timer yet.
     pub(crate) fn hurry(&mut self) {
-        self.resp.lazy.hurry();
+        if self.resp.owes_only_an_ack() {
+            self.resp.lazy.hurry();
+        }
     }
 
     /// The time at which the machine wants to be called although nothing came; `None` for never.

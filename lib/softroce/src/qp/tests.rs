@@ -1,5 +1,6 @@
 //! Two queue pairs on a wire in memory that loses, doubles and reorders, under its own clock.
 
+mod acks;
 mod strangers;
 mod windows;
 
@@ -208,8 +209,6 @@ impl World {
 
     /// Runs until nothing is under way and no timer runs; `false` where that takes more than `steps`.
     fn run(&mut self, steps: usize) -> bool {
-        let route =
-            Route { src: "127.0.0.1:50000".parse().expect("address"), dst: "127.0.0.1:4791".parse().expect("address") };
         for _ in 0..steps {
             self.serve(0);
             self.serve(1);
@@ -217,16 +216,24 @@ impl World {
             let timer = self.ends.iter().filter_map(|end| end.machine.next_timer()).min();
             let Some(next) = [arrival, timer].into_iter().flatten().min() else { return true };
             self.now = self.now.max(next);
-            if arrival == Some(next)
-                && let Some(Reverse((_, _, to, bytes))) = self.wire.pop()
-            {
-                let packet = Packet::parse(&bytes).expect("what is sent is parsed");
-                let End { machine, table, .. } = &mut self.ends[to];
-                let mut none = Outbox::new(0);
-                machine.receive(&packet, &route, &mut Turn { now: self.now, memory: table, out: &mut none });
+            if arrival == Some(next) {
+                self.deliver();
             }
         }
         false
+    }
+
+    /// Lets the packet that comes next arrive; `false` where none is under way.
+    fn deliver(&mut self) -> bool {
+        let Some(Reverse((at, _, to, bytes))) = self.wire.pop() else { return false };
+        let route =
+            Route { src: "127.0.0.1:50000".parse().expect("address"), dst: "127.0.0.1:4791".parse().expect("address") };
+        self.now = self.now.max(at);
+        let packet = Packet::parse(&bytes).expect("what is sent is parsed");
+        let End { machine, table, .. } = &mut self.ends[to];
+        let mut none = Outbox::new(0);
+        machine.receive(&packet, &route, &mut Turn { now: self.now, memory: table, out: &mut none });
+        true
     }
 }
 
