@@ -19,7 +19,7 @@ fn all_reduce(comm: &Comm, buffer: &mut [u8]) -> Result<()> {
 }
 
 fn broadcast(comm: &Comm, buffer: &mut [u8]) -> Result<()> {
-    comm.broadcast(buffer, 0)
+    comm.broadcast_in_place(buffer, 0)
 }
 
 fn message(comm: &Comm, buffer: &mut [u8]) -> Result<()> {

@@ -21,8 +21,8 @@ fn all_reduces(comms: &[Comm], rounds: usize) -> Result<()> {
     for _ in 0..rounds {
         comms[1].reduce_in_place(&mut one, ReduceOp::Max, 0)?;
         comms[0].reduce_in_place(&mut zero, ReduceOp::Max, 0)?;
-        comms[0].broadcast(&mut zero, 0)?;
-        comms[1].broadcast(&mut one, 0)?;
+        comms[0].broadcast_in_place(&mut zero, 0)?;
+        comms[1].broadcast_in_place(&mut one, 0)?;
     }
     Ok(())
 }
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
                 scope.spawn(|| {
                     let mut buffer = [1.0f64];
                     comm.reduce_in_place(&mut buffer, ReduceOp::Max, 0)?;
-                    comm.broadcast(&mut buffer, 0)
+                    comm.broadcast_in_place(&mut buffer, 0)
                 })
             })
             .collect();

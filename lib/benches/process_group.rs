@@ -45,7 +45,7 @@ fn compare(comm: &Comm, group: &ProcessGroup, bytes: usize) -> Result<()> {
             if (turn + round) % 2 == 0 {
                 one = timed(calls, || comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
             } else {
-                other = timed(calls, || group.all_reduce(&mut buffer, ReduceOp::Sum))?;
+                other = timed(calls, || group.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
             }
         }
         if round >= 2 {

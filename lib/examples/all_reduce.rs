@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let comm = Comm::from_env()?;
     let mut gradient = vec![comm.rank() as f32; 1 << 20];
     comm.all_reduce_in_place(&mut gradient, ReduceOp::Avg)?;
-    let work = comm.all_reduce_async(gradient, ReduceOp::Sum)?; // the buffer belongs to the call until it is done
+    let work = comm.all_reduce_in_place_async(gradient, ReduceOp::Sum)?; // the buffer belongs to the call until it is done
     let gradient = work.wait()?;
     if comm.rank() == 0 {
         println!("{} ranks, {}", comm.size(), gradient[0]);

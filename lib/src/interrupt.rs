@@ -50,7 +50,8 @@ mod tests {
             let thread = std::thread::spawn(move || {
                 let mut data = vec![0f32; count];
                 waiting.barrier().unwrap();
-                let outcome = super::watched(|| STOP.load(Ordering::Acquire), || waiting.broadcast(&mut data, 1));
+                let outcome =
+                    super::watched(|| STOP.load(Ordering::Acquire), || waiting.broadcast_in_place(&mut data, 1));
                 assert!(!super::asked_to_stop(), "the check ends with the call");
                 outcome
             });

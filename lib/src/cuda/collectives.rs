@@ -13,7 +13,7 @@ use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
 
 macro_rules! enqueued {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $a:tt, $g:tt, $ga:tt, $device:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $async:ident, $device:tt;)*) => {
         impl DeviceComm {
             $(enqueued! { @ $form $device $name $collective $arguments })*
         }
@@ -21,7 +21,6 @@ macro_rules! enqueued {
     (@ $form:ident - $($rest:tt)*) => {};
     (@ apart device $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
         #[doc = concat!("[`Comm::", stringify!($name), "`](crate::Comm::", stringify!($name), ") of memory of GPUs, put into a stream.")]
-        /// All ranks' buffers have the lengths of the root's.
         pub fn $name<T: Element + DeviceRepr>(
             &self,
             stream: &Arc<CudaStream>,
@@ -96,18 +95,27 @@ impl DeviceComm {
         unsafe { self.enqueue_send_recv(stream, Some(to), Some(from)) }
     }
 
-    /// One buffer of `count` elements, for input and output.
+    /// One buffer for input and output, which lie in it as [`Shape::in_place`] says.
     fn in_place<T: Element + DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,
         call: Call,
         buffer: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
-        self.here(stream, call.collective.name())?;
-        let count = buffer.len();
+        let op = call.collective.name();
+        self.here(stream, op)?;
+        let (shape, len) = (self.shape(&call)?, buffer.len());
+        let segments = shape.input_segments(self.rank()).max(shape.output_segments(self.rank()));
+        if !len.is_multiple_of(segments) {
+            return Err(Error::invalid(op, format!("{len} elements, expected a multiple of {segments}, one per rank")));
+        }
+        let call = call.with_count(T::DTYPE, len / segments);
         let (at, _written) = buffer.device_ptr_mut(stream);
+        let (input, output) = shape.in_place(self.rank()).unwrap_or((0, 0));
+        // The smaller buffer is this segment of the larger one.
+        let segment = |segment: usize| at + (segment * call.bytes()) as u64;
         // SAFETY: as in `apart`.
-        unsafe { self.enqueue(stream, &RawCall::on_device(call.with_count(T::DTYPE, count), at, at)) }
+        unsafe { self.enqueue(stream, &RawCall::on_device(call, segment(output), segment(input))) }
     }
 
     fn apart<T: Element + DeviceRepr>(
@@ -117,25 +125,32 @@ impl DeviceComm {
         input: &impl DevicePtr<T>,
         output: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
-        let (op, root, counts) = (call.collective.name(), call.root, (input.len(), output.len()));
+        let (op, counts) = (call.collective.name(), (input.len(), output.len()));
         self.here(stream, op)?;
-        let shape = Shape { collective: call.collective, ranks: self.size(), root, channels: 1 };
-        let segments = (shape.input_segments(root), shape.output_segments(root));
-        if counts.0 * segments.1 != counts.1 * segments.0 || counts.0 % segments.0 != 0 {
-            return Err(Error::invalid(
-                op,
-                format!(
-                    "the input has {} elements, the output {}: expected {} segments in and {} out, of the same length",
-                    counts.0, counts.1, segments.0, segments.1
-                ),
-            ));
-        }
+        let shape = self.shape(&call)?;
+        let count = match (shape.input_segments(self.rank()), shape.output_segments(self.rank())) {
+            (0, _) => counts.1,
+            (_, 0) => counts.0,
+            (reads, writes) if counts.0 * writes == counts.1 * reads && counts.0 % reads == 0 => counts.0 / reads,
+            (reads, writes) => {
+                let detail = format!(
+                    "the input has {} elements, the output {}: expected {reads} segments in and {writes} out, of the same length",
+                    counts.0, counts.1
+                );
+                return Err(Error::invalid(op, detail));
+            }
+        };
         let (from, _read) = input.device_ptr(stream);
         let (to, _written) = output.device_ptr_mut(stream);
-        let call = call.with_count(T::DTYPE, counts.0 / segments.0);
         // SAFETY: lengths were checked; cudarc keeps the buffers until the stream has passed the events recorded when
         // the guards are dropped, behind the call.
-        unsafe { self.enqueue(stream, &RawCall::on_device(call, from, to)) }
+        unsafe { self.enqueue(stream, &RawCall::on_device(call.with_count(T::DTYPE, count), from, to)) }
+    }
+
+    /// Shape of a call whose root is a rank.
+    fn shape(&self, call: &Call) -> Result<Shape> {
+        self.root_in_range(call)?;
+        Ok(Shape { collective: call.collective, ranks: self.size(), root: call.root, channels: 1 })
     }
 
     fn here(&self, stream: &CudaStream, op: &str) -> Result<()> {

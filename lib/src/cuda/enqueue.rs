@@ -79,9 +79,7 @@ impl DeviceComm {
     #[inline]
     pub(super) unsafe fn validated(&self, stream: sys::CUstream, call: &RawCall) -> Result<[Option<Buffer>; 2]> {
         let op = call.collective.name();
-        if call.root >= self.size() {
-            return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
-        }
+        self.root_in_range(call)?;
         if let Some(operator) = call.op {
             operator.check(call.collective, self.rank(), call.dtype)?;
         }
@@ -90,6 +88,14 @@ impl DeviceComm {
             buffers::check(op, self.rank(), self.context(), stream, &used)?;
         }
         Ok(used)
+    }
+
+    pub(super) fn root_in_range(&self, call: &Call) -> Result<()> {
+        if call.root < self.size() {
+            return Ok(());
+        }
+        let detail = format!("root is {}, expected a rank below {}", call.root, self.size());
+        Err(Error::invalid(call.collective.name(), detail))
     }
 
     pub(super) fn trace(&self) -> Option<&Tracer> {

@@ -136,7 +136,7 @@ impl<'g> Ddp<'g> {
                 let detail = format!("'{}' has {} elements, expected {}", param.name, value.len(), param.len);
                 return Err(Error::invalid("ddp: broadcast_parameters", detail));
             }
-            self.group.broadcast(&mut **value, 0)?;
+            self.group.broadcast_in_place(&mut **value, 0)?;
         }
         Ok(())
     }
@@ -201,7 +201,7 @@ impl<'g> Ddp<'g> {
                 if let Some(trace) = self.group.comm().trace() {
                     trace.span(trace::now(), Span::BucketReady { bucket: index as u32, bytes });
                 }
-                bucket.work = Some(self.group.all_reduce_async(data, ReduceOp::Avg)?);
+                bucket.work = Some(self.group.all_reduce_in_place_async(data, ReduceOp::Avg)?);
             }
         }
         Ok(())

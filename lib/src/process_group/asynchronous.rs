@@ -15,12 +15,11 @@ use crate::dtype::ReduceOp;
 use crate::error::Result;
 
 macro_rules! asynchronous {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $c:ident, $a:tt, $of:tt, $name:tt, $device:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $async:ident, $device:tt;)*) => {
         impl ProcessGroup {
-            $(asynchronous! { @ $form $name $of $collective $arguments })*
+            $(asynchronous! { @ $form $async $name $collective $arguments })*
         }
     };
-    (@ $form:ident - $($rest:tt)*) => {};
     (@ apart $name:ident $of:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
         #[doc = concat!("[`ProcessGroup::", stringify!($of), "`], asynchronously; gives `(input, output)` back.")]
         pub fn $name<I: Owned, O: Owned>(&self, input: I, output: O $(, $arg: $ty)*) -> Result<Work<(I, O)>> {

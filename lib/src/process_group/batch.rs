@@ -44,12 +44,11 @@ impl ProcessGroup {
 }
 
 macro_rules! batched {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $c:ident, $a:tt, $name:tt, $ga:tt, $device:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $async:ident, $device:tt;)*) => {
         impl<'a> Batch<'a> {
             $(batched! { @ $form $name $collective $arguments })*
         }
     };
-    (@ $form:ident - $($rest:tt)*) => {};
     (@ apart $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
         #[doc = concat!("Adds [`ProcessGroup::", stringify!($name), "`].")]
         pub fn $name(

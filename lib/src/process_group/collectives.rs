@@ -14,14 +14,13 @@ use crate::dtype::ReduceOp;
 use crate::error::Result;
 
 macro_rules! blocking {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $of:ident, $a:tt, $name:tt, $ga:tt, $device:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $async:ident, $device:tt;)*) => {
         impl ProcessGroup {
-            $(blocking! { @ $form $name $of $collective $arguments })*
+            $(blocking! { @ $form $name $collective $arguments })*
         }
     };
-    (@ $form:ident - $($rest:tt)*) => {};
-    (@ apart $name:ident $of:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
-        #[doc = concat!("[`Comm::", stringify!($of), "`](crate::Comm::", stringify!($of), ") by the group's backend.")]
+    (@ apart $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("[`Comm::", stringify!($name), "`](crate::Comm::", stringify!($name), ") by the group's backend.")]
         #[inline]
         pub fn $name<'a, 'b>(
             &self,
@@ -36,8 +35,8 @@ macro_rules! blocking {
             unsafe { self.carry_out(spot, call) }
         }
     };
-    (@ place $name:ident $of:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
-        #[doc = concat!("[`Comm::", stringify!($of), "`](crate::Comm::", stringify!($of), ") by the group's backend.")]
+    (@ place $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("[`Comm::", stringify!($name), "`](crate::Comm::", stringify!($name), ") by the group's backend.")]
         #[inline]
         pub fn $name<'a>(&self, buffer: impl Into<BufferMut<'a>> $(, $arg: $ty)*) -> Result<()> {
             let mut buffer = buffer.into();

@@ -117,7 +117,7 @@ impl InitOptions {
 /// # fn main() -> tinynccl::Result<()> {
 /// let group = init_process_group(BackendType::Auto, &InitOptions::from_env())?;
 /// let mut gradients = vec![group.rank() as f32; 1 << 20];
-/// group.all_reduce(&mut gradients, ReduceOp::Avg)?;
+/// group.all_reduce_in_place(&mut gradients, ReduceOp::Avg)?;
 /// # Ok(())
 /// # }
 /// ```

@@ -15,6 +15,7 @@
 //! blocking calls wait until the stream has completed them, asynchronous ones return at once.
 
 mod asynchronous;
+mod awaited;
 mod backend;
 mod batch;
 mod buffer;
@@ -61,9 +62,9 @@ pub use work::Work;
 ///     let group = ProcessGroup::new(comm, BackendType::Auto, Device::None)?;
 ///     println!("{}: {}", group.backend(), group.why());
 ///     let mut sum = [group.rank() as f32; 4];
-///     group.all_reduce(&mut sum, ReduceOp::Sum)?;
+///     group.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
 ///     assert_eq!(sum, [3.0; 4]);
-///     let work = group.all_reduce_async(vec![1.0f64; 1000], ReduceOp::Avg)?;
+///     let work = group.all_reduce_in_place_async(vec![1.0f64; 1000], ReduceOp::Avg)?;
 ///     // Computes on, meanwhile.
 ///     assert_eq!(work.wait()?, [1.0; 1000]);
 ///     Ok(())

@@ -1,17 +1,22 @@
 //! Handles of asynchronous calls.
 
 use std::fmt;
-use std::sync::Arc;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, DriverError};
 
+use super::awaited;
 use super::backend::Backend;
 use crate::comm;
 use crate::cuda::{Stream, cuda};
 use crate::error::{Error, Result};
 
-/// A call in flight that owns its buffers `B` until it is complete.
+/// A call in flight that owns its buffers `B` until it is complete. A thread waits for it with [`Work::wait`], a task of
+/// any executor with `.await`.
 ///
 /// Dropping it without waiting is fine: the call goes on, its buffers are freed at the end.
 #[derive(Debug)]
@@ -24,8 +29,8 @@ pub struct Work<B> {
 enum State<B> {
     /// On the group's progress thread.
     Queued(comm::Work<B>),
-    /// In a stream.
-    Enqueued(Enqueued, B),
+    /// In a stream. Without buffers once they were given back.
+    Enqueued(Arc<Enqueued>, Option<B>),
 }
 
 impl<B> From<comm::Work<B>> for Work<B> {
@@ -36,14 +41,14 @@ impl<B> From<comm::Work<B>> for Work<B> {
 
 impl<B> Work<B> {
     pub(super) fn enqueued(call: Enqueued, buffers: B) -> Work<B> {
-        Work { state: State::Enqueued(call, buffers) }
+        Work { state: State::Enqueued(Arc::new(call), Some(buffers)) }
     }
 
     /// True when [`Work::wait`] would return at once.
     pub fn is_done(&self) -> bool {
         match &self.state {
-            State::Queued(work) => work.test(),
-            State::Enqueued(call, _) => call.poll() != Ok(false),
+            State::Queued(work) => work.is_done(),
+            State::Enqueued(call, _) => call.is_over(),
         }
     }
 
@@ -51,7 +56,7 @@ impl<B> Work<B> {
     pub fn wait(self) -> Result<B> {
         match self.state {
             State::Queued(work) => work.wait(),
-            State::Enqueued(call, buffers) => call.wait().map(|()| buffers),
+            State::Enqueued(call, buffers) => call.wait().and_then(|()| call.give(buffers)),
         }
     }
 
@@ -60,9 +65,27 @@ impl<B> Work<B> {
         match self.state {
             State::Queued(work) => work.wait_timeout(timeout).map_err(Work::from),
             State::Enqueued(call, buffers) => match call.wait_for(timeout) {
-                Ok(true) => Ok(Ok(buffers)),
+                Ok(true) => Ok(call.give(buffers)),
                 Ok(false) => Err(Work { state: State::Enqueued(call, buffers) }),
                 Err(error) => Ok(Err(error)),
+            },
+        }
+    }
+}
+
+// The buffers are never pinned: they are given back by value.
+impl<B> Unpin for Work<B> {}
+
+/// Ends with [`Work::wait`]'s result. On device memory the deadline counts from the first poll.
+impl<B> Future for Work<B> {
+    type Output = Result<B>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+        match &mut self.get_mut().state {
+            State::Queued(work) => Pin::new(work).poll(context),
+            State::Enqueued(call, buffers) => match awaited::poll(call, context.waker()) {
+                Poll::Ready(outcome) => Poll::Ready(outcome.and_then(|()| call.give(buffers.take()))),
+                Poll::Pending => Poll::Pending,
             },
         }
     }
@@ -74,6 +97,8 @@ pub(super) struct Enqueued {
     mark: CudaEvent,
     op: &'static str,
     timeout: Duration,
+    /// Time at which a task began to await it.
+    awaited: OnceLock<Instant>,
 }
 
 impl Enqueued {
@@ -90,20 +115,32 @@ impl Enqueued {
         let mark = context.new_event(None).map_err(failed)?;
         // SAFETY: the event is ours; the stream is of this device, by the contract of the buffer that came with it.
         unsafe { cudarc::driver::result::event::record(mark.cu_event(), stream.handle()) }.map_err(failed)?;
-        Ok(Enqueued { backend: backend.clone(), mark, op, timeout })
+        Ok(Enqueued { backend: backend.clone(), mark, op, timeout, awaited: OnceLock::new() })
     }
 
-    fn poll(&self) -> Result<bool, ()> {
-        match self.mark.try_is_complete() {
-            Ok(false) if self.backend.check().is_ok() => Ok(false),
-            Ok(true) => Ok(true),
-            _ => Err(()),
-        }
+    /// True once the stream has passed the event, or never will.
+    pub(super) fn is_over(&self) -> bool {
+        !matches!(self.mark.try_is_complete(), Ok(false)) || self.backend.check().is_err()
+    }
+
+    /// True when the group's deadline has passed since the first call of this.
+    pub(super) fn is_late(&self) -> bool {
+        self.awaited.get_or_init(Instant::now).elapsed() >= self.timeout
+    }
+
+    /// Gives the buffers back, once.
+    fn give<B>(&self, buffers: Option<B>) -> Result<B> {
+        buffers.ok_or_else(|| Error::invalid(self.op, "the call's buffers were given back before"))
     }
 
     /// Waits until the stream has passed the event, or the group's deadline.
     pub(super) fn wait(&self) -> Result<()> {
-        match self.wait_for(self.timeout)? {
+        self.wait_within(self.timeout)
+    }
+
+    /// Fails where the stream has not passed the event after `timeout`.
+    pub(super) fn wait_within(&self, timeout: Duration) -> Result<()> {
+        match self.wait_for(timeout)? {
             true => Ok(()),
             false => Err(self.backend.overdue(self.op, self.timeout)),
         }

@@ -137,10 +137,10 @@ fn check_as<T: Number>(comm: &Comm, cell: Cell, context: &dyn fmt::Display) -> R
         }
         Collective::Broadcast => {
             let (input, mut output) = (memory.vector::<T>(if is_root { count } else { 0 }, data), memory.blank(count));
-            comm.broadcast_from(&input, &mut output, root)?;
+            comm.broadcast(&input, &mut output, root)?;
             check.same("out of place", &output, of_root);
             let mut buffer = memory.vector::<T>(count, data);
-            comm.broadcast(&mut buffer, root)?;
+            comm.broadcast_in_place(&mut buffer, root)?;
             check.same("in place", &buffer, of_root);
         }
         Collective::Gather => {

@@ -5,6 +5,10 @@ pub mod cells;
 pub mod memory;
 pub mod values;
 
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use tinynccl::bootstrap::Server;
@@ -83,4 +87,29 @@ pub fn run_ok<R: Send>(fabric: Fabric, ranks: usize, config: &Config, f: impl Fn
         .enumerate()
         .map(|(rank, result)| result.unwrap_or_else(|e| panic!("{fabric:?}, rank {rank} of {ranks}: {e}")))
         .collect()
+}
+
+/// Runs all tasks in this thread, each as far as it goes whenever it is woken: the least that an executor does. Returns
+/// their outputs in order.
+pub fn run_tasks<R>(tasks: Vec<Pin<Box<dyn Future<Output = R> + '_>>>) -> Vec<R> {
+    struct Waking(usize, mpsc::Sender<usize>);
+    impl Wake for Waking {
+        fn wake(self: Arc<Self>) {
+            let _ = self.1.send(self.0);
+        }
+    }
+    let (woken, wakes) = mpsc::channel();
+    let mut tasks: Vec<_> = tasks.into_iter().map(|task| (task, None)).collect();
+    (0..tasks.len()).for_each(|i| woken.send(i).expect("we have the other end"));
+    while tasks.iter().any(|(_, output)| output.is_none()) {
+        let i = wakes.recv_timeout(Duration::from_secs(120)).expect("a task is woken");
+        let (task, output) = &mut tasks[i];
+        if output.is_none() {
+            let waker = Waker::from(Arc::new(Waking(i, woken.clone())));
+            if let Poll::Ready(value) = task.as_mut().poll(&mut Context::from_waker(&waker)) {
+                *output = Some(value);
+            }
+        }
+    }
+    tasks.into_iter().filter_map(|(_, output)| output).collect()
 }

@@ -104,19 +104,19 @@ fn asynchronous_calls_run_in_order_and_give_their_buffers_back() {
     for fabric in FABRICS {
         run_ok(fabric, 3, &config(), |comm| {
             let works = (0..20)
-                .map(|i| comm.all_reduce_async(vec![i as f64; 100 * i], ReduceOp::Sum))
+                .map(|i| comm.all_reduce_in_place_async(vec![i as f64; 100 * i], ReduceOp::Sum))
                 .collect::<Result<Vec<_>>>()?;
             // A blocking call comes after the queued ones.
             let mut x = [comm.rank() as i32];
             comm.all_reduce_in_place(&mut x, ReduceOp::Max)?;
             assert_eq!(x, [2]);
             for (i, work) in works.into_iter().enumerate() {
-                assert!(work.test(), "the blocking call returned before a queued one");
+                assert!(work.is_done(), "the blocking call returned before a queued one");
                 assert_eq!(work.wait()?, vec![3.0 * i as f64; 100 * i]);
             }
             let gathered = comm.all_gather_async(vec![comm.rank() as u8], vec![9; 3])?.wait()?;
             assert_eq!(gathered.1, [0, 1, 2]);
-            drop(comm.all_reduce_async(vec![1u32; 1000], ReduceOp::Sum)?);
+            drop(comm.all_reduce_in_place_async(vec![1u32; 1000], ReduceOp::Sum)?);
             comm.barrier()
         });
     }
@@ -354,7 +354,7 @@ fn wrong_lengths_are_refused_before_anything_is_sent() {
             comm.all_gather(&[1u8; 2], &mut [0; 5]),
             comm.reduce_scatter(&[1u8; 5], &mut [0; 2], ReduceOp::Sum),
             comm.all_to_all(&[1u8; 3], &mut [0; 3]),
-            comm.broadcast(&mut [1u8], 2),
+            comm.broadcast_in_place(&mut [1u8], 2),
             comm.send(&[1u8], comm.rank()),
             comm.recv(&mut [1u8], 7),
             comm.group(|g| g.send(&[1u8], comm.rank())),

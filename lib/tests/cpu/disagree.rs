@@ -32,7 +32,7 @@ pub(crate) fn told(fabric: Fabric, context: &str, outcomes: &[Result<()>], calls
 
 /// Rank 0 names itself as the root, the others rank 1.
 fn wrong_root(comm: &Comm, bytes: usize) -> Result<()> {
-    comm.broadcast(&mut vec![comm.rank() as u8; bytes], comm.rank().min(1))
+    comm.broadcast_in_place(&mut vec![comm.rank() as u8; bytes], comm.rank().min(1))
 }
 
 const ROOTS: [&str; 2] = ["root 0", "root 1"];
@@ -122,17 +122,18 @@ fn other_roots_in_scatter_gather_and_reduce() {
 #[test]
 fn other_calls_that_wait_for_each_other() {
     type Wrong = fn(&Comm) -> Result<()>;
-    let one_broadcasts: Wrong = |comm| if comm.rank() == 2 { comm.broadcast(&mut [0u8; 100], 0) } else { sum(comm) };
+    let one_broadcasts: Wrong =
+        |comm| if comm.rank() == 2 { comm.broadcast_in_place(&mut [0u8; 100], 0) } else { sum(comm) };
     let one_misses_a_broadcast: Wrong = |comm| {
         if comm.rank() != 1 {
-            comm.broadcast(&mut [0u8; 100], 0)?;
+            comm.broadcast_in_place(&mut [0u8; 100], 0)?;
         }
         sum(comm)?;
         comm.barrier()
     };
     let asynchronous: Wrong = |comm| {
-        let broadcast = || comm.broadcast_async(vec![0u8; 100], 0);
-        let reduce = || comm.all_reduce_async(vec![0u8; 100], ReduceOp::Sum);
+        let broadcast = || comm.broadcast_in_place_async(vec![0u8; 100], 0);
+        let reduce = || comm.all_reduce_in_place_async(vec![0u8; 100], ReduceOp::Sum);
         if comm.rank() == 0 {
             let (one, other) = (broadcast()?, reduce()?);
             one.wait().and(other.wait()).map(drop)
@@ -144,8 +145,8 @@ fn other_calls_that_wait_for_each_other() {
     let grouped: Wrong = |comm| {
         let (mut one, mut two) = ([0u8; 5000], [0u8; 5000]);
         comm.group(|g| {
-            g.broadcast(&mut one, comm.rank().min(1))?;
-            g.broadcast(&mut two, 0)
+            g.broadcast_in_place(&mut one, comm.rank().min(1))?;
+            g.broadcast_in_place(&mut two, 0)
         })
     };
     for fabric in FABRICS {
@@ -179,7 +180,7 @@ fn halves_that_do_different_things_do_not_disagree() {
             // Both halves make a communicator of the same number.
             let pair = half.split(Some(0), 0)?.expect("a colour");
             for _ in 0..50 {
-                pair.broadcast(&mut [0u8; 8], world.rank() / 2)?;
+                pair.broadcast_in_place(&mut [0u8; 8], world.rank() / 2)?;
             }
             pair.close()?;
             half.close()?;
@@ -195,7 +196,7 @@ fn one_thread_may_close_all_ranks_in_turn() {
     let comms = Comm::threads(3, patient()).unwrap();
     std::thread::scope(|scope| {
         for comm in &comms {
-            scope.spawn(|| comm.broadcast(&mut [0u8; 8], 0).unwrap());
+            scope.spawn(|| comm.broadcast_in_place(&mut [0u8; 8], 0).unwrap());
         }
     });
     comms.into_iter().for_each(|comm| comm.close().unwrap());

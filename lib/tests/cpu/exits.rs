@@ -113,7 +113,9 @@ fn victim(comm: Comm, end: End, flight: Flight) {
     let mut buffer = vec![1.0f32; 50_000];
     let mut works = Vec::new();
     if flight == Flight::Queued {
-        works.extend((0..QUEUED).map(|_| comm.all_reduce_async(vec![1.0f32; 50_000], ReduceOp::Sum).expect("queued")));
+        works.extend(
+            (0..QUEUED).map(|_| comm.all_reduce_in_place_async(vec![1.0f32; 50_000], ReduceOp::Sum).expect("queued")),
+        );
     }
     if flight == Flight::Inside {
         // They are about to enter the call.
@@ -219,7 +221,7 @@ fn a_rank_that_panics_with_calls_in_flight_does_not_wait_for_them() {
         }
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let comm = comm;
-            let calls = [(); QUEUED].map(|()| comm.all_reduce_async(vec![1u8; 1000], ReduceOp::Sum));
+            let calls = [(); QUEUED].map(|()| comm.all_reduce_in_place_async(vec![1u8; 1000], ReduceOp::Sum));
             assert!(calls.iter().any(std::result::Result::is_err), "expected by the test");
         }));
         assert!(panic.is_err());

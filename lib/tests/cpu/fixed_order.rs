@@ -84,12 +84,12 @@ fn check<T: Float>(comm: &Comm, seed: u64, count: usize, op: ReduceOp) -> Result
     let root = count % n;
     let mut buffer = input.clone();
     comm.reduce_in_place(&mut buffer, op, root)?;
-    comm.broadcast(&mut buffer, root)?;
+    comm.broadcast_in_place(&mut buffer, root)?;
     same(&buffer, "reduce in place, then broadcast");
     let mut out = vec![zero; if rank == root { n * count } else { 0 }];
     comm.reduce(&input, &mut out, op, root)?;
     out.resize(n * count, zero);
-    comm.broadcast(&mut out, root)?;
+    comm.broadcast_in_place(&mut out, root)?;
     same(&out, "reduce, then broadcast");
 
     let (mut segment, mut out) = (vec![zero; count], vec![zero; n * count]);

@@ -55,7 +55,7 @@ fn make(comm: &Comm, number: u32) -> Result<()> {
         child.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
         assert_eq!(sum, [RANKS as u32 * i]);
         if i % 5 == 0 {
-            child.all_reduce_async(vec![1u8; 100], ReduceOp::Sum)?.wait()?;
+            child.all_reduce_in_place_async(vec![1u8; 100], ReduceOp::Sum)?.wait()?;
         }
         if i % 3 > 0 {
             child.close()?;

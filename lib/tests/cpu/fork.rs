@@ -120,7 +120,7 @@ fn rank_process() {
 
 /// A call of all ranks that is under way when the parent forks.
 fn in_flight(comm: &Comm) -> Cell<Option<Work<Vec<u8>>>> {
-    Cell::new(Some(comm.all_reduce_async(vec![0u8; 8], ReduceOp::Sum).expect("a call")))
+    Cell::new(Some(comm.all_reduce_in_place_async(vec![0u8; 8], ReduceOp::Sum).expect("a call")))
 }
 
 /// A child drops all that it has; so does the parent later.
@@ -154,7 +154,7 @@ fn calls(comm: &Comm) {
             comm.split(Some(0), 0).map(drop),
             comm.alloc::<u8>(100).map(drop),
             comm.register_persistent(vec![0u8; 9]).map(drop),
-            comm.all_reduce_async(vec![0u8; 8], ReduceOp::Sum).map(drop),
+            comm.all_reduce_in_place_async(vec![0u8; 8], ReduceOp::Sum).map(drop),
             comm.explain(Collective::AllReduce, 8).map(drop),
             work.take().expect("a call").wait().map(drop),
         ];

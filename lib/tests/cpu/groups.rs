@@ -155,8 +155,8 @@ fn add<'a, T: Number>(g: &mut Group<'a>, op: &Op, comm: &Comm, pair: &'a mut Pai
         Kind::AllGatherV => g.all_gather_v(input, output, &even),
         Kind::ReduceScatter => g.reduce_scatter(input, output, reduction),
         Kind::ReduceScatterInPlace => g.reduce_scatter_in_place(output, reduction),
-        Kind::Broadcast => g.broadcast(output, root),
-        Kind::BroadcastFrom => g.broadcast_from(input, output, root),
+        Kind::Broadcast => g.broadcast_in_place(output, root),
+        Kind::BroadcastFrom => g.broadcast(input, output, root),
         Kind::Reduce => g.reduce(input, output, reduction, root),
         Kind::ReduceInPlace => g.reduce_in_place(output, reduction, root),
         Kind::Gather => g.gather(input, output, root),
@@ -325,10 +325,10 @@ fn lists_that_differ_are_a_mismatch() {
             "all_reduce #",
             |g, data| {
                 g.all_reduce_in_place(data, ReduceOp::Sum)?;
-                g.broadcast(leak(5), 0)
+                g.broadcast_in_place(leak(5), 0)
             },
             |g, data| {
-                g.broadcast(leak(5), 0)?;
+                g.broadcast_in_place(leak(5), 0)?;
                 g.all_reduce_in_place(data, ReduceOp::Sum)
             },
         ),

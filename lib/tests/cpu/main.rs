@@ -10,6 +10,7 @@ mod common;
 mod admission;
 mod arrows;
 mod averages;
+mod awaited;
 mod closing;
 mod collectives;
 mod config_docs;

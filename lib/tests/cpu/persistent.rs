@@ -114,12 +114,12 @@ fn compare(comm: &Comm, verbs: bool) {
         let mine = &values(rank, COUNT)[range.clone()];
         assert!(&swapped[..n] == mine && &swapped[n..] == mine, "all_to_all {range:?}");
         output.copy_from_slice(&ours);
-        comm.broadcast(&mut output[range.clone()], 1).unwrap();
+        comm.broadcast_in_place(&mut output[range.clone()], 1).unwrap();
         assert!(output[range.clone()] == values(1, COUNT)[range.clone()], "broadcast {range:?}");
     }
     comm.all_reduce(&ours, &mut expected, ReduceOp::Sum).unwrap();
     // An asynchronous call owns the buffer, and gives it back registered.
-    let again = comm.all_reduce_async(input, ReduceOp::Sum).unwrap().wait().unwrap();
+    let again = comm.all_reduce_in_place_async(input, ReduceOp::Sum).unwrap().wait().unwrap();
     assert_eq!(again.is_registered(), verbs);
     assert!(again.into_inner() == expected);
     let empty = comm.register_persistent(Vec::<u8>::new()).unwrap();

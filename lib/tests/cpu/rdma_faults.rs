@@ -48,7 +48,7 @@ fn disturb(
                 while outcome.is_ok() && last == [0] {
                     n += 1;
                     last = [u8::from(n > over.load(Ordering::Relaxed).saturating_add(ENOUGH))];
-                    outcome = call(&comm).and_then(|()| comm.broadcast(&mut last, 0));
+                    outcome = call(&comm).and_then(|()| comm.broadcast_in_place(&mut last, 0));
                     if comm.rank() == 0 {
                         calls.store(if outcome.is_ok() { n } else { usize::MAX }, Ordering::Relaxed);
                     }

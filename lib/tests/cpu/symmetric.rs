@@ -72,7 +72,7 @@ fn every_collective_on_symmetric_buffers() {
                         assert_eq!(x, max, "reduce, {n} ranks, element {i}");
                     }
                 }
-                comm.broadcast(&mut input[5..], root).expect("broadcast");
+                comm.broadcast_in_place(&mut input[5..], root).expect("broadcast");
                 for (i, &x) in input.iter().enumerate().skip(5) {
                     assert_eq!(x, value(root, i), "broadcast, {n} ranks, element {i}");
                 }
@@ -202,7 +202,7 @@ fn a_root_that_runs_ahead_waits_for_the_slowest() {
             } else if comm.rank() == 2 && call % 97 == 0 {
                 std::thread::yield_now();
             }
-            comm.broadcast(&mut data, 0).expect("broadcast");
+            comm.broadcast_in_place(&mut data, 0).expect("broadcast");
             assert_eq!(data, [call; 100]);
         }
     });
@@ -268,7 +268,7 @@ fn large_outputs() {
         comm.all_reduce_in_place(&mut symmetric, ReduceOp::Sum).expect("all_reduce");
         check("symmetric all_reduce", &symmetric, &|i| sum(n, i));
         output.copy_from_slice(&input);
-        comm.broadcast(&mut output, 1).expect("broadcast");
+        comm.broadcast_in_place(&mut output, 1).expect("broadcast");
         check("broadcast", &output, &|i| value(1, i));
         let part = COUNT / n;
         comm.all_gather(&input[..part], &mut output[..part * n]).expect("all_gather");

@@ -301,7 +301,7 @@ fn groups_point_to_point_splits_and_queued_calls() {
             assert_eq!(theirs[0] as usize, (rank + n - 1) % n);
             let half = comm.split(Some((rank % 2) as u32), 0)?.expect("everybody has a colour");
             half.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
-            let work = half.all_reduce_async(vec![1i32; 10], ReduceOp::Sum)?;
+            let work = half.all_reduce_in_place_async(vec![1i32; 10], ReduceOp::Sum)?;
             half.barrier()?;
             assert_eq!(work.wait()?, [2; 10]);
             half.close()?;

@@ -165,7 +165,7 @@ fn same_bits(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
         device.synchronize().unwrap();
         let bits: Vec<u32> = stream.clone_dtoh(&buffer).unwrap().iter().map(|x| x.to_bits()).collect();
         let mut first = bits.clone();
-        comm.broadcast(&mut first, 0).unwrap();
+        comm.broadcast_in_place(&mut first, 0).unwrap();
         assert!(first == bits, "all_reduce of {count} f32: rank {} has other bits than rank 0", comm.rank());
         // The sum of these would overflow. Equal values of up to three ranks have one sum in any order.
         let (large, n) = (f32::MAX / 2.0, comm.size());

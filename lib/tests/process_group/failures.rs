@@ -20,16 +20,16 @@ pub(crate) fn wrong_arguments(group: &ProcessGroup, site: &Site) {
     let (rank, n) = (group.rank(), group.size());
     let put = |len: usize| site.put(vector::<f32>(len, |i| i as f32));
     let sum = ReduceOp::Sum;
-    let e = text(group.broadcast(&mut put(4), n));
+    let e = text(group.broadcast_in_place(&mut put(4), n));
     assert!(e.contains(&format!("root is {n}, expected a rank below the world size {n}")), "{e}");
-    let e = text(group.reduce_async(put(4), sum, n + 5));
+    let e = text(group.reduce_in_place_async(put(4), sum, n + 5));
     assert!(e.contains(&format!("root is {}", n + 5)), "{e}");
     let e = text(group.all_gather(&put(3), &mut put(3 * n + 1)));
     assert!(e.contains(&format!("rank {rank}: the output has {} elements, expected {n} ranks x 3", 3 * n + 1)), "{e}");
-    let e = text(group.all_reduce_into(&put(3), &mut put(4), sum));
+    let e = text(group.all_reduce(&put(3), &mut put(4), sum));
     assert!(e.contains("the input has 3 elements, the output 4"), "{e}");
     let other = site.put(vector::<f64>(3, |i| i as f64));
-    let e = text(group.all_reduce_into(&other, &mut put(3), sum));
+    let e = text(group.all_reduce(&other, &mut put(3), sum));
     assert!(e.contains("the input is of f64, the output of f32"), "{e}");
     let e = text(group.send(&put(1), rank));
     assert!(e.contains(&format!("rank {rank} cannot wait for itself")), "{e}");
@@ -50,11 +50,11 @@ pub(crate) fn wrong_arguments(group: &ProcessGroup, site: &Site) {
     }
     match (group.backend(), site) {
         (BackendType::Nccl, _) => {
-            let e = text(group.all_reduce(&mut [1.0f32], sum));
+            let e = text(group.all_reduce_in_place(&mut [1.0f32], sum));
             assert!(e.contains("all_reduce of host memory by backend nccl is not available"), "{e}");
         }
         (_, Site::Gpu(_)) => {
-            let e = text(group.all_reduce_into(&put(1), &mut [0.0f32], sum));
+            let e = text(group.all_reduce(&put(1), &mut [0.0f32], sum));
             assert!(e.contains("the input is device memory, the output host memory"), "{e}");
         }
         _ => {}
@@ -64,7 +64,7 @@ pub(crate) fn wrong_arguments(group: &ProcessGroup, site: &Site) {
 /// Ranks that make different calls: on backends that compare them, both are named.
 pub(crate) fn mismatch(group: &ProcessGroup) {
     let rank = group.rank();
-    let e = text(group.all_reduce(&mut vec![0.0f32; 10 + rank], ReduceOp::Sum));
+    let e = text(group.all_reduce_in_place(&mut vec![0.0f32; 10 + rank], ReduceOp::Sum));
     assert!(e.contains("disagree") || e.contains("aborted"), "{e}");
     // The group is over.
     let e = text(group.barrier());
@@ -88,7 +88,7 @@ pub(crate) fn message_mismatch(group: &ProcessGroup) {
 fn ranks_that_differ_are_named() {
     let told = threads(3, BackendType::Tinynccl, Device::None, |group| {
         let rank = group.rank();
-        group.all_reduce(&mut vec![0.0f32; 10 + rank / 2], ReduceOp::Sum).expect_err("lengths differ")
+        group.all_reduce_in_place(&mut vec![0.0f32; 10 + rank / 2], ReduceOp::Sum).expect_err("lengths differ")
     });
     let named = told.iter().filter(|e| matches!(e, Error::Mismatch { .. }));
     assert!(named.clone().count() >= 1, "{told:?}");
@@ -105,7 +105,7 @@ fn a_group_that_one_rank_leaves_fails_on_the_others() {
             drop(group);
             return String::new();
         }
-        text(group.all_reduce(&mut [1.0f32; 8], ReduceOp::Sum))
+        text(group.all_reduce_in_place(&mut [1.0f32; 8], ReduceOp::Sum))
     });
     assert!(told[0].contains("rank 1") && told[2].contains("rank 1"), "{told:?}");
 }
@@ -118,7 +118,8 @@ fn abort_ends_calls_in_flight_and_later_ones() {
             return text(group.barrier());
         }
         // Never answered.
-        let work = group.all_reduce_async(vec![1.0f32; 100], ReduceOp::Sum).and_then(|work| work.wait().map(drop));
+        let work =
+            group.all_reduce_in_place_async(vec![1.0f32; 100], ReduceOp::Sum).and_then(|work| work.wait().map(drop));
         text(work)
     });
     assert!(told.iter().all(|e| e.contains("the test says so")), "{told:?}");

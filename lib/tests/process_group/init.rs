@@ -15,7 +15,7 @@ fn together(options: impl Fn(usize) -> InitOptions + Sync) {
                 let group = init_process_group(BackendType::Auto, &options(rank).config(config())).expect("a group");
                 assert_eq!((group.rank(), group.size(), group.global_ranks()), (rank, 3, &[0, 1, 2][..]));
                 let mut sum = [rank as u32; 5];
-                group.all_reduce(&mut sum, ReduceOp::Sum).expect("all_reduce");
+                group.all_reduce_in_place(&mut sum, ReduceOp::Sum).expect("all_reduce");
                 assert_eq!(sum, [3; 5]);
                 group.close().expect("nothing has failed");
             });

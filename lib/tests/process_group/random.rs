@@ -86,12 +86,12 @@ fn compare_as<T: Random>(ours: &ProcessGroup, theirs: &ProcessGroup) -> Result<(
     for op in ReduceOp::ALL.into_iter().filter(|op| op.applies_to(T::DTYPE)) {
         let (short, long) = (random(count, op), random(n * count, op));
         let (mut a, mut b) = (short.clone(), short.clone());
-        ours.all_reduce(&mut a, op)?;
-        theirs.all_reduce(&mut b, op)?;
+        ours.all_reduce_in_place(&mut a, op)?;
+        theirs.all_reduce_in_place(&mut b, op)?;
         same("all_reduce", Some(op), &a, &b);
         let (mut a, mut b) = (short.clone(), short);
-        ours.reduce(&mut a, op, n / 2)?;
-        theirs.reduce(&mut b, op, n / 2)?;
+        ours.reduce_in_place(&mut a, op, n / 2)?;
+        theirs.reduce_in_place(&mut b, op, n / 2)?;
         same("reduce", Some(op), &a, &b);
         let (mut a, mut b) = (zero(count), zero(count));
         ours.reduce_scatter(&long, &mut a, op)?;
@@ -100,8 +100,8 @@ fn compare_as<T: Random>(ours: &ProcessGroup, theirs: &ProcessGroup) -> Result<(
     }
     let (short, long) = (random(count, ReduceOp::Max), random(n * count, ReduceOp::Max));
     let (mut a, mut b) = (short.clone(), short.clone());
-    ours.broadcast(&mut a, n - 1)?;
-    theirs.broadcast(&mut b, n - 1)?;
+    ours.broadcast_in_place(&mut a, n - 1)?;
+    theirs.broadcast_in_place(&mut b, n - 1)?;
     same("broadcast", None, &a, &b);
     let calls: [Named<T>; 4] = [
         ("all_gather", |group, short, _, to| group.all_gather(short, to)),

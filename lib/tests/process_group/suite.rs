@@ -4,6 +4,7 @@
 use tinynccl::process_group::{BackendType, Buffer, BufferMut, ProcessGroup};
 use tinynccl::{DType, ReduceOp, Result};
 
+use super::common::run_tasks;
 use super::common::values::{UNTOUCHED, blank, datum, operand, reduced, vector, with_dtype};
 use super::failures;
 use super::place::{Datum, Held, Site};
@@ -100,20 +101,20 @@ impl Check<'_> {
         let name = |form: &str| format!("{form} ({op})");
 
         let mut buffer = self.put::<T>(count, own);
-        group.all_reduce(&mut buffer, op)?;
-        self.same(&name("all_reduce"), &buffer, want);
+        group.all_reduce_in_place(&mut buffer, op)?;
+        self.same(&name("all_reduce_in_place"), &buffer, want);
         let (input, mut output) = (self.put::<T>(count, own), self.blank::<T>(count));
-        group.all_reduce_into(&input, &mut output, op)?;
-        self.same(&name("all_reduce_into"), &output, want);
+        group.all_reduce(&input, &mut output, op)?;
+        self.same(&name("all_reduce"), &output, want);
         self.same("its input", &input, own);
 
         let mut buffer = self.put::<T>(count, own);
-        group.reduce(&mut buffer, op, root)?;
-        self.same(&name("reduce"), &buffer, |i| if rank == root { want(i) } else { own(i) });
+        group.reduce_in_place(&mut buffer, op, root)?;
+        self.same(&name("reduce_in_place"), &buffer, |i| if rank == root { want(i) } else { own(i) });
         let mut output = self.blank::<T>(count);
         let to = if rank == root { BufferMut::from(&mut output) } else { BufferMut::none() };
-        group.reduce_into(&input, to, op, root)?;
-        self.same(&name("reduce_into"), &output, |i| if rank == root { want(i) } else { T::of(UNTOUCHED) });
+        group.reduce(&input, to, op, root)?;
+        self.same(&name("reduce"), &output, |i| if rank == root { want(i) } else { T::of(UNTOUCHED) });
 
         let (input, mut output) = (self.put::<T>(n * count, own), self.blank::<T>(count));
         group.reduce_scatter(&input, &mut output, op)?;
@@ -134,8 +135,11 @@ impl Check<'_> {
         let gathered = |i: usize| datum(i / count, i % count);
 
         let mut buffer = self.put::<T>(count, data);
-        group.broadcast(&mut buffer, root)?;
-        self.same("broadcast", &buffer, |i| datum(root, i));
+        group.broadcast_in_place(&mut buffer, root)?;
+        self.same("broadcast_in_place", &buffer, |i| datum(root, i));
+        let (input, mut output) = (self.put::<T>(count, data), self.blank::<T>(count));
+        group.broadcast(if at_root { Buffer::from(&input) } else { Buffer::none() }, &mut output, root)?;
+        self.same("broadcast", &output, |i| datum(root, i));
 
         let (input, mut output) = (self.put::<T>(count, data), self.blank::<T>(n * count));
         group.all_gather(&input, &mut output)?;
@@ -149,11 +153,20 @@ impl Check<'_> {
         let to = if at_root { BufferMut::from(&mut output) } else { BufferMut::none() };
         group.gather(&input, to, root)?;
         self.same("gather", &output, gathered);
+        // The root's own segment lies at its place; elsewhere the buffer is the input.
+        let at = if at_root { mine.clone() } else { 0..count };
+        let len = if at_root { n * count } else { count };
+        let mut buffer = self.put::<T>(len, |i| if at.contains(&i) { data(i - at.start) } else { T::of(UNTOUCHED) });
+        group.gather_in_place(&mut buffer, root)?;
+        self.same("gather_in_place", &buffer, |i| if at_root { gathered(i) } else { data(i) });
 
         let source = self.put::<T>(n * count, data);
         let mut output = self.blank::<T>(count);
         group.scatter(if at_root { Buffer::from(&source) } else { Buffer::none() }, &mut output, root)?;
         self.same("scatter", &output, |i| datum(root, mine.start + i));
+        let mut buffer = self.put::<T>(len, |i| if at_root { data(i) } else { T::of(UNTOUCHED) });
+        group.scatter_in_place(&mut buffer, root)?;
+        self.same("scatter_in_place", &buffer, |i| if at_root { data(i) } else { datum(root, mine.start + i) });
 
         let mut output = self.blank::<T>(n * count);
         group.all_to_all(&source, &mut output)?;
@@ -172,11 +185,18 @@ impl Check<'_> {
         let data = |i: usize| datum(rank, i);
         let gathered = |i: usize| datum(i / count, i % count);
 
-        self.same("all_reduce_async", &group.all_reduce_async(self.put::<T>(count, own), op)?.wait()?, want);
-        let reduced_here = group.reduce_async(self.put::<T>(count, own), op, root)?.wait()?;
-        self.same("reduce_async", &reduced_here, |i| if at_root { want(i) } else { own(i) });
-        let copied = group.broadcast_async(self.put::<T>(count, data), root)?.wait()?;
-        self.same("broadcast_async", &copied, |i| datum(root, i));
+        self.same(
+            "all_reduce_in_place_async",
+            &group.all_reduce_in_place_async(self.put::<T>(count, own), op)?.wait()?,
+            want,
+        );
+        let reduced_here = group.reduce_in_place_async(self.put::<T>(count, own), op, root)?.wait()?;
+        self.same("reduce_in_place_async", &reduced_here, |i| if at_root { want(i) } else { own(i) });
+        let copied = group.broadcast_in_place_async(self.put::<T>(count, data), root)?.wait()?;
+        self.same("broadcast_in_place_async", &copied, |i| datum(root, i));
+        let (input, sum) = group.all_reduce_async(self.put::<T>(count, own), self.blank::<T>(count), op)?.wait()?;
+        self.same("all_reduce_async", &sum, want);
+        self.same("its input", &input, own);
         let (_, all) = group.all_gather_async(self.put::<T>(count, data), self.blank::<T>(n * count))?.wait()?;
         self.same("all_gather_async", &all, gathered);
         let input = self.put::<T>(n * count, own);
@@ -196,6 +216,9 @@ impl Check<'_> {
         let input = self.put::<T>(n * count, data);
         let (_, turned) = group.all_to_all_async(input, self.blank::<T>(n * count))?.wait()?;
         self.same("all_to_all_async", &turned, |i| datum(i / count, rank * count + i % count));
+        let work = group.all_reduce_in_place_async(self.put::<T>(count, own), op)?;
+        let sum = run_tasks(vec![Box::pin(work)]).remove(0)?;
+        self.same("an awaited all_reduce_in_place_async", &sum, want);
         group.barrier_async()?.wait()
     }
 }
@@ -208,10 +231,10 @@ fn overlap(group: &ProcessGroup, site: &Site) -> Result<()> {
     let want = |i: usize| reduced::<f32>(ReduceOp::Sum, n, i);
     let mut works = Vec::new();
     for _ in 0..5 {
-        works.push(group.all_reduce_async(check.put(1000, own), ReduceOp::Sum)?);
+        works.push(group.all_reduce_in_place_async(check.put(1000, own), ReduceOp::Sum)?);
     }
     let mut behind = check.put(1000, |i| operand::<i32>(ReduceOp::Sum, n, group.rank(), i));
-    group.all_reduce(&mut behind, ReduceOp::Sum)?;
+    group.all_reduce_in_place(&mut behind, ReduceOp::Sum)?;
     check.same("a blocking call behind asynchronous ones", &behind, |i| reduced(ReduceOp::Sum, n, i));
     for work in works.into_iter().rev() {
         // They were before the blocking call, so they are over.
@@ -219,7 +242,7 @@ fn overlap(group: &ProcessGroup, site: &Site) -> Result<()> {
         check.same("overlapping all_reduces", &work.wait()?, want);
     }
     // Dropped while it may still run: the group goes on.
-    drop(group.all_reduce_async(check.put(1000, own), ReduceOp::Sum)?);
+    drop(group.all_reduce_in_place_async(check.put(1000, own), ReduceOp::Sum)?);
     group.barrier()
 }
 
@@ -235,13 +258,13 @@ fn batch(group: &ProcessGroup, site: &Site) -> Result<()> {
         let (mut a, mut b) = (check.put::<f32>(count, own), check.put::<f32>(count, own));
         let (mut c, mut all) = (check.put::<u8>(count, |i| datum(rank, i)), check.blank::<f64>(n * count));
         let mut batch = group.batch();
-        batch.all_reduce(&mut a, ReduceOp::Sum)?;
+        batch.all_reduce_in_place(&mut a, ReduceOp::Sum)?;
         // Every rank to every rank, itself included, all sends first.
         for peer in 0..n {
             batch.send(&mine, peer)?;
         }
-        batch.all_reduce(&mut b, ReduceOp::Sum)?;
-        batch.broadcast(&mut c, 0)?;
+        batch.all_reduce_in_place(&mut b, ReduceOp::Sum)?;
+        batch.broadcast_in_place(&mut c, 0)?;
         for (peer, to) in others.iter_mut().enumerate() {
             batch.recv(to, peer)?;
         }

@@ -105,7 +105,7 @@ fn add_up(comm: &Comm) -> tinynccl::Result<u64> {
 // EXERCISE 2 (How it works): broadcast rank 0's word; the other ranks provide memory for it.
 fn spread(comm: &Comm, word: [u8; 8]) -> tinynccl::Result<[u8; 8]> {
     let mut word = if comm.rank() == 0 { word } else { *b"--------" };
-    comm.broadcast(&mut word, 0)?;
+    comm.broadcast_in_place(&mut word, 0)?;
     Ok(word)
 }
 

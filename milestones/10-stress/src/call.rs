@@ -19,7 +19,7 @@ pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory
             Collective::Scan => comm.scan_in_place(memory.output(), op),
             Collective::AllGather => comm.all_gather_in_place(memory.output()),
             Collective::ReduceScatter => comm.reduce_scatter_in_place(memory.input(), op),
-            Collective::Broadcast => comm.broadcast(memory.output(), root),
+            Collective::Broadcast => comm.broadcast_in_place(memory.output(), root),
             Collective::Reduce => comm.reduce_in_place(memory.output(), op, root),
             other => Err(not_offered(other, "in place")),
         };
@@ -30,7 +30,7 @@ pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory
         Collective::Scan => comm.scan(input, output, op),
         Collective::AllGather => comm.all_gather(input, output),
         Collective::ReduceScatter => comm.reduce_scatter(input, output, op),
-        Collective::Broadcast => comm.broadcast_from(input, output, root),
+        Collective::Broadcast => comm.broadcast(input, output, root),
         Collective::Reduce => comm.reduce(input, output, op, root),
         Collective::Gather => comm.gather(input, output, root),
         Collective::Scatter => comm.scatter(input, output, root),
@@ -64,7 +64,7 @@ pub(crate) fn grouped<T: Number>(comm: &Comm, case: &Case, place: Place, memory:
                 Collective::Scan => group.scan_in_place(memory.output(), op),
                 Collective::AllGather => group.all_gather_in_place(memory.output()),
                 Collective::ReduceScatter => group.reduce_scatter_in_place(memory.input(), op),
-                Collective::Broadcast => group.broadcast(memory.output(), root),
+                Collective::Broadcast => group.broadcast_in_place(memory.output(), root),
                 Collective::Reduce => group.reduce_in_place(memory.output(), op, root),
                 other => Err(not_offered(other, "in place")),
             };
@@ -75,7 +75,7 @@ pub(crate) fn grouped<T: Number>(comm: &Comm, case: &Case, place: Place, memory:
             Collective::Scan => group.scan(input, output, op),
             Collective::AllGather => group.all_gather(input, output),
             Collective::ReduceScatter => group.reduce_scatter(input, output, op),
-            Collective::Broadcast => group.broadcast_from(input, output, root),
+            Collective::Broadcast => group.broadcast(input, output, root),
             Collective::Reduce => group.reduce(input, output, op, root),
             Collective::Gather => group.gather(input, output, root),
             Collective::Scatter => group.scatter(input, output, root),
@@ -112,15 +112,9 @@ fn halves<'a, T>(comm: &Comm, input: &'a [T], output: &'a mut [T]) -> [Exchange<
     ]
 }
 
-/// Returns true if the library offers the call asynchronously.
-pub(crate) fn has_async(collective: Collective, place: Place) -> bool {
-    match place {
-        Place::In => matches!(collective, Collective::AllReduce | Collective::Broadcast),
-        Place::Out => matches!(
-            collective,
-            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll | Collective::Reduce
-        ),
-    }
+/// Returns true if the library offers the call asynchronously: all but those without memory, and messages.
+pub(crate) fn has_async(collective: Collective) -> bool {
+    !matches!(collective, Collective::Barrier | Collective::SendRecv)
 }
 
 /// Buffers of an asynchronous call: the library owns them while it runs.
@@ -136,14 +130,33 @@ pub(crate) fn asynchronous<T: Number>(comm: &Comm, case: &Case, place: Place, ow
     let root = case.root.unwrap_or(0);
     let input = std::mem::take(&mut owned.input);
     let output = std::mem::take(&mut owned.output);
-    (owned.input, owned.output) = match (case.collective, place) {
-        (Collective::AllReduce, Place::In) => (input, comm.all_reduce_async(output, op)?.wait()?),
-        (Collective::Broadcast, Place::In) => (input, comm.broadcast_async(output, root)?.wait()?),
-        (Collective::AllGather, Place::Out) => comm.all_gather_async(input, output)?.wait()?,
-        (Collective::ReduceScatter, Place::Out) => comm.reduce_scatter_async(input, output, op)?.wait()?,
-        (Collective::AllToAll, Place::Out) => comm.all_to_all_async(input, output)?.wait()?,
-        (Collective::Reduce, Place::Out) => comm.reduce_async(input, output, op, root)?.wait()?,
-        (other, _) => return Err(not_offered(other, "asynchronously")),
+    if place == Place::In {
+        match case.collective {
+            Collective::AllReduce => owned.output = comm.all_reduce_in_place_async(output, op)?.wait()?,
+            Collective::Scan => owned.output = comm.scan_in_place_async(output, op)?.wait()?,
+            Collective::AllGather => owned.output = comm.all_gather_in_place_async(output)?.wait()?,
+            Collective::ReduceScatter => {
+                (owned.input, owned.output) = (comm.reduce_scatter_in_place_async(input, op)?.wait()?, output);
+                return Ok(());
+            }
+            Collective::Broadcast => owned.output = comm.broadcast_in_place_async(output, root)?.wait()?,
+            Collective::Reduce => owned.output = comm.reduce_in_place_async(output, op, root)?.wait()?,
+            other => return Err(not_offered(other, "asynchronously in place")),
+        }
+        owned.input = input;
+        return Ok(());
+    }
+    (owned.input, owned.output) = match case.collective {
+        Collective::AllReduce => comm.all_reduce_async(input, output, op)?.wait()?,
+        Collective::Scan => comm.scan_async(input, output, op)?.wait()?,
+        Collective::AllGather => comm.all_gather_async(input, output)?.wait()?,
+        Collective::ReduceScatter => comm.reduce_scatter_async(input, output, op)?.wait()?,
+        Collective::Broadcast => comm.broadcast_async(input, output, root)?.wait()?,
+        Collective::Reduce => comm.reduce_async(input, output, op, root)?.wait()?,
+        Collective::Gather => comm.gather_async(input, output, root)?.wait()?,
+        Collective::Scatter => comm.scatter_async(input, output, root)?.wait()?,
+        Collective::AllToAll => comm.all_to_all_async(input, output)?.wait()?,
+        other => return Err(not_offered(other, "asynchronously")),
     };
     Ok(())
 }

@@ -74,12 +74,8 @@ pub(crate) fn run<T: Number>(
     if !settings.places.wants(case.collective, place) {
         return Ok(None);
     }
-    let offered = if settings.asynchronous {
-        call::has_async(case.collective, place)
-    } else {
-        place == Place::Out || case.has_in_place()
-    };
-    if !offered {
+    let has_place = place == Place::Out || case.has_in_place();
+    if !has_place || settings.asynchronous && !call::has_async(case.collective) {
         return Ok(None);
     }
     let row = Row { comm, case, place, layout, tables };

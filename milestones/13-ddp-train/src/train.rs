@@ -112,7 +112,7 @@ pub fn train(group: &ProcessGroup, options: &Options, mut report: impl FnMut(Eve
             totals[1] += correct as f64;
             totals[2] += mine.len() as f64;
         }
-        group.all_reduce(&mut totals, ReduceOp::Sum).context("summing the losses")?;
+        group.all_reduce_in_place(&mut totals, ReduceOp::Sum).context("summing the losses")?;
         ensure!(totals[0].is_finite(), "the loss is {} in epoch {number}: try a smaller --rate", totals[0]);
         let weights = replica.prove_identical().with_context(|| explain(format!("after epoch {number}")))?;
         let epoch = Epoch { number, loss: totals[0] / totals[2], accuracy: totals[1] / totals[2], weights };

@@ -96,7 +96,7 @@ impl<'g> Replica<'g> {
     /// Sets every rank's weights to rank 0's.
     pub fn broadcast(&mut self) -> Result<()> {
         let params = BufferMut::device(&self.exchange, self.model.params_mut());
-        self.group.broadcast(params, 0).context("broadcasting the initial weights")
+        self.group.broadcast_in_place(params, 0).context("broadcasting the initial weights")
     }
 
     /// Takes the weights of `model`, and resets the velocities.
@@ -145,7 +145,7 @@ impl<'g> Replica<'g> {
             buckets[bucket].begin.record(exchange)?;
             let mut elements = gradients.slice_mut(spans[bucket].clone());
             let mut batch = group.batch();
-            batch.all_reduce(BufferMut::device(exchange, &mut elements), ReduceOp::Avg)?;
+            batch.all_reduce_in_place(BufferMut::device(exchange, &mut elements), ReduceOp::Avg)?;
             batch.enqueue().context("averaging the gradients")?;
             Ok(buckets[bucket].reduced.record(exchange)?)
         };

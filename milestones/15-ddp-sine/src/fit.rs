@@ -72,7 +72,7 @@ pub(crate) fn fit(group: &ProcessGroup, options: &Training, mut report: impl FnM
             totals[1] += mine.len() as f64;
             step += 1;
         }
-        group.all_reduce(&mut totals, ReduceOp::Sum).context("summing the losses")?;
+        group.all_reduce_in_place(&mut totals, ReduceOp::Sum).context("summing the losses")?;
         let loss = totals[0] / totals[1];
         ensure!(loss.is_finite(), "the loss is {loss} in epoch {number}: try a smaller --rate");
         report(number, loss);

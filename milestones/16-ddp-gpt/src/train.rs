@@ -147,7 +147,7 @@ pub fn train(
     agree(comm, "the text", corpus.crc)?;
     agree(comm, "the checkpoint", state.crc)?;
     agree(comm, "the number of steps already done", state.step as u32)?;
-    comm.broadcast(&mut state.model.values, 0)?;
+    comm.broadcast_in_place(&mut state.model.values, 0)?;
     engine.start(&state.model, report)?;
 
     while state.step < config.steps {

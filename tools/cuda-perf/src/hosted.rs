@@ -104,7 +104,7 @@ fn host(options: &Options, comm: &Comm, task: &Task, bytes: usize) -> Result<f64
                 Operation::ReduceScatter => {
                     comm.reduce_scatter(&input[..n * part], &mut output[..part], ReduceOp::Sum)?;
                 }
-                Operation::Broadcast => comm.broadcast(&mut output, 0)?,
+                Operation::Broadcast => comm.broadcast_in_place(&mut output, 0)?,
                 Operation::Reduce => comm.reduce(&input, &mut output, ReduceOp::Sum, 0)?,
                 Operation::AllToAll => comm.all_to_all(&input[..n * part], &mut output[..n * part])?,
                 Operation::Gather => comm.gather(&input[..part], &mut output[..n * part], 0)?,

@@ -69,7 +69,7 @@ impl Nccl {
             done("making an id", unsafe { sys::ncclGetUniqueId(&mut id) })?;
         }
         let mut bytes = id.internal.map(|c| c as u8);
-        comm.broadcast(&mut bytes, 0)?;
+        comm.broadcast_in_place(&mut bytes, 0)?;
         id.internal = bytes.map(|b| b as _);
         let mut handle = std::ptr::null_mut();
         // SAFETY: the id is rank 0's; every rank calls this.

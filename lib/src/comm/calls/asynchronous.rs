@@ -63,12 +63,11 @@ impl Comm {
 }
 
 macro_rules! asynchronous {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $of:ident, $name:tt, $g:tt, $ga:tt, $device:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $async:ident, $device:tt;)*) => {
         impl Comm {
-            $(asynchronous! { @ $form $name $of $collective $arguments })*
+            $(asynchronous! { @ $form $async $name $collective $arguments })*
         }
     };
-    (@ $form:ident - $($rest:tt)*) => {};
     (@ apart $name:ident $of:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
         #[doc = concat!("[`Comm::", stringify!($of), "`], asynchronously; gives `(input, output)` back.")]
         pub fn $name<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(

@@ -10,7 +10,7 @@ use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 
 macro_rules! blocking {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $a:tt, $g:tt, $ga:tt, $device:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $async:ident, $device:tt;)*) => {
         impl Comm {
             $(blocking! { @ $form $collective $arguments $name [$(#[$doc])*] })*
 

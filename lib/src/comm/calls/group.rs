@@ -108,7 +108,7 @@ impl<'a> Group<'a> {
 }
 
 macro_rules! grouped {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $a:tt, $g:tt, $ga:tt, $device:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $async:ident, $device:tt;)*) => {
         /// Collectives.
         impl<'a> Group<'a> {
             $(grouped! { @ $form $name $collective $arguments })*

@@ -36,7 +36,7 @@ use crate::transport::Registration;
 /// # fn f(comm: &tinynccl::Comm) -> tinynccl::Result<()> {
 /// let elements = vec![0f32; 1024];
 /// let buffer = comm.register_persistent(elements)?;
-/// let work = comm.all_reduce_async(buffer, tinynccl::ReduceOp::Sum)?;
+/// let work = comm.all_reduce_in_place_async(buffer, tinynccl::ReduceOp::Sum)?;
 /// let mut buffer = work.wait()?;
 /// buffer[0] = 1.0;
 /// comm.group(|group| group.send(&buffer, 1))?;
@@ -56,7 +56,7 @@ use crate::transport::Registration;
 /// ```compile_fail,E0382
 /// # fn f(comm: &tinynccl::Comm) -> tinynccl::Result<()> {
 /// let mut buffer = comm.register_persistent(vec![0f32; 1024])?;
-/// let work = comm.all_reduce_async(buffer, tinynccl::ReduceOp::Sum)?;
+/// let work = comm.all_reduce_in_place_async(buffer, tinynccl::ReduceOp::Sum)?;
 /// buffer[0] = 1.0;
 /// # work.wait().map(drop) }
 /// ```

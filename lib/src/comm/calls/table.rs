@@ -7,12 +7,10 @@
 
 /// Expands `$form! { lines }`. A line has the documentation of the blocking call, then
 ///
-/// - `apart`: an input and an output; `place`: one buffer;
+/// - `apart`: an input and an output; `place`: one buffer, by a name that ends in `_in_place`;
 /// - the collective, and the arguments behind the buffers;
-/// - the names of the blocking method of `Comm`, of the asynchronous one, of the blocking method of `ProcessGroup` and
-///   of its asynchronous one; `-` where there is none. Groups have the methods of `Comm`, batches those of
-///   `ProcessGroup`;
-/// - `device` where `DeviceComm` has the blocking method of `Comm`, else `-`.
+/// - the name of the blocking method and of the asynchronous one, which are the same on every type;
+/// - `device` where `DeviceComm` has the method, else `-`.
 macro_rules! collectives {
     ($form:ident) => {
         $form! {
@@ -28,7 +26,7 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            apart AllReduce(op: ReduceOp): all_reduce, -, all_reduce_into, -, device;
+            apart AllReduce(op: ReduceOp): all_reduce, all_reduce_async, device;
             /// [`Comm::all_reduce`] with one buffer for input and output.
             ///
             /// ```
@@ -40,7 +38,7 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            place AllReduce(op: ReduceOp): all_reduce_in_place, all_reduce_async, all_reduce, all_reduce_async, device;
+            place AllReduce(op: ReduceOp): all_reduce_in_place, all_reduce_in_place_async, device;
             /// Every rank's `output` (`n` x the input's length) becomes all ranks' `input`, in rank order.
             ///
             /// ```
@@ -52,7 +50,7 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            apart AllGather(): all_gather, all_gather_async, all_gather, all_gather_async, device;
+            apart AllGather(): all_gather, all_gather_async, device;
             /// [`Comm::all_gather`] where our input already lies at segment `rank` of `buffer`.
             ///
             /// ```
@@ -65,7 +63,7 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            place AllGather(): all_gather_in_place, -, all_gather_in_place, -, -;
+            place AllGather(): all_gather_in_place, all_gather_in_place_async, device;
             /// `output` becomes segment `rank` of the reduction of all ranks' `input` (`n` x the output's length).
             ///
             /// ```
@@ -77,8 +75,7 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            apart ReduceScatter(op: ReduceOp):
-                reduce_scatter, reduce_scatter_async, reduce_scatter, reduce_scatter_async, device;
+            apart ReduceScatter(op: ReduceOp): reduce_scatter, reduce_scatter_async, device;
             /// [`Comm::reduce_scatter`] whose result replaces segment `rank` of `buffer`; the other segments are left
             /// as they were.
             ///
@@ -91,31 +88,31 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            place ReduceScatter(op: ReduceOp): reduce_scatter_in_place, -, reduce_scatter_in_place, -, -;
-            /// Every rank's `buffer` becomes the root's.
-            ///
-            /// ```
-            /// # use tinynccl::ReduceOp;
-            /// # tinynccl::comm::on_threads(2, |comm| {
-            /// let mut weights = [comm.rank() as f32; 3];
-            /// comm.broadcast(&mut weights, 1)?;
-            /// assert_eq!(weights, [1.0; 3]);
-            /// # Ok(())
-            /// # }).unwrap();
-            /// ```
-            place Broadcast(root: usize): broadcast, broadcast_async, broadcast, broadcast_async, device;
-            /// [`Comm::broadcast`] from the root's `input` into every rank's `output`; `input` is ignored elsewhere.
+            place ReduceScatter(op: ReduceOp): reduce_scatter_in_place, reduce_scatter_in_place_async, device;
+            /// Every rank's `output` becomes the root's `input`, which is ignored elsewhere and may be empty.
             ///
             /// ```
             /// # use tinynccl::ReduceOp;
             /// # tinynccl::comm::on_threads(2, |comm| {
             /// let mut output = [0u8; 4];
-            /// comm.broadcast_from(b"word", &mut output, 0)?;
+            /// comm.broadcast(b"word", &mut output, 0)?;
             /// assert_eq!(&output, b"word");
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            apart Broadcast(root: usize): broadcast_from, -, -, -, -;
+            apart Broadcast(root: usize): broadcast, broadcast_async, device;
+            /// [`Comm::broadcast`] with one buffer for input and output: every rank's `buffer` becomes the root's.
+            ///
+            /// ```
+            /// # use tinynccl::ReduceOp;
+            /// # tinynccl::comm::on_threads(2, |comm| {
+            /// let mut weights = [comm.rank() as f32; 3];
+            /// comm.broadcast_in_place(&mut weights, 1)?;
+            /// assert_eq!(weights, [1.0; 3]);
+            /// # Ok(())
+            /// # }).unwrap();
+            /// ```
+            place Broadcast(root: usize): broadcast_in_place, broadcast_in_place_async, device;
             /// The root's `output` becomes the reduction of all ranks' `input`; `output` is ignored (and may be empty)
             /// elsewhere.
             ///
@@ -128,7 +125,7 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            apart Reduce(op: ReduceOp, root: usize): reduce, reduce_async, reduce_into, -, device;
+            apart Reduce(op: ReduceOp, root: usize): reduce, reduce_async, device;
             /// [`Comm::reduce`] whose result replaces the root's `buffer`; elsewhere `buffer` is left as it was.
             ///
             /// ```
@@ -140,7 +137,7 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            place Reduce(op: ReduceOp, root: usize): reduce_in_place, -, reduce, reduce_async, -;
+            place Reduce(op: ReduceOp, root: usize): reduce_in_place, reduce_in_place_async, device;
             /// All to one: the root's `output` (`n` x the input's length) becomes all ranks' `input`, in rank order.
             /// `output` is ignored elsewhere.
             ///
@@ -153,11 +150,10 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            apart Gather(root: usize): gather, gather_async, gather, gather_async, -;
+            apart Gather(root: usize): gather, gather_async, device;
             /// [`Comm::gather`] where the root's own input already lies at segment `root` of its `buffer` (`n`
-            /// segments); elsewhere
-            /// `buffer` is the input, one segment.
-            place Gather(root: usize): gather_in_place, -, -, -, -;
+            /// segments); elsewhere `buffer` is the input, one segment.
+            place Gather(root: usize): gather_in_place, gather_in_place_async, device;
             /// One to all: `output` becomes segment `rank` of the root's `input` (`n` x the output's length; ignored
             /// elsewhere).
             ///
@@ -170,10 +166,10 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            apart Scatter(root: usize): scatter, scatter_async, scatter, scatter_async, -;
+            apart Scatter(root: usize): scatter, scatter_async, device;
             /// [`Comm::scatter`] from the root's `buffer` (`n` segments), whose own segment stays where it is;
             /// elsewhere `buffer` is the output, one segment.
-            place Scatter(root: usize): scatter_in_place, -, -, -, -;
+            place Scatter(root: usize): scatter_in_place, scatter_in_place_async, device;
             /// Segment `s` of `output` becomes segment `rank` of rank `s`'s `input`; both have `n` equal segments.
             ///
             /// ```
@@ -186,7 +182,7 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            apart AllToAll(): all_to_all, all_to_all_async, all_to_all, all_to_all_async, device;
+            apart AllToAll(): all_to_all, all_to_all_async, device;
             /// `output` becomes the element-wise reduction of the inputs of ranks `0..=rank` (MPI's inclusive scan).
             /// There is no average of some of the ranks.
             ///
@@ -199,9 +195,9 @@ macro_rules! collectives {
             /// # Ok(())
             /// # }).unwrap();
             /// ```
-            apart Scan(op: ReduceOp): scan, -, scan, -, -;
+            apart Scan(op: ReduceOp): scan, scan_async, -;
             /// [`Comm::scan`] with one buffer for input and output.
-            place Scan(op: ReduceOp): scan_in_place, scan_async, scan_in_place, scan_async, -;
+            place Scan(op: ReduceOp): scan_in_place, scan_in_place_async, -;
         }
     };
 }

@@ -1,15 +1,26 @@
 //! The handle of an asynchronous call.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::threads::{deadline_after, left, lock};
 
-/// A collective in flight that owns its buffers `B` until it is complete.
+/// A collective in flight that owns its buffers `B` until it is complete. A thread waits for it with [`Work::wait`], a
+/// task of any executor with `.await`.
 ///
 /// Dropping it without waiting is fine: the call goes on, its buffers are freed at the end.
+///
+/// ```
+/// # use tinynccl::{Comm, ReduceOp, Result};
+/// async fn average(comm: &Comm, gradients: Vec<f32>) -> Result<Vec<f32>> {
+///     comm.all_reduce_in_place_async(gradients, ReduceOp::Avg)?.await
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "the result of the call is in the Work: wait for it"]
 pub struct Work<B> {
@@ -20,34 +31,59 @@ pub struct Work<B> {
 
 #[derive(Debug)]
 struct Shared<B> {
-    outcome: Mutex<Option<Result<B>>>,
+    state: Mutex<State<B>>,
     done: Condvar,
+}
+
+#[derive(Debug)]
+enum State<B> {
+    /// The call runs. The task that awaits it, if one does, is woken at its end.
+    Running(Option<Waker>),
+    Done(Result<B>),
+    /// The outcome was given to a waiter.
+    Taken,
+}
+
+impl<B> State<B> {
+    /// The outcome, once there is one; to the first caller alone.
+    fn take(&mut self) -> Option<Result<B>> {
+        match std::mem::replace(self, State::Taken) {
+            State::Done(outcome) => Some(outcome),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
 }
 
 /// Completes a [`Work`]: with an error if it is dropped before.
 pub(super) struct Completer<B> {
     shared: Arc<Shared<B>>,
     rank: usize,
-    told: bool,
+    completed: bool,
 }
 
 impl<B> Completer<B> {
     pub(super) fn complete(mut self, outcome: Result<B>) {
-        self.tell(outcome);
+        self.set(outcome);
     }
 
-    fn tell(&mut self, outcome: Result<B>) {
-        self.told = true;
-        *lock(&self.shared.outcome) = Some(outcome);
+    fn set(&mut self, outcome: Result<B>) {
+        self.completed = true;
+        let before = std::mem::replace(&mut *lock(&self.shared.state), State::Done(outcome));
         self.shared.done.notify_all();
+        if let State::Running(Some(waker)) = before {
+            waker.wake();
+        }
     }
 }
 
 impl<B> Drop for Completer<B> {
     fn drop(&mut self) {
-        if !self.told {
+        if !self.completed {
             let reason = format!("rank {}: the call panicked, or was never begun", self.rank);
-            self.tell(Err(Error::Aborted { op: "asynchronous call".to_owned(), rank: self.rank, reason }));
+            self.set(Err(Error::Aborted { op: "asynchronous call".to_owned(), rank: self.rank, reason }));
         }
     }
 }
@@ -55,13 +91,13 @@ impl<B> Drop for Completer<B> {
 impl<B> Work<B> {
     /// A handle, and what completes it.
     pub(super) fn pair(origin: Origin, rank: usize) -> (Work<B>, Completer<B>) {
-        let shared = Arc::new(Shared { outcome: Mutex::new(None), done: Condvar::new() });
-        (Work { shared: shared.clone(), origin, rank }, Completer { shared, rank, told: false })
+        let shared = Arc::new(Shared { state: Mutex::new(State::Running(None)), done: Condvar::new() });
+        (Work { shared: shared.clone(), origin, rank }, Completer { shared, rank, completed: false })
     }
 
     /// True when [`Work::wait`] would return at once.
-    pub fn test(&self) -> bool {
-        !self.origin.is_here() || lock(&self.shared.outcome).is_some()
+    pub fn is_done(&self) -> bool {
+        !self.origin.is_here() || matches!(*lock(&self.shared.state), State::Done(_))
     }
 
     /// Waits for the end and gives the buffers back. The wait is finite: the call fails at the communicator's deadline.
@@ -71,7 +107,7 @@ impl<B> Work<B> {
     /// # use tinynccl::ReduceOp;
     /// # tinynccl::comm::on_threads(2, |comm| {
     /// // The buffer belongs to the call until it is done.
-    /// let work = comm.all_reduce_async(vec![1.0f32; 1 << 16], ReduceOp::Sum)?;
+    /// let work = comm.all_reduce_in_place_async(vec![1.0f32; 1 << 16], ReduceOp::Sum)?;
     /// // … compute meanwhile …
     /// let sum = work.wait()?;
     /// assert_eq!(sum[0], 2.0);
@@ -80,11 +116,11 @@ impl<B> Work<B> {
     /// ```
     pub fn wait(self) -> Result<B> {
         self.origin.check(|| "wait".to_owned(), self.rank)?;
-        let mut outcome = lock(&self.shared.outcome);
+        let mut state = lock(&self.shared.state);
         loop {
-            match outcome.take() {
-                Some(result) => return result,
-                None => outcome = self.shared.done.wait(outcome).unwrap_or_else(PoisonError::into_inner),
+            match state.take() {
+                Some(outcome) => return outcome,
+                None => state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
@@ -95,18 +131,37 @@ impl<B> Work<B> {
             return Ok(Err(error));
         }
         let end = deadline_after(timeout);
-        let mut outcome = lock(&self.shared.outcome);
+        let mut state = lock(&self.shared.state);
         loop {
-            if let Some(result) = outcome.take() {
-                return Ok(result);
+            if let Some(outcome) = state.take() {
+                return Ok(outcome);
             }
             let left = left(end);
             if left.is_zero() {
                 break;
             }
-            outcome = self.shared.done.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.shared.done.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        drop(outcome);
+        drop(state);
         Err(self)
+    }
+}
+
+/// Ends with [`Work::wait`]'s result, at the communicator's deadline at the latest. After its end it never ends again.
+impl<B> Future for Work<B> {
+    type Output = Result<B>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+        if let Err(error) = self.origin.check(|| "await".to_owned(), self.rank) {
+            return Poll::Ready(Err(error));
+        }
+        let mut state = lock(&self.shared.state);
+        if let State::Running(waker) = &mut *state {
+            match waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                None => *waker = Some(context.waker().clone()),
+            }
+        }
+        state.take().map_or(Poll::Pending, Poll::Ready)
     }
 }

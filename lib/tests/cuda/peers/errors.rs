@@ -75,7 +75,7 @@ fn wrong_lengths_roots_and_peers_are_refused() {
     for error in [
         comm.all_reduce(stream, &input, &mut output, ReduceOp::Sum).unwrap_err(),
         comm.all_gather(stream, &input, &mut output).unwrap_err(),
-        comm.broadcast(stream, &mut output, n).unwrap_err(),
+        comm.broadcast_in_place(stream, &mut output, n).unwrap_err(),
         comm.send(stream, &input, 0).unwrap_err(),
         comm.recv(stream, &mut output, n).unwrap_err(),
     ] {
@@ -83,7 +83,7 @@ fn wrong_lengths_roots_and_peers_are_refused() {
     }
     let other = &ranks[1];
     if other.stream.context() != comm.context() {
-        let error = comm.broadcast(&other.stream, &mut output, 0).unwrap_err();
+        let error = comm.broadcast_in_place(&other.stream, &mut output, 0).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     }
     comm.check().unwrap();

@@ -17,7 +17,7 @@ pub(crate) fn run(options: &Options) -> Result<u8> {
         let stream = context.new_stream()?;
         let mut losses = stream.clone_htod(&vec![1.0f32; elements])?;
         println!("rank {rank}: all_reduce of {elements} elements over {}", group.backend());
-        group.all_reduce(BufferMut::device(&stream, &mut losses), ReduceOp::Sum)?;
+        group.all_reduce_in_place(BufferMut::device(&stream, &mut losses), ReduceOp::Sum)?;
         let sums = stream.clone_dtoh(&losses)?;
         stream.synchronize()?;
         let wrong = sums.iter().filter(|&&sum| sum != 2.0).count();

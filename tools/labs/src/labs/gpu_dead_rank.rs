@@ -27,7 +27,7 @@ pub(crate) fn run(options: &Options) -> Result<u8> {
                 kill_process(getpid(), Signal::KILL)?;
             }
             let mut batch = group.batch();
-            batch.all_reduce(BufferMut::device(&stream, &mut gradients), ReduceOp::Avg)?;
+            batch.all_reduce_in_place(BufferMut::device(&stream, &mut gradients), ReduceOp::Avg)?;
             batch.enqueue()?;
             if options.is_nccl() { watch(&stream, rank, step)? } else { group.synchronize(&stream)? }
         }

@@ -20,7 +20,7 @@ pub(crate) fn run(options: &Options) -> Result<u8> {
         let mut gradients = compute.alloc_zeros::<f32>(ELEMENTS)?;
         // The first call opens what the group needs: that is not this lab's subject.
         compute.synchronize()?;
-        group.all_reduce(BufferMut::device(&communication, &mut gradients), ReduceOp::Sum)?;
+        group.all_reduce_in_place(BufferMut::device(&communication, &mut gradients), ReduceOp::Sum)?;
 
         let (n, value) = (ELEMENTS as u64, rank as f32 + 1.0);
         let mut launch = compute.launch_builder(&backward);
@@ -35,7 +35,7 @@ pub(crate) fn run(options: &Options) -> Result<u8> {
         // SAFETY: `ELEMENTS` f32 of this GPU, which stay until both streams have ended. That the streams are not
         // ordered without --fixed makes values wrong, as this lab shows, and nothing else.
         let buffer = unsafe { BufferMut::from_address(&communication, DType::F32, address, ELEMENTS) };
-        group.all_reduce(buffer, ReduceOp::Sum)?;
+        group.all_reduce_in_place(buffer, ReduceOp::Sum)?;
         let sums = communication.clone_dtoh(&gradients)?;
         communication.synchronize()?;
         compute.synchronize()?;

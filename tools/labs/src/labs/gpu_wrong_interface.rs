@@ -23,7 +23,7 @@ pub(crate) fn run(options: &Options) -> Result<u8> {
     options.run_job(&Job::new(2, 5, ends).with(settings), |group, context| {
         let stream = context.new_stream()?;
         let mut sum = stream.clone_htod(&[1.0f32])?;
-        group.all_reduce(BufferMut::device(&stream, &mut sum), ReduceOp::Sum)?;
+        group.all_reduce_in_place(BufferMut::device(&stream, &mut sum), ReduceOp::Sum)?;
         let sum = stream.clone_dtoh(&sum)?;
         stream.synchronize()?;
         ensure!(sum == [2.0], "rank {}: the sum is {sum:?}, expected 2", group.rank());

@@ -57,7 +57,7 @@ fn share(comm: &Comm, options: &Options) -> Result<()> {
     let rank = comm.rank();
     if options.fixed {
         let mut data = vec![if rank == 0 { 7u8 } else { 0 }; WANTED];
-        comm.broadcast(&mut data, 0)?;
+        comm.broadcast_in_place(&mut data, 0)?;
         ensure!(data.iter().all(|&byte| byte == 7), "rank {rank}: other bytes than rank 0 sent");
         println!("rank {rank}: {} MiB are here, {SHM} is untouched", WANTED >> 20);
         return Ok(());
