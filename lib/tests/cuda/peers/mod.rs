@@ -4,6 +4,7 @@
 
 mod check;
 mod errors;
+mod forms;
 
 use std::sync::Arc;
 use std::time::Duration;
