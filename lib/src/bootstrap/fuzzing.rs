@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::UniqueId;
-use super::detect::{self, Meeting};
-use super::frame::{Decoder, Hello, MAX_FRAME, MAX_REGISTER};
-use super::interface::{self, LocalAddress};
-use super::message::{ToRank, ToStore};
-use super::store::Store;
+use super::environment::detect::{self, Source};
+use super::environment::interface::{self, LocalAddress};
+use super::server::store::Store;
+use super::wire::frame::{Decoder, Hello, MAX_FRAME, MAX_REGISTER};
+use super::wire::message::{ToRank, ToStore};
 use crate::fuzzing::variable;
 
 /// A stream to the store, or from it. First byte: length of the chunks it comes in. Cutting changes nothing.
@@ -115,7 +115,7 @@ pub fn environment(data: &[u8]) {
         let half = lookup("OMPI_COMM_WORLD_SIZE").is_some() || lookup("PMI_SIZE").is_some();
         assert!(is_rank || half || (plan.launcher == detect::Launcher::Slurm && plan.world_size == 1));
         assert!(plan.rank < plan.world_size);
-        if let Meeting::Address { hosts, port, .. } = plan.meeting {
+        if let Source::Address { hosts, port, .. } = plan.source {
             assert!(port > 0 && !hosts.is_empty() && hosts.iter().all(|(_, host)| !host.is_empty()), "{hosts:?}");
         }
     }

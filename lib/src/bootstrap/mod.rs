@@ -12,51 +12,47 @@
 //! ```
 //!
 //! A connection that closes without a goodbye is how `kill -9` of a rank shows: the kernel closes it for the dead
-//! process, and the store notifies all ranks at once. A connection whose path fails goes on over another (`resume.rs`).
+//! process, and the store notifies all ranks at once. A connection whose path fails goes on over another (`client/resume.rs`).
 //!
-//! Only clients that know the job's secret are admitted (`admission.rs`). Messages after that travel in clear and
+//! Only clients that know the job's secret are admitted (`wire/admission.rs`). Messages after that travel in clear and
 //! unsigned: an attacker on the path can read and change them. Run on a network that you trust, as with NCCL and Gloo.
+//!
+//! | module | idea |
+//! | --- | --- |
+//! | `client` | a rank: joining, its session, news of the others |
+//! | `server` | the store: admission, clients, values, and events |
+//! | `environment` | this host, and this process's place in the job |
+//! | `wire` | admission, frames and messages between the two |
+//! | `ledger` | calls that ranks have made, compared |
 
-mod admission;
-mod calls;
-mod comms;
-mod connection;
-mod detect;
-mod event;
-mod frame;
+mod client;
+mod environment;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-pub mod host;
-pub mod interface;
-mod join;
-mod local_meeting;
-mod mailbox;
-mod message;
-mod monitor;
-mod progress;
-mod rendezvous;
-mod resume;
+mod ledger;
 pub mod server;
-pub mod session;
-mod store;
-pub mod unique_id;
+mod wire;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use admission::join_secret as job_secret;
-pub(crate) use calls::{Digests, first_difference, is_later};
-pub use calls::{Disagreement, Made};
-pub(crate) use connection::unacknowledged;
-pub(crate) use detect::OF_TORCHRUN;
-pub use detect::is_rank;
-pub use event::Event;
-pub use host::Host;
-pub use progress::{Health, Progress, RankState, Snapshot};
-pub(crate) use rendezvous::from_lookup as rendezvous_from;
-pub use rendezvous::{Rendezvous, rendezvous_from_env};
+pub use client::session;
+pub use environment::{host, interface};
+pub use wire::unique_id;
+
+pub(crate) use client::rendezvous::from_lookup as rendezvous_from;
+pub use client::rendezvous::{Rendezvous, rendezvous_from_env};
+pub use client::session::Session;
+pub(crate) use environment::detect::OF_TORCHRUN;
+pub use environment::detect::is_rank;
+pub use environment::host::Host;
+pub(crate) use ledger::calls::{Digests, first_difference, is_later};
+pub use ledger::calls::{Disagreement, Made};
+pub use ledger::progress::{Health, Progress, RankState, Snapshot};
+pub(crate) use server::store::HOSTS_STORE;
+pub use server::store::Standing;
 pub use server::{Observer, Server};
-pub use session::Session;
-pub(crate) use store::HOSTS_STORE;
-pub use store::Standing;
-pub use unique_id::UniqueId;
+pub(crate) use wire::admission::join_secret as job_secret;
+pub(crate) use wire::connection::unacknowledged;
+pub use wire::event::Event;
+pub use wire::unique_id::UniqueId;

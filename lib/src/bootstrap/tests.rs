@@ -1,8 +1,8 @@
 //! The store and its clients together: ranks as threads, unauthenticated clients as raw sockets.
 
 mod ending;
+mod rejected;
 mod resuming;
-mod strangers;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::admission::{Challenge, answer};
-use super::connection::{Connection, encode};
-use super::frame::{Hello, MAGIC, MAX_FRAME};
-use super::message::{Bytes, ToRank, ToStore};
-use super::unique_id::PROTOCOL_VERSION;
+use super::wire::admission::{Challenge, answer};
+use super::wire::connection::{Connection, encode};
+use super::wire::frame::{Hello, MAGIC, MAX_FRAME};
+use super::wire::message::{Bytes, ToRank, ToStore};
+use super::wire::unique_id::PROTOCOL_VERSION;
 use super::*;
 use crate::threads::{deadline_after, left};
 use crate::wire::Header;
@@ -120,7 +120,7 @@ impl Raw {
     fn await_bytes(&mut self) -> bool {
         let mut fds = [rustix::event::PollFd::from_borrowed_fd(self.0.fd(), rustix::event::PollFlags::IN)];
         crate::threads::poll(&mut fds, LONG).unwrap();
-        matches!(self.0.fill(), Ok(super::connection::Fill::Open))
+        matches!(self.0.fill(), Ok(super::wire::connection::Fill::Open))
     }
 
     fn rejected(mut self) -> String {

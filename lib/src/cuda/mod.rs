@@ -11,49 +11,37 @@
 //!
 //! | module | idea |
 //! | --- | --- |
-//! | `comm`, `setup` | the communicator, and its creation |
-//! | `collectives`, `enqueue`, `call`, `buffers`, `scratch` | calls, checked and enqueued |
-//! | `group`, `fused`, `messages` | several calls together |
-//! | `path` | the trait of the three paths: `peer`, `phased` and `hosted`; `alone` is that of one rank |
-//! | `window`, `path_check` | memory that all ranks' kernels reach |
-//! | `kernels`, `compile`, `report` | the kernels, their compiler, and their reports of failures |
-//! | `registered` | buffers that calls use without copies |
-//! | `one_sided` | writes into other ranks' buffers, and signals |
-//! | `driver`, `inventory` | CUDA's driver, and the GPUs of this host |
+//! | `start` | creation of a communicator |
+//! | `calls` | calls, checked and enqueued; several together; registered buffers and one-sided writes |
+//! | `comm` | the communicator |
+//! | `peer`, `phased`, `hosted` | the three data paths |
+//! | `path` | the trait of a data path, and failures that kernels report |
+//! | `kernels` | the kernels |
+//! | `checked` | calls whose arguments are checked |
+//! | `window` | memory that all ranks' kernels reach |
+//! | `driver` | CUDA's driver and compiler, and the GPUs of this host |
 
-mod alone;
-mod buffers;
-mod call;
-mod collectives;
+mod calls;
+mod checked;
 mod comm;
-mod compile;
 mod driver;
-mod enqueue;
-mod fused;
-mod group;
 mod hosted;
-mod inventory;
 mod kernels;
-pub(crate) mod messages;
-mod one_sided;
 mod path;
-mod path_check;
 mod peer;
 mod phased;
-mod registered;
-mod report;
-mod scratch;
-mod setup;
+mod start;
 mod window;
 
 pub use crate::device::{Choice, Framing, Path, Protocol};
-pub use call::Stream;
+pub use calls::one_sided::Signals;
+pub use calls::registered::Registered;
+pub use checked::call::Stream;
+pub(crate) use checked::messages::Messages;
 pub use comm::{DeviceComm, Explanation};
-pub use compile::compile;
+pub use driver::compile::compile;
+pub use driver::inventory::{Gpu, Inventory, inventory, nvrtc};
 pub use driver::{Uncaptured, available, device_count, open, words};
 pub(crate) use driver::{copy, cuda};
-pub use inventory::{Gpu, Inventory, inventory, nvrtc};
 pub use kernels::ELEMENTS;
-pub use one_sided::Signals;
 pub use peer::{Reason, Registration};
-pub use registered::Registered;

@@ -5,17 +5,20 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::conn::Conn;
-use super::handshake::{Caller, Reply};
+use super::accept::conn::Conn;
+use super::accept::handshake::{Caller, Reply};
+use super::accept::stream::{self, Stream};
 use super::info::EndpointInfo;
 use super::linger::Linger;
-use super::stream::{self, Stream};
 use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::bootstrap::interface::LocalAddress;
 use crate::config::Config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
+
+/// Makes a transport listen; and its name.
+pub(crate) type Bind = (&'static str, fn(&Site<'_>) -> Result<Box<dyn Fabric>>);
 
 /// Parameters with which a transport listens.
 pub(crate) struct Site<'a> {

@@ -1,7 +1,7 @@
 //! See [`crate::fuzzing`].
 
 use super::LinkOptions;
-use super::handshake::{Hello, Reply};
+use super::accept::handshake::{Hello, Reply};
 
 pub use super::tcp::fuzzing::tcp_frame;
 

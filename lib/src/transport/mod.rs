@@ -14,14 +14,14 @@
 //! | `options.rs`: settings of sockets and ports | yes | – | – | yes |
 //! | `stripes.rs`: one message over several connections | yes | – | – | yes |
 //! | `linger.rs`: what a dropped link leaves to be done | yes | – | – | yes |
-//! | the rest | `frame` (bytes to messages), `intake` (reads the streams), `fuzzing` | `memory`, `words` (the ring), `single_copy`, `model` (of the ring, for loom) | – | `address`, `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs) |
+//! | the rest | `frame` (bytes to messages), `intake` (reads the streams), `fuzzing` | `memory`, `words` (the ring), `single_copy`, `packet` (descriptors over Unix sockets), `model` (of the ring, for loom) | – | `address`, `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs) |
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
-//! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] wrap a pair of any transport. [`relay`] joins
-//! links where two ranks do not reach each other. Links over several NIC pairs (`net::links`) have a transport above
-//! this module, which takes TCP's place. All transports share the rest: `handshake` and `stream` (dialing and its
-//! proofs), `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors over Unix
-//! sockets), `linger`, and `wait` (deadlines).
+//! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] (folder `wrap`) wrap a pair of any transport.
+//! [`relay`] joins links where two ranks do not reach each other. Links over several NIC pairs (`net::links`) have a
+//! transport above this module, which takes TCP's place. All transports share the rest: `accept` (dialing, accepting,
+//! and their proofs), `memory` (mappings, large pages, and the fence between a sleeper and its waker), `linger`, and
+//! `wait` (deadlines).
 //!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
@@ -53,39 +53,34 @@
 #[macro_use]
 mod forward;
 
-pub mod checksum;
-pub mod faulty;
-pub mod inproc;
-pub mod paced;
-pub mod relay;
-
-pub(crate) mod conn;
+mod accept;
 pub(crate) mod endpoint;
 #[cfg(all(test, loom))]
 pub(crate) mod explore;
 pub(crate) mod fabric;
-pub(crate) mod fence;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-pub(crate) mod handshake;
-pub(crate) mod huge;
 mod info;
+pub mod inproc;
 pub(crate) mod linger;
-pub(crate) mod mapping;
-pub(crate) mod packet;
-mod pagemap;
+mod memory;
+pub mod relay;
 pub(crate) mod shm;
-pub(crate) mod stream;
 pub(crate) mod tcp;
 pub(crate) mod verbs;
 pub(crate) mod wait;
+mod wrap;
+
+pub(crate) use accept::{conn, handshake, stream};
+pub(crate) use memory::{fence, huge, mapping};
+pub use wrap::{checksum, faulty, paced};
 
 pub use crate::doorbell::Doorbell;
-pub use conn::Conn;
+pub use accept::conn::Conn;
+pub use accept::stream::{Stream, StreamConn};
 pub use endpoint::{ConnectTo, Endpoint};
 pub use fabric::{Accept, Dial, Dialed, Fabric, Registration};
 pub use info::EndpointInfo;
-pub use stream::{Stream, StreamConn};
 pub use verbs::{VerbsAddress, rdma_ports};
 
 use std::fmt;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder of modules, the path that names them, and the modules from top to bottom.
-const LAYERS: [(&str, &str, &str); 4] = [
+const LAYERS: [(&str, &str, &str); 6] = [
     (
         "src",
         "",
@@ -12,11 +12,12 @@ const LAYERS: [(&str, &str, &str); 4] = [
          config half_open strangers secret interrupt doorbell threads sync unix fork",
     ),
     ("src/comm", "comm", "start calls engine state"),
+    ("src/cuda", "cuda", "start calls comm hosted phased peer path kernels checked window driver"),
+    ("src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
     (
-        "src/cuda",
-        "cuda",
-        "setup path_check phased hosted alone group fused one_sided registered collectives enqueue scratch comm peer report \
-         path kernels buffers messages inventory window compile driver call",
+        "src/transport",
+        "transport",
+        "fuzzing endpoint verbs tcp inproc shm fabric relay linger info wrap memory accept explore forward wait",
     ),
     ("plan/src", "", "simulate topology algorithm schedule device call error wire dtype float8"),
 ];

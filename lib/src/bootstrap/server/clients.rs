@@ -4,10 +4,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::{Loop, REGISTER_LIMIT};
-use crate::bootstrap::admission::Challenge;
-use crate::bootstrap::connection::{Connection, Fill, GONE_HOST, LOST, broken, is_of_the_way};
-use crate::bootstrap::frame::MAX_FRAME;
-use crate::bootstrap::message::{ToRank, ToStore};
+use crate::bootstrap::wire::admission::Challenge;
+use crate::bootstrap::wire::connection::{Connection, Fill, GONE_HOST, LOST, broken, is_of_the_path};
+use crate::bootstrap::wire::frame::MAX_FRAME;
+use crate::bootstrap::wire::message::{ToRank, ToStore};
 use crate::half_open::Source;
 use crate::threads::deadline_after;
 
@@ -53,8 +53,8 @@ pub(super) enum Phase {
     Register { hello_rank: u32, world_size: u32 },
     /// A registered rank.
     Member { rank: usize },
-    /// A member over another stream, which it has not begun to use; we have acknowledged `told` bytes to it.
-    Resume { rank: usize, told: u64 },
+    /// A member over another stream, which it has not begun to use; we have acknowledged `acknowledged` bytes to it.
+    Resume { rank: usize, acknowledged: u64 },
     /// Nothing more is expected of it: it said goodbye, or is being notified that the store closes or that it is
     /// rejected. `budget` more bytes of it are discarded, because closing with unread bytes would reset the connection
     /// under our last messages.
@@ -83,7 +83,7 @@ impl Loop {
                 Phase::Prove { challenge } => self.prove(index, &challenge),
                 Phase::Register { hello_rank, world_size } => self.register(index, hello_rank, world_size),
                 Phase::Member { rank } => self.member(index, rank),
-                Phase::Resume { rank, told } => self.resume(index, rank, told),
+                Phase::Resume { rank, acknowledged } => self.resume(index, rank, acknowledged),
                 _ => false,
             };
             if !more {
@@ -102,7 +102,7 @@ impl Loop {
         let Some(client) = self.clients.get_mut(index) else { return };
         let limit = match error.kind() {
             _ if self.closing || !matches!(client.phase, Phase::Member { .. }) => Duration::ZERO,
-            _ if is_of_the_way(error) => LOST.saturating_sub(client.connection.silent_for()),
+            _ if is_of_the_path(error) => LOST.saturating_sub(client.connection.silent_for()),
             io::ErrorKind::ConnectionReset => RESET_LIMIT,
             _ => Duration::ZERO,
         };
@@ -252,7 +252,7 @@ impl Loop {
             }
             match client.phase {
                 Phase::Hello | Phase::Prove { .. } | Phase::Register { .. } | Phase::Resume { .. } => {
-                    self.refuse_stranger(index, format!("no registration within {REGISTER_LIMIT:?}"), false);
+                    self.reject(index, format!("no registration within {REGISTER_LIMIT:?}"), false);
                 }
                 Phase::Ending { .. } => client.phase = Phase::Gone,
                 Phase::Member { .. } | Phase::Gone => {}

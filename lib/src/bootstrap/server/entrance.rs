@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use super::Loop;
 use super::clients::Phase;
-use crate::bootstrap::admission::{self, Challenge};
-use crate::bootstrap::frame::{Hello, MAX_PROOF, MAX_REGISTER};
-use crate::bootstrap::message::{Bytes, ToRank, ToStore};
-use crate::bootstrap::store::Refusal;
+use super::store::Refusal;
+use crate::bootstrap::wire::admission::{self, Challenge};
+use crate::bootstrap::wire::frame::{Hello, MAX_PROOF, MAX_REGISTER};
+use crate::bootstrap::wire::message::{Bytes, ToRank, ToStore};
 
 impl Loop {
     pub(super) fn hello(&mut self, index: usize) -> bool {
@@ -27,7 +27,7 @@ impl Loop {
                 true
             }
             // Another version, perhaps: ours may be the job that should be gone.
-            Err(reason) => self.refuse_stranger(index, reason, false),
+            Err(reason) => self.reject(index, reason, false),
         }
     }
 
@@ -43,10 +43,10 @@ impl Loop {
             // It has rejected our proof, and says goodbye.
             Ok(Some(ToStore::Bye { .. })) => Bytes::default(),
             // Text of an unauthenticated client does not go into our log.
-            Ok(Some(_)) | Err(_) => return self.refuse_stranger(index, "expected a proof".to_owned(), false),
+            Ok(Some(_)) | Err(_) => return self.reject(index, "expected a proof".to_owned(), false),
         };
         if !challenge.is_met(&self.secret, &proof) {
-            return self.refuse_stranger(index, admission::WRONG_SECRET.to_owned(), true);
+            return self.reject(index, admission::WRONG_SECRET.to_owned(), true);
         }
         let hello = challenge.hello;
         let refusal = match self.store.admit(&hello) {
@@ -70,7 +70,7 @@ impl Loop {
     fn offer_resume(&mut self, index: usize, challenge: &Challenge, proof: &Bytes, number: u64) -> bool {
         let links = admission::link_secret(&self.secret, &self.generation);
         if !challenge.is_met_again(&links, proof) {
-            return self.refuse_stranger(index, admission::WRONG_SECRET.to_owned(), true);
+            return self.reject(index, admission::WRONG_SECRET.to_owned(), true);
         }
         let rank = challenge.hello.rank as usize;
         let member = self.place_of(rank).and_then(|place| self.clients.get_mut(place));
@@ -88,7 +88,7 @@ impl Loop {
             }
             return false;
         }
-        let told = member.connection.account();
+        let acknowledged = member.connection.account();
         // Its earlier tries are over, also those that arrive later.
         for client in &mut self.clients {
             if matches!(client.phase, Phase::Resume { rank: other, .. } if other == rank) {
@@ -96,19 +96,19 @@ impl Loop {
             }
         }
         let Some(client) = self.clients.get_mut(index) else { return false };
-        let _ = client.connection.queue(&ToRank::Resumed { bytes: told });
+        let _ = client.connection.queue(&ToRank::Resumed { bytes: acknowledged });
         let _ = client.connection.flush();
-        client.phase = Phase::Resume { rank, told };
+        client.phase = Phase::Resume { rank, acknowledged };
         true
     }
 
     /// Moves the member to its other stream, once its acknowledgement arrives there.
-    pub(super) fn resume(&mut self, index: usize, rank: usize, told: u64) -> bool {
+    pub(super) fn resume(&mut self, index: usize, rank: usize, acknowledged: u64) -> bool {
         let Some(client) = self.clients.get_mut(index) else { return false };
         let taken = match client.connection.next::<ToStore>(MAX_PROOF) {
             Ok(None) => return false,
             Ok(Some(ToStore::Took { bytes })) => bytes,
-            Ok(Some(_)) | Err(_) => return self.refuse_stranger(index, "expected a count of bytes".to_owned(), false),
+            Ok(Some(_)) | Err(_) => return self.reject(index, "expected a count of bytes".to_owned(), false),
         };
         let Some(place) = self.place_of(rank) else { return false };
         let Ok([client, member]) = self.clients.get_disjoint_mut([index, place]) else { return false };
@@ -117,7 +117,7 @@ impl Loop {
             return false;
         }
         log::info!("rendezvous store: rank {rank} goes on from {}, before from {}", client.address, member.address);
-        match member.connection.go_on(&mut client.connection, taken, told) {
+        match member.connection.go_on(&mut client.connection, taken, acknowledged) {
             Ok(()) => {
                 member.address = std::mem::take(&mut client.address);
                 member.over = None;
@@ -133,9 +133,9 @@ impl Loop {
     }
 
     /// Refuses a client that has not proven anything. With `ours`, it may be a rank of this job with a wrong setting.
-    pub(super) fn refuse_stranger(&mut self, index: usize, reason: String, ours: bool) -> bool {
+    pub(super) fn reject(&mut self, index: usize, reason: String, ours: bool) -> bool {
         let Some(client) = self.clients.get_mut(index) else { return false };
-        self.strangers_seen.note(format!("{}: {reason}", client.address));
+        self.rejections.note(format!("{}: {reason}", client.address));
         if ours {
             // Without its port: it comes again, from another one.
             let from = client.address.rsplit_once(':').map_or("", |(ip, _)| ip);

@@ -4,8 +4,8 @@ use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::bootstrap::admission::{answer_again, link_secret};
-use crate::bootstrap::resume::Ways;
+use crate::bootstrap::client::resume::Ways;
+use crate::bootstrap::wire::admission::{answer_again, link_secret};
 
 /// Two members, each of which has the table.
 fn two(server: &Server) -> (Raw, Raw, Ways) {
@@ -59,7 +59,7 @@ fn abort(comm: u32) -> ToStore {
     ToStore::Abort { comm, reason: String::new() }
 }
 
-fn heard_abort(comm: u32, from: usize) -> ToRank {
+fn abort_event(comm: u32, from: usize) -> ToRank {
     ToRank::Abort { from, comm, reason: String::new() }
 }
 
@@ -83,7 +83,7 @@ fn every_message_arrives_once_over_all_streams_of_a_member() {
     }
     one.tell(&ToStore::Bye { reason: String::new() });
     let heard = zero.until_left(1);
-    assert_eq!(heard, (0..40).map(|comm| heard_abort(comm, 1)).collect::<Vec<_>>());
+    assert_eq!(heard, (0..40).map(|comm| abort_event(comm, 1)).collect::<Vec<_>>());
     // No rank was lost with the streams that were given up.
     drop(former);
     zero.tell(&ToStore::Bye { reason: String::new() });
@@ -105,13 +105,13 @@ fn a_count_of_before_behind_a_newer_one_is_no_break() {
             one.0.flush().unwrap();
         }
         zero.tell(&abort(comm));
-        while one.recv() != Some(heard_abort(comm, 0)) {}
+        while one.recv() != Some(abort_event(comm, 0)) {}
         // That sends a newer count.
         former.push(ways.resume(&mut one.0, || false).expect("the store is there"));
         one.tell(&abort(comm));
     }
     one.tell(&ToStore::Bye { reason: String::new() });
-    assert_eq!(zero.until_left(1), (0..20).map(|comm| heard_abort(comm, 1)).collect::<Vec<_>>());
+    assert_eq!(zero.until_left(1), (0..20).map(|comm| abort_event(comm, 1)).collect::<Vec<_>>());
 }
 
 #[test]
@@ -123,12 +123,12 @@ fn the_store_goes_on_too() {
         zero.tell(&abort(comm));
         // What it has read of the stream that it gives up stays read.
         if comm % 2 == 0 {
-            while one.recv() != Some(heard_abort(comm, 0)) {}
+            while one.recv() != Some(abort_event(comm, 0)) {}
         }
         former.push(ways.resume(&mut one.0, || false).expect("the store is there"));
     }
     zero.tell(&ToStore::Bye { reason: String::new() });
-    assert_eq!(one.until_left(0), [heard_abort(19, 0)]);
+    assert_eq!(one.until_left(0), [abort_event(19, 0)]);
 }
 
 #[test]

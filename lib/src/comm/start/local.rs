@@ -13,8 +13,9 @@ use crate::error::{Error, Result};
 use crate::interrupt::asked_to_stop;
 use crate::secret::Secret;
 use crate::threads::lock;
+use crate::transport::checksum;
 use crate::transport::mapping::Mapping;
-use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
+use crate::transport::{Doorbell, LinkOptions, LinkPair, inproc};
 
 /// Longest wait before it looks whether it goes on.
 const SLICE: Duration = Duration::from_millis(50);

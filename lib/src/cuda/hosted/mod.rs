@@ -50,7 +50,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::call::{Round, unsupported};
+use super::checked::call::{Round, unsupported};
 use super::driver::{cuda, is_capturing};
 use super::path::{DataPath, Turn};
 use crate::comm::Comm;

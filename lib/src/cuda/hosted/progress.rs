@@ -52,7 +52,7 @@ impl Shared {
         }
     }
 
-    /// As [`DataPath::set_hold`](super::super::path::DataPath::set_hold).
+    /// As [`DataPath::set_hold`](crate::cuda::path::DataPath::set_hold).
     pub(super) fn set_hold(&self, hold: bool) -> bool {
         let before = self.hold.swap(hold, Ordering::SeqCst);
         if !hold && self.failed.load(Ordering::SeqCst) {

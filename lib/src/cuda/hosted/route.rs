@@ -13,9 +13,9 @@
 
 use std::ops::Range;
 
-use super::super::call::{End, Own};
 use crate::Call;
 use crate::comm::RawCall;
+use crate::cuda::checked::call::{End, Own};
 use crate::wire::Collective;
 
 /// Alignment of chunks in bytes: a cache line, and a whole number of elements of every type.

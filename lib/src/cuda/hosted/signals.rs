@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
-use super::super::driver::cuda;
+use crate::cuda::driver::cuda;
 use crate::error::{Error, Result};
 
 /// Added to a count to release all waits: more chunks than can be in flight.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use super::super::driver::cuda;
 use crate::comm::{Comm, SymmetricBuffer};
+use crate::cuda::driver::cuda;
 use crate::error::{Error, Result};
 use crate::transport::Registration;
 

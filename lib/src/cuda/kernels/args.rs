@@ -6,7 +6,7 @@ use cudarc::driver::{DriverError, sys};
 
 use super::cache::Function;
 use crate::comm::RawCall;
-use crate::cuda::call::Signature;
+use crate::cuda::checked::call::Signature;
 use crate::cuda::window::MAX_RANKS;
 use crate::wire::Collective;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use cudarc::driver::{CudaContext, CudaFunction, sys};
 
 use super::{Kernel, Types, unit};
-use crate::cuda::compile::compile;
+use crate::cuda::driver::compile::compile;
 use crate::cuda::driver::{Uncaptured, cuda, version};
 use crate::cuda::window::Layout;
 use crate::error::{Error, Result};

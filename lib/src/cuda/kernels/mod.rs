@@ -128,7 +128,7 @@ families! {
     PhasedReduce "phased_reduce" Reduces: [Simple] "reduce_slots.cuh" "phased.cu";
 }
 
-/// CUDA C of an element type, for a unit that [`compile`](crate::cuda::compile()) gets with `-DDTYPE=` the code of a
+/// CUDA C of an element type, for a unit that [`compile`](super::driver::compile()) gets with `-DDTYPE=` the code of a
 /// [`DType`], `-DOP=0` and `-DRANKS=1`: the types `Stored` and `Acc`, and `widen` and `narrow` between them, which
 /// round as the collectives do.
 pub const ELEMENTS: &str = include_str!("types.cuh");
@@ -191,8 +191,8 @@ fn unit(layout: &Layout, kernel: Kernel, types: Types) -> Option<(String, String
 
 #[cfg(test)]
 mod tests {
+    use super::super::driver::compile::compile;
     use super::*;
-    use crate::cuda::compile::compile;
     use crate::{Config, Error};
 
     #[test]
@@ -297,7 +297,10 @@ mod tests {
     /// The host's structs match the kernels': sizes, and offsets of the fields.
     #[test]
     fn structs_are_laid_out_alike() {
-        use crate::cuda::{one_sided, path_check, peer, phased, report};
+        use super::super::calls::one_sided;
+        use super::super::path::report;
+        use super::super::start::path_check;
+        use super::super::{peer, phased};
         let files = [
             (text!("primitives.cuh"), [args::layouts(), peer::layouts(), report::layouts()].concat()),
             (text!("send_recv.cu"), peer::pair_layouts()),

@@ -2,10 +2,10 @@
 //! between kernels; for the ranks it is the same as a launch each.
 
 use super::super::kernels::{Args, Family, Framing as KernelFraming, Kernel, Team, Types, launch_with};
-use super::super::path::Turn;
 use super::Peer;
 use crate::comm::RawCall;
 use crate::cuda::driver::cuda;
+use crate::cuda::path::Turn;
 use crate::device::{Choice, Protocol};
 use crate::error::{Error, Result};
 use crate::wire::Collective;

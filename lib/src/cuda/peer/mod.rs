@@ -32,12 +32,12 @@ pub(crate) use registry::{Registry, register_all};
 pub(crate) use scratch::Scratch;
 pub(crate) use select::needs_extension;
 
-use super::call::{self, End, Round, unsupported};
+use super::checked::call::{self, End, Round, unsupported};
+use super::checked::messages;
 use super::driver::cuda;
 use super::kernels::{Args, Family, Framing as KernelFraming, Function, Kernel, Kernels, Remote, Team, launch};
-use super::messages;
+use super::path::report::Report;
 use super::path::{DataPath, Turn};
-use super::report::Report;
 use super::window::Extension;
 use crate::comm::Comm;
 use crate::comm::RawCall;

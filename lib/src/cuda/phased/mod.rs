@@ -17,11 +17,11 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::call::{Own, Round, unsupported};
+use super::checked::call::{Own, Round, unsupported};
 use super::driver::{copy, cuda, is_capturing};
 use super::kernels::{Args, Family, Framing, Kernel, Kernels, Team, Types, launch};
+use super::path::report::Report;
 use super::path::{DataPath, Turn};
-use super::report::Report;
 use super::window::{AREAS, Layout, MAX_RANKS};
 use crate::comm::Comm;
 use crate::comm::RawCall;

@@ -1,7 +1,7 @@
 //! The data that a phased call moves, and its ranks.
 
-use super::super::call::End;
 use crate::comm::RawCall;
+use crate::cuda::checked::call::End;
 use crate::wire::Collective;
 
 /// The bytes that a call moves: destinations, sources, and the distance of their segments.

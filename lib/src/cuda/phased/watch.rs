@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
-use super::super::driver::cuda;
-use super::super::report::Report;
 use super::super::window::{AREAS, Layout, MAX_RANKS};
+use crate::cuda::driver::cuda;
+use crate::cuda::path::report::Report;
 use crate::error::{Error, Result};
 
 /// Added to an awaited flag to release a stream.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
-use crate::transport::packet;
+use crate::transport::shm::packet;
 
 /// Bytes of a token, which only the mailbox's owner gives out.
 const TOKEN: usize = 16;

@@ -23,7 +23,7 @@ use super::backend::{Backend, BackendType, not_carried};
 use crate::comm::engine::bound::Bound;
 use crate::comm::{Comm, Inner, State};
 use crate::config::Config;
-use crate::cuda::messages::Messages;
+use crate::cuda::Messages;
 use crate::cuda::{Stream, cuda};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};

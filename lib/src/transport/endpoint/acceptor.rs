@@ -14,9 +14,9 @@ use crate::half_open::{self, Source};
 use crate::secret::{Proof, Secret};
 use crate::strangers::Strangers;
 use crate::threads::{Thread, lock, poll};
-use crate::transport::conn::Conn;
+use crate::transport::accept::conn::Conn;
+use crate::transport::accept::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
 use crate::transport::fabric::Fabric;
-use crate::transport::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
 use crate::transport::linger::{Closing, Linger};
 use crate::transport::wait::Wait;
 

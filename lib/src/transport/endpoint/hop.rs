@@ -11,8 +11,8 @@ use super::{Hop, Inner};
 use crate::error::{Error, Result};
 use crate::threads::lock;
 use crate::transport::EndpointInfo;
-use crate::transport::conn::Conn;
-use crate::transport::handshake::{Hello, Reply};
+use crate::transport::accept::conn::Conn;
+use crate::transport::accept::handshake::{Hello, Reply};
 use crate::transport::relay::{Forwarder, Junction, Path, Routes, Traffic};
 use crate::transport::wait::Wait;
 

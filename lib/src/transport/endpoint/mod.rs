@@ -14,12 +14,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::conn::Conn;
-use super::fabric::{Accept, Dial, Dialed, Fabric, Registration, Site, unreachable};
-use super::handshake::{Caller, Hello, Reply};
+use super::accept::conn::Conn;
+use super::accept::handshake::{Caller, Hello, Reply};
+use super::fabric::{Accept, Bind, Dial, Dialed, Fabric, Registration, Site, unreachable};
 use super::relay::{self, Path, Routes, Traffic};
 use super::wait::Wait;
-use super::{EndpointInfo, LinkOptions, LinkPair, Peer, checksum, shm, tcp, verbs};
+use super::wrap::checksum;
+use super::{EndpointInfo, LinkOptions, LinkPair, Peer, shm, tcp, verbs};
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, with_loopback};
 use crate::config::{Config, TransportChoice};
@@ -34,9 +35,6 @@ use hop::{Relay, World};
 /// Times that a peer is dialed again that has gone away while a link was made, and the first pause before that.
 const ROUNDS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(25);
-
-/// Makes a transport listen; and its name.
-pub(crate) type Bind = (&'static str, fn(&Site<'_>) -> Result<Box<dyn Fabric>>);
 
 /// The transports of an endpoint, the preferred one first. `sockets`: TCP, or what takes its place.
 fn fabrics(choice: TransportChoice, sockets: Bind) -> Vec<Bind> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::threads::lock;
-use crate::transport::mapping::Mapping;
+use crate::transport::memory::mapping::Mapping;
 use crate::transport::shm::{self, Ends, Layout, SingleCopy};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, LinkPair, Peer};

@@ -1,6 +1,6 @@
 //! The last message that a relay sends to an end: why no more will come.
 
-use crate::transport::handshake::cut;
+use crate::transport::accept::handshake::cut;
 use crate::wire::Header;
 
 /// Longest text of a notice.

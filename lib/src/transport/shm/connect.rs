@@ -10,17 +10,17 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketType};
 
 use super::listen::address;
+use super::packet;
 use crate::config;
 use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::fork::Kept;
 use crate::transport::LinkPair;
+use crate::transport::accept::handshake::Reply;
+use crate::transport::accept::stream::Failure;
 use crate::transport::fabric::{Dial, Dialed};
-use crate::transport::handshake::Reply;
-use crate::transport::mapping::Mapping;
-use crate::transport::packet;
+use crate::transport::memory::mapping::Mapping;
 use crate::transport::shm::{Ends, Layout, Lifeline, SingleCopy, ZeroCopyFrom, introduce, pair};
-use crate::transport::stream::Failure;
 use crate::transport::wait::Wait;
 use crate::unix;
 

@@ -7,7 +7,7 @@ use super::listen::{self, Port};
 use super::single_copy::ZeroCopyFrom;
 use crate::config;
 use crate::error::Result;
-use crate::transport::conn::Conn;
+use crate::transport::accept::conn::Conn;
 use crate::transport::fabric::{Accept, Dial, Dialed, Fabric, Site};
 use crate::transport::{EndpointInfo, LinkPair};
 

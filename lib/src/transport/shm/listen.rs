@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::packet;
 use crate::config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Kept;
 use crate::transport::LinkPair;
-use crate::transport::conn::Conn;
+use crate::transport::accept::conn::Conn;
+use crate::transport::accept::handshake::Reply;
 use crate::transport::fabric::Accept;
-use crate::transport::handshake::Reply;
-use crate::transport::mapping::Mapping;
-use crate::transport::packet;
+use crate::transport::memory::mapping::Mapping;
 use crate::transport::shm::{Ends, Layout, Lifeline, SingleCopy, ZeroCopyFrom, introduce, pair};
 use crate::unix;
 

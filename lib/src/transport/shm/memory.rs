@@ -10,7 +10,7 @@ use super::words::{EndState, Freed, Sequence};
 use crate::error::{Error, Result};
 use crate::sync::{Words, touches};
 use crate::transport::LinkOptions;
-use crate::transport::mapping::Mapping;
+use crate::transport::memory::mapping::Mapping;
 
 /// Lines per direction, unless `depth` is larger.
 pub(crate) const LINES: usize = 32;

@@ -44,6 +44,7 @@ mod listen;
 mod memory;
 #[cfg(all(test, loom))]
 mod model;
+pub(crate) mod packet;
 mod recv;
 mod send;
 mod single_copy;
@@ -66,7 +67,7 @@ pub(crate) use words::Sequence;
 
 use memory::Direction;
 
-use super::mapping::Mapping;
+use super::memory::mapping::Mapping;
 use super::{Interest, LinkPair, Peer};
 use crate::doorbell::Doorbell;
 use crate::error::Result;

@@ -6,7 +6,7 @@ use super::memory::{Direction, Position};
 use super::single_copy::Reader;
 use super::{Ends, INLINE, agree, to_words, unpack};
 use crate::error::{Error, Result};
-use crate::transport::fence;
+use crate::transport::memory::fence;
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
 

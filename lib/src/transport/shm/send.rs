@@ -7,7 +7,7 @@ use super::single_copy::Worth;
 use super::words::EndFlags;
 use super::{Ends, INLINE, pack, to_words};
 use crate::error::Result;
-use crate::transport::fence;
+use crate::transport::memory::fence;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 

@@ -30,7 +30,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::config;
 use crate::sync::{AtomicU32, Words};
-use crate::transport::pagemap;
+use crate::transport::memory::pagemap;
 
 /// Least length, by measuring: below it two cores that are near each other are faster with two copies (65 KiB: 5
 /// against 7 us; 256 KiB: 20 against 17), and cores that are far apart lose little.

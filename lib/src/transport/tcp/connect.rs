@@ -11,10 +11,10 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use super::{SocketOptions, describe, pair};
 use crate::error::Result;
+use crate::transport::accept::handshake::Caller;
+use crate::transport::accept::stream::{Failure, greet};
 use crate::transport::fabric::Dial;
-use crate::transport::handshake::Caller;
 use crate::transport::linger::Linger;
-use crate::transport::stream::{Failure, greet};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkPair, Peer};
 

@@ -8,7 +8,7 @@ use super::listen::{self, Port};
 use super::{SocketOptions, connect};
 use crate::bootstrap::interface::{self, LocalAddress, leads_to, order_candidates};
 use crate::error::{Error, Result};
-use crate::transport::conn::Conn;
+use crate::transport::accept::conn::Conn;
 use crate::transport::fabric::{Accept, Dial, Dialed, Fabric, Site};
 use crate::transport::linger::Linger;
 use crate::transport::{EndpointInfo, LinkPair, Peer};

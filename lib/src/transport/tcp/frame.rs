@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::error::Result;
-use crate::transport::mapping::Mapping;
+use crate::transport::memory::mapping::Mapping;
 use crate::transport::tcp::stripes::Stripes;
 use crate::wire::Header;
 

@@ -12,10 +12,10 @@ use crate::config::PortRange;
 use crate::error::{Error, Result};
 use crate::fork::Kept;
 use crate::transport::LinkPair;
-use crate::transport::conn::Conn;
+use crate::transport::accept::conn::Conn;
+use crate::transport::accept::stream::StreamConn;
 use crate::transport::fabric::Accept;
 use crate::transport::linger::Linger;
-use crate::transport::stream::StreamConn;
 
 /// A listening socket on one address.
 #[derive(Debug)]

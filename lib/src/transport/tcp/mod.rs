@@ -42,9 +42,9 @@ pub(crate) use connect::open;
 pub(crate) use listen::{Port, incoming};
 pub(crate) use options::SocketOptions;
 
-use super::endpoint::Bind;
+use super::accept::stream::CLOSED;
+use super::fabric::Bind;
 use super::linger::Linger;
-use super::stream::CLOSED;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
 use crate::fork::Kept;

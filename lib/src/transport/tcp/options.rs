@@ -101,7 +101,7 @@ fn default_congestion() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::conn::Conn;
+    use crate::transport::accept::conn::Conn;
     use crate::transport::tcp::listen::{Port, incoming};
 
     /// Congestion control of a connection within the host: as dialed, as accepted.

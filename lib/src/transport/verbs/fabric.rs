@@ -8,7 +8,7 @@ use super::rails::Rails;
 use super::sys::Access;
 use super::{connect, listen};
 use crate::error::Result;
-use crate::transport::conn::Conn;
+use crate::transport::accept::conn::Conn;
 use crate::transport::fabric::{Accept, Dial, Dialed, Fabric, Registration, Site};
 use crate::transport::linger::Linger;
 use crate::transport::tcp::fabric::TcpFabric;

@@ -19,8 +19,8 @@ use std::net::TcpStream;
 use crate::config::MAX_QPS;
 use crate::error::{Error, Result};
 use crate::transport::Peer;
-use crate::transport::handshake::cut;
-use crate::transport::stream::{self, Failure};
+use crate::transport::accept::handshake::cut;
+use crate::transport::accept::stream::{self, Failure};
 use crate::transport::wait::Wait;
 
 /// Our target memory, as the peer must know it. Little endian, as are the others.

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::transport::mapping::Mapping;
+use crate::transport::memory::mapping::Mapping;
 use crate::transport::verbs::sys::{Access, Mr, Pd};
 
 /// Our own mapping and its registrations, one per device, which go first.

@@ -1,0 +1,11 @@
+//! Records of the calls that each rank has made, by which ranks that disagree are found.
+//!
+//! | file | idea |
+//! | --- | --- |
+//! | `calls` | digests of calls, and the first difference |
+//! | `progress` | positions of a rank in its calls |
+//! | `comms` | the records of all ranks, by communicator |
+
+pub(in crate::bootstrap) mod calls;
+pub(in crate::bootstrap) mod comms;
+pub(in crate::bootstrap) mod progress;
