@@ -4,6 +4,7 @@
 //! | module | idea |
 //! |---|---|
 //! | `abi` | types that all versions of NCCL's interface have in common |
+//! | `table` | what all versions of the table have in common |
 //! | `v8` to `v12` | the tables, each with the differences of its version |
 //! | `plugin` | the functions behind all tables |
 //! | `device` | the one device that the plugin shows to NCCL |
@@ -13,6 +14,7 @@ pub mod abi;
 mod device;
 mod logger;
 mod plugin;
+mod table;
 pub mod v10;
 pub mod v11;
 pub mod v12;

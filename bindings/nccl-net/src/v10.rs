@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::abi::{Absent, CommConfig, Logger, PropertiesV9, Status, filled, table};
+use crate::abi::{Absent, CommConfig, Logger, PropertiesV9, Status};
 use crate::plugin;
+use crate::table::{filled, table};
 use crate::v8::listen;
 use crate::v9::properties;
 

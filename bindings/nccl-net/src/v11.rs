@@ -2,7 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::abi::{Absent, CommConfig, Logger, PropertiesV9, Status, filled, table};
+use crate::abi::{Absent, CommConfig, Logger, PropertiesV9, Status};
+use crate::table::{filled, table};
 use crate::v10::{Irecv, Isend, irecv, isend};
 use crate::{device, plugin};
 

@@ -2,7 +2,8 @@
 
 use std::ffi::c_int;
 
-use crate::abi::{Absent, PropertiesV9, Status, filled, table};
+use crate::abi::{Absent, PropertiesV9, Status};
+use crate::table::{filled, table};
 use crate::v10::{Irecv, Isend, irecv, isend};
 use crate::v11::{Connect, Finalize, Init, Listen, connect, init, listen};
 use crate::{device, plugin};

@@ -2,7 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::abi::{Logger, PropertiesV8, Status, filled, table};
+use crate::abi::{Logger, PropertiesV8, Status};
+use crate::table::{filled, table};
 use crate::{device, plugin};
 
 type Init = unsafe extern "C" fn(Option<Logger>) -> Status;

@@ -20,7 +20,7 @@ fn names() -> &'static [CString] {
     NAMES.get_or_init(|| {
         let theirs = settings::HONOURED.iter().map(|setting| setting.name).chain(["TINYNCCL_NCCL_VERSION"]);
         let ours = Config::describe();
-        theirs.chain(ours.iter().map(|knob| knob.env)).filter_map(|name| CString::new(name).ok()).collect()
+        theirs.chain(ours.iter().map(|setting| setting.env)).filter_map(|name| CString::new(name).ok()).collect()
     })
 }
 

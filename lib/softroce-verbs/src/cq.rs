@@ -1,16 +1,17 @@
 //! Completion channels and queues.
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use softroce::{Affected, Wc};
 
-use crate::constants::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+use crate::completion::{Cq, completion};
+use crate::constants::*;
 use crate::context::Context;
 use crate::cq_ex;
-use crate::extended::ibv_cq_ex;
+use crate::extended::{ibv_cq_ex, ibv_cq_init_attr_ex};
 use crate::named::PATIENCE;
 use crate::types::{ibv_comp_channel, ibv_context, ibv_cq, ibv_wc};
 use crate::uses::Uses;
@@ -23,17 +24,6 @@ struct CompChannel {
     inner: Arc<softroce::CompChannel>,
     /// Completion queues that notify by it.
     uses: Uses,
-}
-
-/// A completion queue.
-#[repr(C)]
-pub(crate) struct Cq {
-    base: ibv_cq_ex,
-    pub(crate) inner: Arc<softroce::Cq>,
-    /// The completion that `ibv_start_poll` or `ibv_next_poll` found last.
-    pub(crate) current: UnsafeCell<ibv_wc>,
-    /// Queue pairs that complete into it: one counts twice where both of its queues do.
-    pub(crate) uses: Uses,
 }
 
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
@@ -127,6 +117,34 @@ pub(crate) unsafe fn create(
     }
 }
 
+/// All that a completion here has; not times of completion, VLANs and tags.
+const FIELDS: c_uint = (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) - 1;
+const MASKS: c_uint = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
+const FLAGS: c_uint = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+
+pub(crate) unsafe extern "C" fn create_extended(
+    context: *mut ibv_context,
+    init: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the program's attributes; its mask has a bit if they go as far as the flags.
+    let (init, flags) = unsafe {
+        let has_flags = (*init).comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
+        (&*init, if has_flags { (*init).flags } else { 0 })
+    };
+    let unknown = init.wc_flags & !u64::from(FIELDS);
+    if unknown != 0 || init.comp_mask & !MASKS != 0 || flags & !FLAGS != 0 {
+        let text = format!("completions with fields {unknown:#x}, mask {:#x}, flags {flags:#x}", init.comp_mask);
+        return null(&softroce::Error::new(libc::EOPNOTSUPP, text));
+    }
+    if init.cqe == 0 || init.cqe > i32::MAX as u32 {
+        return null(&softroce::Error::new(libc::EINVAL, format!("a completion queue of {} entries", init.cqe)));
+    }
+    let ignore = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
+    let (cqe, vector) = (init.cqe as c_int, init.comp_vector as c_int);
+    // SAFETY: as the caller promises.
+    unsafe { create(context, cqe, init.cq_context, init.channel, vector, ignore) }.cast()
+}
+
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: a queue of ours.
     let ours = unsafe { &mut *cq.cast::<Cq>() };
@@ -207,37 +225,6 @@ pub(crate) unsafe extern "C" fn req_notify(cq: *mut ibv_cq, solicited_only: c_in
     }
     inner.req_notify(solicited_only != 0);
     0
-}
-
-pub(crate) fn completion(wc: &Wc) -> ibv_wc {
-    let mut flags = ibv_wc_flags(0);
-    let (mut word, mut sl) = (0, 0);
-    if wc.grh {
-        // verbs.h has no field for the kind of header. ConnectX puts it into the service level, where UCX looks for it:
-        // 8 for RoCEv2, 1 for IPv6, 2 for IPv4.
-        sl = if wc.ipv4 { 8 | 2 } else { 8 | 1 };
-        flags |= ibv_wc_flags::IBV_WC_GRH;
-    }
-    if let Some(imm) = wc.imm {
-        flags |= ibv_wc_flags::IBV_WC_WITH_IMM;
-        word = u32::from_ne_bytes(imm);
-    }
-    if let Some(rkey) = wc.invalidated {
-        flags |= ibv_wc_flags::IBV_WC_WITH_INV;
-        word = rkey;
-    }
-    ibv_wc {
-        wr_id: wc.id,
-        status: wc.status as ibv_wc_status::Type,
-        opcode: wc.opcode as ibv_wc_opcode::Type,
-        byte_len: wc.byte_len,
-        imm_data: word,
-        qp_num: wc.qpn,
-        src_qp: wc.src_qpn,
-        wc_flags: flags,
-        sl,
-        ..ibv_wc::default()
-    }
 }
 
 pub(crate) unsafe extern "C" fn poll(cq: *mut ibv_cq, count: c_int, to: *mut ibv_wc) -> c_int {

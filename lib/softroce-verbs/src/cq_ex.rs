@@ -2,16 +2,10 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::constants::*;
-use crate::cq::{self, Cq};
-use crate::extended::{ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr};
-use crate::null;
-use crate::types::{ibv_context, ibv_cq, ibv_wc};
-
-/// All that a completion here has; not times of completion, VLANs and tags.
-const FIELDS: c_uint = (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) - 1;
-const MASKS: c_uint = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
-const FLAGS: c_uint = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+use crate::completion::{Cq, completion};
+use crate::constants::ibv_wc_opcode;
+use crate::extended::{ibv_cq_ex, ibv_poll_cq_attr};
+use crate::types::{ibv_cq, ibv_wc};
 
 /// Fills the table of the calls, with none that reads what a completion has not.
 pub(crate) fn table(of: &mut ibv_cq_ex) {
@@ -30,29 +24,6 @@ pub(crate) fn table(of: &mut ibv_cq_ex) {
     of.read_dlid_path_bits = Some(read_dlid_path_bits);
 }
 
-pub(crate) unsafe extern "C" fn create_extended(
-    context: *mut ibv_context,
-    init: *mut ibv_cq_init_attr_ex,
-) -> *mut ibv_cq_ex {
-    // SAFETY: the program's attributes; its mask has a bit if they go as far as the flags.
-    let (init, flags) = unsafe {
-        let has_flags = (*init).comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
-        (&*init, if has_flags { (*init).flags } else { 0 })
-    };
-    let unknown = init.wc_flags & !u64::from(FIELDS);
-    if unknown != 0 || init.comp_mask & !MASKS != 0 || flags & !FLAGS != 0 {
-        let text = format!("completions with fields {unknown:#x}, mask {:#x}, flags {flags:#x}", init.comp_mask);
-        return null(&softroce::Error::new(libc::EOPNOTSUPP, text));
-    }
-    if init.cqe == 0 || init.cqe > i32::MAX as u32 {
-        return null(&softroce::Error::new(libc::EINVAL, format!("a completion queue of {} entries", init.cqe)));
-    }
-    let ignore = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
-    let (cqe, vector) = (init.cqe as c_int, init.comp_vector as c_int);
-    // SAFETY: as the caller promises.
-    unsafe { cq::create(context, cqe, init.cq_context, init.channel, vector, ignore) }.cast()
-}
-
 /// Goes to the next completion, if there is one.
 unsafe fn step(queue: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of ours; one thread reads it at a time, as verbs asks for between `start_poll` and `end_poll`.
@@ -62,7 +33,7 @@ unsafe fn step(queue: *mut ibv_cq_ex) -> c_int {
             return crate::code(&e);
         }
         let Some(wc) = (*ours).inner.poll_one() else { return libc::ENOENT };
-        let wc = cq::completion(&wc);
+        let wc = completion(&wc);
         ((*queue).status, (*queue).wr_id) = (wc.status, wc.wr_id);
         *(*ours).current.get() = wc;
     }

@@ -13,8 +13,10 @@
 //! | `constants` | numbers and bits |
 //! | `types`, `extended` | structures, as C lays them out |
 //! | `tables` | the tables of functions behind the inline calls of verbs.h |
-//! | `device`, `context`, `memory`, `window`, `cq` (and `cq_ex`), `ah`, `srq`, `qp` | one kind of object each |
-//! | `wr` | requests that are built call by call |
+//! | `device`, `context`, `memory`, `window`, `ah`, `srq`, `qp` | one kind of object each |
+//! | `completion`, `cq`, `cq_ex` | a completion queue: its object, its calls, and reading it field by field |
+//! | `post`, `wr` | requests, as a chain and built call by call |
+//! | `open`, `query` | a device's table of calls, and what it says of itself |
 //! | `named` | objects that events name stay until those are acknowledged |
 //! | `uses` | objects that others are made of stay until those are destroyed |
 //! | `names` | names of numbers, and calls that this RDMA device does not support |
@@ -40,6 +42,7 @@ macro_rules! zeroed {
 }
 
 mod ah;
+mod completion;
 mod constants;
 mod context;
 mod cq;
@@ -49,7 +52,10 @@ mod extended;
 mod memory;
 mod named;
 mod names;
+mod open;
+mod post;
 mod qp;
+mod query;
 mod srq;
 mod tables;
 mod types;
@@ -65,7 +71,9 @@ pub use device::*;
 pub use extended::*;
 pub use memory::*;
 pub use names::*;
+pub use open::*;
 pub use qp::*;
+pub use query::*;
 pub use srq::*;
 pub use tables::*;
 pub use types::*;

@@ -10,9 +10,10 @@ use crate::context::Context;
 use crate::extended::ibv_srq_init_attr_ex;
 use crate::memory::Pd;
 use crate::named::PATIENCE;
+use crate::post::elements;
 use crate::types::{ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::uses::Uses;
-use crate::{code, null, qp, take};
+use crate::{code, null, take};
 
 /// A shared receive queue.
 #[repr(C)]
@@ -114,7 +115,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     unsafe {
         let ours = &*srq.cast::<Srq>();
         while let Some(request) = wr.as_ref() {
-            let posted = qp::elements(request.sg_list, request.num_sge)
+            let posted = elements(request.sg_list, request.num_sge)
                 .and_then(|sges| ours.inner.post_recv(&RecvRequest { id: request.wr_id, sges }));
             if let Err(e) = posted {
                 *bad = wr;

@@ -2,30 +2,8 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::constants::ibv_mw_type;
 use crate::extended::*;
 use crate::types::*;
-
-/// The entry of a call that this library does not have.
-pub type Absent = Option<unsafe extern "C" fn()>;
-
-/// The table of a context that the inline functions of the header call.
-#[repr(C)]
-pub struct ibv_context_ops {
-    pub _compat1: [Absent; 7],
-    pub alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw>,
-    pub bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int>,
-    pub dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
-    pub _compat2: Absent,
-    pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
-    pub req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
-    pub _compat3: [Absent; 7],
-    pub post_srq_recv: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
-    pub _compat4: [Absent; 4],
-    pub post_send: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
-    pub post_recv: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
-    pub _compat5: [Absent; 5],
-}
 
 /// Extended operations: they lie before the context, and the table grows to the front.
 #[repr(C)]

@@ -2,14 +2,13 @@
 
 use std::ffi::c_int;
 
-use softroce::{Access, Bind, SendOp, SendRequest, WindowKind};
+use softroce::{Access, Bind, SendOp, WindowKind};
 
 use crate::constants::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw_type};
 use crate::context::Context;
 use crate::memory::Pd;
-use crate::qp::{self, Qp};
-use crate::types::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
-use crate::{code, give, null, take};
+use crate::types::{ibv_mw, ibv_mw_bind_info, ibv_pd};
+use crate::{give, null, take};
 
 /// A memory window.
 #[repr(C)]
@@ -59,21 +58,4 @@ pub(crate) unsafe fn request(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info
     let rkey = own & !0xff | rkey & 0xff;
     let access = Access::from_bits(info.mw_access_flags);
     SendOp::Bind(Bind { rkey, lkey, addr: info.addr, len: info.length, access })
-}
-
-/// Binds a window of type 1, for which the program has its next key when this returns.
-pub(crate) unsafe extern "C" fn bind(qp: *mut ibv_qp, mw: *mut ibv_mw, how: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: a queue pair, a window and a region of ours, and the program's output buffer.
-    unsafe {
-        let rkey = (*mw).rkey & !0xff | (*mw).rkey.wrapping_add(1) & 0xff;
-        let op = request(mw, rkey, &(*how).bind_info);
-        let flags = qp::flags((*how).send_flags);
-        let posted =
-            (*qp.cast::<Qp>()).inner.post_send(&[SendRequest { id: (*how).wr_id, op, sges: &[], flags, to: None }]);
-        if let Err((_, e)) = posted {
-            return code(&e);
-        }
-        (*mw).rkey = rkey;
-    }
-    0
 }

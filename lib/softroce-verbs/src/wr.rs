@@ -7,27 +7,10 @@ use softroce::{Datagram, Remote, SendFlags, SendOp, SendRequest, Sge};
 
 use crate::ah::Ah;
 use crate::code;
-use crate::qp::{self, Qp};
+use crate::post::{self, Pending, Qp};
 use crate::tables::ibv_qp_ex;
 use crate::types::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_sge};
 use crate::window;
-
-/// A request in the making.
-struct Pending {
-    id: u64,
-    op: SendOp,
-    flags: SendFlags,
-    sges: Vec<Sge>,
-    /// Inline bytes; the element of it is made when the request is posted.
-    inline: Option<Vec<u8>>,
-    to: Option<Datagram>,
-    /// Reason why the request is not taken; none of the batch is posted then. `None` for a valid request.
-    refused: Option<softroce::Error>,
-}
-
-/// The requests since `ibv_wr_start`.
-#[derive(Default)]
-pub(crate) struct Batch(Vec<Pending>);
 
 /// A queue pair with the table of its calls.
 pub(crate) fn table(qp_base: ibv_qp) -> ibv_qp_ex {
@@ -72,7 +55,7 @@ unsafe fn batch<R>(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut Vec<Pending>) -> R) -
 unsafe fn begin(qp: *mut ibv_qp_ex, op: SendOp) {
     // SAFETY: a queue pair of ours, whose fields the program set.
     unsafe {
-        let (id, flags) = ((*qp).wr_id, qp::flags((*qp).wr_flags));
+        let (id, flags) = ((*qp).wr_id, post::flags((*qp).wr_flags));
         batch(qp, |all| all.push(Pending { id, op, flags, sges: Vec::new(), inline: None, to: None, refused: None }));
     }
 }
@@ -207,7 +190,7 @@ unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, len: u32)
 unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: see `cmp_swp`; the program's list.
     unsafe {
-        let sges = qp::elements(list, c_int::try_from(count).unwrap_or(c_int::MAX));
+        let sges = post::elements(list, c_int::try_from(count).unwrap_or(c_int::MAX));
         change(qp, |p| match sges {
             Ok(sges) => p.sges.extend_from_slice(sges),
             Err(e) => p.refused = Some(e),

@@ -11,8 +11,7 @@ use crate::memory::{
     Access, Backing, GpuMemory, MAX_REGIONS, MAX_WINDOWS, Mapping, Region, WindowKind, is_accessible, is_dmabuf,
 };
 use crate::path::{Gid, Path};
-use crate::qp::{Capacity, MAX_RD_ATOMIC};
-use crate::qpair::{Qp, QpInit};
+use crate::qp::MAX_RD_ATOMIC;
 use crate::queue::event::Events;
 use crate::queue::{AsyncEvent, CompChannel, Cq, Srq};
 use crate::sync::{read, write};
@@ -63,6 +62,17 @@ pub struct Context {
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Opens the RDMA device.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` where something else has UDP port 4791, `ENOSPC` where all RDMA devices of the host are taken, and
+    /// what else the system refuses.
+    pub fn open(&self) -> Result<Arc<Context>> {
+        Context::open(self)
     }
 }
 
@@ -268,24 +278,6 @@ impl Pd {
             return Err(Error::invalid("a shared receive queue of more receives or elements than the card has"));
         }
         Ok(Srq::new(self.id, capacity, sges, cookie, Some(self.context.events.clone())))
-    }
-
-    /// A queue pair in RESET.
-    ///
-    /// # Errors
-    /// `EINVAL` for more than in [`LIMITS`], `ENOMEM` where the RDMA device has no more queue pairs.
-    pub fn create_qp(self: &Arc<Pd>, init: &QpInit) -> Result<Arc<Qp>> {
-        self.context.check_here()?;
-        let Capacity { sends, recvs, send_sges, recv_sges, inline } = init.capacity;
-        let fits = sends <= LIMITS.work_requests
-            && recvs <= LIMITS.work_requests
-            && send_sges <= LIMITS.sges
-            && recv_sges <= LIMITS.sges
-            && inline <= LIMITS.inline;
-        if !fits {
-            return Err(Error::invalid(format!("{:?} is more than the card takes: {LIMITS:?}", init.capacity)));
-        }
-        Qp::new(self, init, &self.context.events)
     }
 }
 

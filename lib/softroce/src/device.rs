@@ -1,9 +1,7 @@
 //! RDMA devices: one for each interface that is up and has an address.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::gids::GidTable;
 use crate::interface;
@@ -161,15 +159,6 @@ impl Device {
 
     fn state(&self) -> PortState {
         if interface::up(&self.interface) { PortState::Active } else { PortState::Down }
-    }
-
-    /// Opens the RDMA device.
-    ///
-    /// # Errors
-    /// `EADDRINUSE` where something else has UDP port 4791, `ENOSPC` where all RDMA devices of the host are taken, and
-    /// what else the system refuses.
-    pub fn open(&self) -> Result<Arc<Context>> {
-        Context::open(self)
     }
 }
 

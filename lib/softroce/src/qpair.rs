@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::context::Pd;
+use crate::context::{LIMITS, Pd};
 use crate::engine::Cell;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::qp::{AttrMask, Capacity, Machine, Parts, QpAttr};
 use crate::queue::event::Events;
 use crate::queue::{Affected, Cq, RecvRequest, SendRequest, Srq};
@@ -40,6 +40,26 @@ pub struct Qp {
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Qp").field("qpn", &self.qpn).field("init", &self.init).finish_non_exhaustive()
+    }
+}
+
+impl Pd {
+    /// A queue pair in RESET.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than in [`LIMITS`], `ENOMEM` where the RDMA device has no more queue pairs.
+    pub fn create_qp(self: &Arc<Pd>, init: &QpInit) -> Result<Arc<Qp>> {
+        self.context.check_here()?;
+        let Capacity { sends, recvs, send_sges, recv_sges, inline } = init.capacity;
+        let fits = sends <= LIMITS.work_requests
+            && recvs <= LIMITS.work_requests
+            && send_sges <= LIMITS.sges
+            && recv_sges <= LIMITS.sges
+            && inline <= LIMITS.inline;
+        if !fits {
+            return Err(Error::invalid(format!("{:?} is more than the card takes: {LIMITS:?}", init.capacity)));
+        }
+        Qp::new(self, init, &self.context.events)
     }
 }
 

@@ -38,12 +38,12 @@ pub(super) fn warn() {
 
 /// One line for each of `names` that is ours by its prefix and that nothing reads.
 fn lines(names: impl Iterator<Item = String>) -> Vec<String> {
-    let knobs: Vec<&str> = Config::describe().into_iter().map(|knob| knob.env).chain(OTHERS).collect();
-    let known = |name: &str| knobs.contains(&name) || FAMILIES.iter().any(|family| name.starts_with(family));
+    let settings: Vec<&str> = Config::describe().into_iter().map(|setting| setting.env).chain(OTHERS).collect();
+    let known = |name: &str| settings.contains(&name) || FAMILIES.iter().any(|family| name.starts_with(family));
     let mut unknown: Vec<String> = names.filter(|name| name.starts_with(PREFIX) && !known(name)).collect();
     unknown.sort();
     let line = |name: String| {
-        let nearest = nearest(&name, &knobs).map_or(String::new(), |knob| format!("did you mean {knob}? "));
+        let nearest = nearest(&name, &settings).map_or(String::new(), |setting| format!("did you mean {setting}? "));
         format!("{name} is set, and nothing reads it: {nearest}docs/config.md lists the settings")
     };
     unknown.into_iter().map(line).collect()
@@ -52,14 +52,14 @@ fn lines(names: impl Iterator<Item = String>) -> Vec<String> {
 /// The name with the fewest letters to change, if that is less than half of them.
 fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let own = name.strip_prefix(PREFIX)?;
-    let by_distance = known.iter().filter_map(|knob| {
-        let other = knob.strip_prefix(PREFIX)?;
+    let by_distance = known.iter().filter_map(|setting| {
+        let other = setting.strip_prefix(PREFIX)?;
         // ALGORITHM stands for ALGO, however long its end is.
         let begins = own.starts_with(other) || (!own.is_empty() && other.starts_with(own));
-        Some((if begins { 1 } else { distance(own, other) }, *knob))
+        Some((if begins { 1 } else { distance(own, other) }, *setting))
     });
-    let (letters, knob) = by_distance.min()?;
-    (letters < own.len().div_ceil(2)).then_some(knob)
+    let (letters, setting) = by_distance.min()?;
+    (letters < own.len().div_ceil(2)).then_some(setting)
 }
 
 /// Levenshtein's: the insertions, removals and replacements of a letter that make `b` of `a`.

@@ -81,12 +81,12 @@ pub enum Store {
 }
 
 impl Store {
-    /// From the knob `TINYNCCL_TUNE_CACHE` (`None` when it is not set) and the environment.
+    /// From the setting `TINYNCCL_TUNE_CACHE` (`None` when it is not set) and the environment.
     ///
     /// `off` and a home that is not known give `None`. A name that ends in `.json`, and an existing file, is a file;
     /// all else is a folder.
-    pub fn locate(knob: Option<&str>, env: impl Fn(&str) -> Option<OsString>) -> Option<Store> {
-        match knob {
+    pub fn locate(setting: Option<&str>, env: impl Fn(&str) -> Option<OsString>) -> Option<Store> {
+        match setting {
             Some("off") => None,
             Some(path) => {
                 let path = PathBuf::from(path);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder of modules, the path that names them, and the modules from top to bottom.
-const LAYERS: [(&str, &str, &str); 6] = [
+const LAYERS: [(&str, &str, &str); 9] = [
     (
         "src",
         "",
@@ -19,6 +19,18 @@ const LAYERS: [(&str, &str, &str); 6] = [
         "transport",
         "fuzzing endpoint verbs tcp inproc shm fabric relay linger info wrap memory accept explore forward wait",
     ),
+    (
+        "softroce/src",
+        "",
+        "qpair fuzzing context engine qp wire queue psn netlink memory fork counters device path interface gids sync error",
+    ),
+    (
+        "softroce-verbs/src",
+        "",
+        "open qp wr srq query post window numbers names device cq cq_ex completion ah memory context uses tables extended \
+         types named constants",
+    ),
+    ("../bindings/nccl-net/src", "", "v12 v11 v10 v9 v8 table plugin logger device abi"),
     ("plan/src", "", "simulate topology algorithm schedule device call error wire dtype float8"),
 ];
 

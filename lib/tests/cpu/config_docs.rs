@@ -1,4 +1,4 @@
-//! `docs/config.md` is made from the table of knobs; `UPDATE_DOCS=1 cargo test -p tinynccl --test cpu config_docs`
+//! `docs/config.md` is made from the table of settings; `UPDATE_DOCS=1 cargo test -p tinynccl --test cpu config_docs`
 //! rewrites it.
 
 use std::fmt::Write;
@@ -9,18 +9,25 @@ use tinynccl::Config;
 #[test]
 fn the_page_matches_the_code() {
     let mut page = String::from(
-        "# Settings\n\nEvery knob of the library, as `tinynccl::Config` documents it. This page is made from the code\n\
+        "# Settings\n\nEvery setting of the library, as `tinynccl::Config` documents it. This page is made from the code\n\
          (`UPDATE_DOCS=1 cargo test -p tinynccl --test cpu config_docs`); a test fails when it is stale.\n\
          `Comm::from_env` reads the variables; a value that does not parse is an error, and a\n\
-         variable TINYNCCL_... that nothing reads is a warning with the nearest name. K, M and G are powers of 1024.\n\n\
-         | variable | values | default | meaning |\n|---|---|---|---|\n",
+         variable TINYNCCL_... that nothing reads is a warning with the nearest name. K, M and G are powers of 1024.\n",
     );
-    for knob in Config::describe() {
-        let default = if knob.default.is_empty() { "(empty)" } else { &knob.default };
-        writeln!(page, "| `{}` | {} | {default} | {} |", knob.env, knob.values, knob.doc).expect("a String");
+    for (advanced, title) in [
+        (false, ""),
+        (true, "\n## Advanced\n\nFor experiments, and for hardware and networks that the defaults do not fit.\n"),
+    ] {
+        page.push_str(title);
+        page.push_str("\n| variable | values | default | meaning |\n|---|---|---|---|\n");
+        for setting in Config::describe().into_iter().filter(|setting| setting.advanced == advanced) {
+            let default = if setting.default.is_empty() { "(empty)" } else { &setting.default };
+            writeln!(page, "| `{}` | {} | {default} | {} |", setting.env, setting.values, setting.doc)
+                .expect("a String");
+        }
     }
     page.push_str(
-        "\n## The card in user space\n\nRead by every program that opens `lib/softroce`'s card, also through \
+        "\n## softroce, the RDMA device in user space\n\nRead by every program that opens a device of `lib/softroce`, also through \
          `libibverbs.so.1`. A value that does not parse is an error.\n\n| variable | values | default | meaning |\n\
          |---|---|---|---|\n",
     );
@@ -28,14 +35,14 @@ fn the_page_matches_the_code() {
         (
             softroce::DEVICES_VARIABLE,
             "interfaces, comma-separated",
-            "The interfaces that get a card, in this order; unset: all that are up and have an address, loopback last; empty: none.",
+            "Interfaces that get a device, in this order; unset: all that are up and have an address, loopback last; empty: none.",
         ),
         (softroce::LOSS_VARIABLE, "0 to 100", "Packets that get lost, in percent."),
         (softroce::DELAY_VARIABLE, "0 to 1e9", "Microseconds that each packet is held back before it is sent."),
         (
             "TINYROCE_SYSTEM_LIBRARY",
             "path",
-            "The system's libibverbs, whose devices `libibverbs.so.1` lists before the card's; unset: that of the usual folders; empty: none.",
+            "The system's libibverbs, whose devices `libibverbs.so.1` lists before softroce's; unset: that of the usual folders; empty: none.",
         ),
         (softroce::TRACE_VARIABLE, "path", "Records all packets, sent and received, in a pcap file, for Wireshark."),
     ] {

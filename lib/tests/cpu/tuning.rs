@@ -71,7 +71,7 @@ fn settings_that_must_agree_are_named_with_both_ranks_and_values() {
         ("TINYNCCL_CHECKSUM", "0", "1", |c| c.checksum = true),
         ("TINYNCCL_TRANSPORT", "auto", "tcp", |c| c.transport = TransportChoice::Tcp),
     ];
-    for (knob, usual, other, change) in cases {
+    for (setting, usual, other, change) in cases {
         for odd in [0, 2] {
             let outcomes = join(3, |rank| {
                 let mut config = config();
@@ -83,7 +83,7 @@ fn settings_that_must_agree_are_named_with_both_ranks_and_values() {
             let (first, named, value) = if odd == 0 { (other, 1, usual) } else { (usual, 2, other) };
             for (rank, outcome) in outcomes.into_iter().enumerate() {
                 let error = outcome.map(|_| ()).expect_err("settings differ");
-                assert!(matches!(&error, Error::Config { name, .. } if name == knob), "rank {rank}: {error}");
+                assert!(matches!(&error, Error::Config { name, .. } if name == setting), "rank {rank}: {error}");
                 let text = error.to_string();
                 for words in [format!("rank 0 has {first}"), format!("rank {named} has {value}")] {
                     assert!(text.contains(&words), "rank {rank}: {text}");

@@ -42,19 +42,19 @@ pub(super) fn values(config: &Config) -> Vec<String> {
 /// Compares the values of all ranks, in rank order. Every rank gets the same result.
 ///
 /// # Errors
-/// [`Error::Config`] naming the first knob that differs, the first rank whose value differs from rank 0's, and both
+/// [`Error::Config`] naming the first setting that differs, the first rank whose value differs from rank 0's, and both
 /// values.
 pub(super) fn check(values: &[&[String]], rank: usize) -> Result<()> {
-    let value = |rank: usize, knob: usize| values.get(rank).and_then(|v| v.get(knob)).map_or("", String::as_str);
-    for (knob, name) in MUST_AGREE.iter().enumerate() {
-        let first = value(0, knob);
-        if let Some(other) = (1..values.len()).find(|&r| value(r, knob) != first) {
+    let value = |rank: usize, setting: usize| values.get(rank).and_then(|v| v.get(setting)).map_or("", String::as_str);
+    for (setting, name) in MUST_AGREE.iter().enumerate() {
+        let first = value(0, setting);
+        if let Some(other) = (1..values.len()).find(|&r| value(r, setting) != first) {
             return Err(Error::Config {
                 name: (*name).to_owned(),
-                value: value(rank, knob).to_owned(),
+                value: value(rank, setting).to_owned(),
                 detail: format!(
                     "rank 0 has {first}, rank {other} has {}: expected the same on all ranks; set it for all of them",
-                    value(other, knob)
+                    value(other, setting)
                 ),
             });
         }
@@ -66,7 +66,7 @@ pub(super) fn check(values: &[&[String]], rank: usize) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Knobs in which ranks may differ without harm.
+    /// Settings in which ranks may differ without harm.
     const MAY_DIFFER: [&str; 32] = [
         "TINYNCCL_PORT_RANGE",
         "TINYNCCL_SECRET",
@@ -104,11 +104,11 @@ mod tests {
     ];
 
     #[test]
-    fn every_knob_must_agree_or_may_differ() {
-        for knob in Config::describe() {
+    fn every_setting_must_agree_or_may_differ() {
+        for setting in Config::describe() {
             let lists = [&MUST_AGREE[..], &MAY_DIFFER[..]];
-            let times = lists.iter().filter(|list| list.contains(&knob.env)).count();
-            assert_eq!(times, 1, "{}: decide whether ranks may differ in it", knob.env);
+            let times = lists.iter().filter(|list| list.contains(&setting.env)).count();
+            assert_eq!(times, 1, "{}: decide whether ranks may differ in it", setting.env);
         }
         assert_eq!(values(&Config::default()).len(), MUST_AGREE.len());
     }

@@ -155,11 +155,11 @@ fn open_at(place: &Path) -> Result<Nccl, String> {
 
 /// Candidate paths of NCCL, best first. Folders without it are added to `tried`.
 pub(super) fn places(
-    knob: Option<&str>,
+    setting: Option<&str>,
     variable: &dyn Fn(&str) -> Option<OsString>,
     tried: &mut Vec<String>,
 ) -> Vec<PathBuf> {
-    if let Some(path) = knob {
+    if let Some(path) = setting {
         return vec![path.into()];
     }
     // By the loader: LD_LIBRARY_PATH, the cache of ldconfig, the system's folders.

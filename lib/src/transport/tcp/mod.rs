@@ -17,7 +17,7 @@
 //!   exchange; the rest is TCP itself, in both. Long messages take 64 KiB and more per call.
 //! - `SO_SNDBUF`, `SO_RCVBUF`: a fixed size turns the kernel's tuning off and is capped by `net.core.wmem_max`, often
 //!   below what the tuning reaches. With iperf3, sizes from 128 KiB to 1 MiB were mostly slower than none. They remain
-//!   a knob.
+//!   a setting.
 
 mod connect;
 pub(crate) mod fabric;
