@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 out=out/gpu
 packages=(cuda-vec-add cuda-verbs allreduce-gpu cuda-perf ddp-gpu)
 # libnccl.so, what programs need to find it, and scripts/nccl to test it there.
-door=(-p tinynccl-nccl -p tinynccl-nccl-audit -p tinynccl-cli)
+nccl_packages=(-p tinynccl-nccl -p tinynccl-nccl-audit -p tinynccl-cli)
 
 build() {
     rm -rf "$out" && mkdir -p "$out"
@@ -22,7 +22,7 @@ build() {
     for package in "${packages[@]}"; do arguments+=(-p "$package"); done
     # Cargo says where it put each executable: test programs by the name of their file, programs and libraries by their own.
     {
-        cargo build --release --locked --message-format=json "${arguments[@]}" "${door[@]}"
+        cargo build --release --locked --message-format=json "${arguments[@]}" "${nccl_packages[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test process_group
         cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test main

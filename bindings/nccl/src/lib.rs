@@ -3,54 +3,26 @@
 //! A function is declared once (`export!`), checks what it is given, and hands over to the communicator's
 //! [`DeviceComm`](tinynccl::cuda::DeviceComm). Nothing here moves data.
 //!
-//! | module | idea |
+//! | folder, from top to bottom | idea |
 //! | --- | --- |
-//! | `abi` | NCCL's types, and what they are here |
-//! | `export`, `fault`, `last_error` | exported functions, and their errors |
-//! | `handle`, `member` | the target of `ncclComm_t`, and the state of a communicator |
-//! | `facts`, `memory` | functions that answer from what is known |
-//! | `id`, `door`, `directory`, `visit`, `place`, `digest` | rendezvous of the ranks |
-//! | `start`, `family`, `meet` | making communicators: by id, and from others |
-//! | `leave` | finalize, destroy, abort, revoke |
-//! | `calls`, `group`, `launch` | calls, kept until a group ends, and put onto streams |
-//! | `scaled`, `rma` | custom operators, one-sided messages |
-//! | `buffers`, `windows` | memory, and buffers that all ranks reach |
-//! | `params`, `device_api` | settings by name, host functions of the device API |
-//! | `gpu` | the GPU of a thread |
-//! | `config`, `version`, `debug` | configurations, NCCL's version, its log |
-//! | `settings`, `lists`, `conf` | NCCL's variables, lists in them, files of them |
+//! | `calls` | collectives, messages, one-sided messages |
+//! | `query` | functions that answer from what is known |
+//! | `memory` | allocations, windows, host functions of the device API |
+//! | `lifecycle` | begin and end of communicators: init, split, finalize |
+//! | `submit` | groups; operations in threads and on streams |
+//! | `comm` | handle and state of a communicator |
+//! | `rendezvous` | how the ranks of a new communicator find each other |
+//! | `abi` | NCCL's types, exported functions, errors |
+//! | `env` | variables, files of variables, version, log |
+//!
+//! A folder imports only from those below it; a test (`arrows`) checks that, and the order of the files in each folder.
 
 pub mod abi;
-mod buffers;
 mod calls;
-mod conf;
-mod config;
-mod debug;
-mod device_api;
-mod digest;
-mod directory;
-mod door;
-mod export;
-mod facts;
-mod family;
-mod fault;
-mod gpu;
-mod group;
-mod handle;
-mod id;
-mod last_error;
-mod launch;
-mod leave;
-mod lists;
-mod meet;
-mod member;
+mod comm;
+mod env;
+mod lifecycle;
 mod memory;
-mod params;
-mod place;
-mod rma;
-mod scaled;
-mod settings;
-mod start;
-mod version;
-mod visit;
-mod windows;
+mod query;
+mod rendezvous;
+mod submit;

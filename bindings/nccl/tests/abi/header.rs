@@ -1,4 +1,4 @@
-//! Our header against the types of `abi.rs`, and, where they are, NVIDIA's headers against both.
+//! Our header against the types of `abi`, and, where they are, NVIDIA's headers against both.
 //!
 //! A C program writes what the compiler makes of a header: sizes, offsets, values. `functions.h` compares the
 //! functions' types while it is compiled.

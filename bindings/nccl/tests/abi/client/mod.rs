@@ -9,9 +9,9 @@
 //! | `collectives`, `messages` | every call against what it must give |
 //! | `groups`, `random` | groups, and a thousand of them against a model |
 //! | `driver` | right and wrong calls of all kinds in random order, beside threads, signals and forks |
-//! | `family`, `background` | communicators from communicators; non-blocking ones |
+//! | `split`, `background` | communicators from communicators; non-blocking ones |
 //! | `buffers`, `environment` | memory and windows; NCCL's variables |
-//! | `leaving`, `failures` | finalize, destroy, abort; ranks that die or disagree |
+//! | `finalize`, `failures` | finalize, destroy, abort; ranks that die or disagree |
 //! | `c_program`, `python` | a program in C, linked to the library; one in Python, by ctypes |
 
 #[macro_use]
@@ -23,12 +23,12 @@ mod collectives;
 mod driver;
 mod environment;
 mod failures;
-mod family;
+mod finalize;
 mod functions;
 mod groups;
-mod leaving;
 mod messages;
 mod python;
 mod random;
 mod rank;
+mod split;
 mod types;
