@@ -2,7 +2,7 @@
 //!
 //! A [`Listener`] gives out a [`Handle`] of 128 bytes, which its owner sends to a peer out of band; the peer's
 //! [`Net::connect`] makes a [`Sender`] of it, and [`Listener::accept`] the [`Receiver`] at the other end. Data goes in
-//! that direction only. No call blocks: a thread shakes hands (`dial`), another one accepts (`door`), and separate
+//! that direction only. No call blocks: one thread shakes hands and another one accepts (`connect`), and separate
 //! threads read and write the sockets (`worker`).
 //!
 //! # A message
@@ -29,59 +29,43 @@
 //! If both NICs of a pair have an RDMA port, and memory is registered ([`Net::register`]), long messages are written
 //! from it to that of their receives, by queue pairs beside the streams (`rdma`).
 //!
-//! | module | idea |
+//! # Rooms
+//! Each imports only rooms below it (`lib/tests/cpu/arrows.rs`).
+//!
+//! | room | idea |
 //! |---|---|
-//! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, the contents of a handle |
-//! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
-//! | `link`, `stream`, `leaving` | a connection: its streams, its requests, how it ends and how it loses streams |
 //! | `links` | links between ranks over such connections: [`endpoint`] |
-//! | `relay` | paths through other nodes, and being such a node |
+//! | `connect` | dialing, accepting, and dialing again where a rail was lost |
+//! | `relay` | routes through other nodes, and being such a node |
+//! | `address` | handles, and which addresses of two hosts reach each other |
+//! | `health` | which streams stand still, and when one is failed over |
+//! | `connection` | a connection: its ends, how it loses streams, how it closes |
 //! | `rdma` | queue pairs beside streams, for long messages |
-//! | `rails`, `redial` | streams that do not get through, and new ones in their place |
-//! | `outgoing`, `incoming` | messages to fragments, fragments to posted memory |
-//! | `output`, `input` | fragments and control frames to a stream, and from it |
-//! | `frame`, `outbox` | the header of a fragment, and control frames that any stream takes |
-//! | `request`, `worker` | posted sends and receives, and the threads |
-//! | `load` | bytes in flight on a NIC pair, and its measured rate |
-//! | `crowd` | detection of spinning threads that share a core |
+//! | `data` | messages to fragments, fragments to posted buffers, and streams that carry them |
+//! | `worker` | threads that serve descriptors by epoll |
 
-mod crowd;
-mod dial;
-mod door;
-mod ends;
-mod frame;
-mod handle;
-mod incoming;
-mod input;
-mod leaving;
-mod link;
+mod address;
+mod connect;
+mod connection;
+mod data;
+mod health;
 mod links;
-mod load;
-mod outbox;
-mod outgoing;
-mod output;
-mod ports;
-mod rails;
 mod rdma;
-mod redial;
 mod relay;
-mod request;
-mod stream;
 #[cfg(test)]
 mod tests;
 mod worker;
-mod workers;
 
 use std::sync::Arc;
 
 pub use crate::fork::forks;
-pub use dial::Connecting;
-pub use door::Listener;
-pub use ends::{Receiver, Sender};
-pub use handle::Handle;
+pub use address::handle::Handle;
+pub use connect::acceptor::Listener;
+pub use connect::dialer::Connecting;
+pub use connection::ends::{Receiver, Sender};
+pub use data::request::{MAX_GROUP, MAX_REQUESTS, Request};
 pub use links::endpoint;
 pub use rdma::Memory;
-pub use request::{MAX_GROUP, MAX_REQUESTS, Request};
 
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, local_addresses};
@@ -89,20 +73,20 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::transport::tcp::SocketOptions;
-use dial::Silent;
-use door::Door;
-use rails::Rails;
+use connect::acceptor::Acceptor;
+use connect::dialer::Unresponsive;
+use health::monitor::Monitor;
 use rdma::Devices;
 use relay::Relays;
-use worker::Task;
-use workers::Workers;
+use worker::pool::Workers;
+use worker::thread::Task;
 
 /// A process's end of the network: its addresses, its threads, and its acceptor.
 #[derive(Debug)]
 pub struct Net {
     inner: Arc<Inner>,
     // Dropped before the workers, which serve what it accepts.
-    door: Door,
+    acceptor: Acceptor,
     origin: Origin,
 }
 
@@ -116,8 +100,8 @@ struct Inner {
     host: u64,
     sockets: SocketOptions,
     workers: Workers,
-    rails: Rails,
-    silent: Silent,
+    monitor: Monitor,
+    unresponsive: Unresponsive,
     relays: Relays,
     devices: Option<Arc<Devices>>,
 }
@@ -140,7 +124,7 @@ impl Net {
         others.retain(|other| !other.loopback && !ports.contains(other));
         let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let workers = Workers::start(config)?;
-        let host = handle::host(&Host::current());
+        let host = address::handle::host(&Host::current());
         let relays = Relays::new(config, &ports, host)?;
         let devices = Devices::open(config)?;
         if let Some(devices) = &devices {
@@ -154,13 +138,13 @@ impl Net {
             host,
             sockets,
             workers,
-            rails: Rails::default(),
-            silent: Silent::default(),
+            monitor: Monitor::default(),
+            unresponsive: Unresponsive::default(),
             relays,
             devices,
         });
-        let door = Door::open(&inner)?;
-        Ok(Net { inner, door, origin: Origin::here() })
+        let acceptor = Acceptor::open(&inner)?;
+        Ok(Net { inner, acceptor, origin: Origin::here() })
     }
 
     /// Addresses announced to peers, most useful first.
@@ -170,7 +154,7 @@ impl Net {
 
     /// Returns the addresses of [`Net::ports`] as text, with interfaces and prefix lengths.
     pub fn describe(&self) -> String {
-        ports::list(&self.inner.ports)
+        address::ports::list(&self.inner.ports)
     }
 
     /// Registers memory for messages that go by RDMA. Without ports for that it does nothing; messages of memory that a
@@ -189,7 +173,7 @@ impl Net {
     /// [`Error::Os`] without random numbers.
     pub fn listen(&self) -> Result<(Handle, Listener)> {
         self.check("listen")?;
-        self.door.listen(&self.inner)
+        self.acceptor.listen(&self.inner)
     }
 
     /// Begins to connect to a listener.
@@ -198,7 +182,7 @@ impl Net {
     /// [`Error::Os`] when no thread can be started.
     pub fn connect(&self, handle: &Handle) -> Result<Connecting> {
         self.check("connect")?;
-        dial::start(&self.inner, handle.clone())
+        connect::dialer::start(&self.inner, handle.clone())
     }
 }
 
@@ -226,8 +210,8 @@ impl Drop for Net {
             // Its threads are the parent's, and so are the locks that they held when this process was forked.
             return std::mem::forget(self.inner.clone());
         }
-        self.inner.relays.leave();
+        self.inner.relays.shut_down();
         // Its threads have the rest of this, too, while they dial.
-        self.inner.rails.stop();
+        self.inner.monitor.stop();
     }
 }

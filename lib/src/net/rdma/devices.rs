@@ -5,21 +5,21 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::super::link::Link;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::net::connection::Connection;
 use crate::threads::lock;
-use crate::transport::verbs::rails::{Rail, Rails};
+use crate::transport::verbs::rails::{Rail as Nic, Rails as Nics};
 use crate::transport::verbs::sys::Timing;
 
 /// The RDMA ports of a process.
 #[derive(Debug)]
 pub(in crate::net) struct Devices {
-    pub(super) rails: Rails,
+    pub(super) nics: Nics,
     /// Timeout and retries of a queue pair where other rails can take over.
     impatient: Timing,
-    /// Links that have had queue pairs.
-    links: Mutex<Vec<Weak<Link>>>,
+    /// Connections that have had queue pairs.
+    connections: Mutex<Vec<Weak<Connection>>>,
 }
 
 impl Devices {
@@ -28,10 +28,10 @@ impl Devices {
         if !config.net_rdma {
             return Ok(None);
         }
-        match Rails::open(0, config) {
-            Ok(rails) => {
-                let impatient = within(rails.timing, config.net_rail_timeout);
-                Ok(Some(Arc::new(Devices { rails, impatient, links: Mutex::default() })))
+        match Nics::open(0, config) {
+            Ok(nics) => {
+                let impatient = within(nics.timing, config.net_rail_timeout);
+                Ok(Some(Arc::new(Devices { nics, impatient, connections: Mutex::default() })))
             }
             Err(e @ Error::Config { .. }) => Err(e),
             Err(e) => {
@@ -42,58 +42,58 @@ impl Devices {
     }
 
     pub(super) fn timing(&self, several: bool) -> Timing {
-        if several { self.impatient } else { self.rails.timing }
+        if several { self.impatient } else { self.nics.timing }
     }
 
     /// Returns the port with this address.
-    pub(super) fn at(&self, ip: IpAddr) -> Option<&Rail> {
-        self.rails.all().iter().find(|rail| !rail.port.address.infiniband && rail.port.address.ip() == ip)
+    pub(super) fn at(&self, ip: IpAddr) -> Option<&Nic> {
+        self.nics.all().iter().find(|nic| !nic.port.address.infiniband && nic.port.address.ip() == ip)
     }
 
     pub(super) fn ports(&self) -> String {
-        self.rails.all().iter().map(|rail| rail.port.address.to_string()).collect::<Vec<_>>().join(", ")
+        self.nics.all().iter().map(|nic| nic.port.address.to_string()).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns true if the port with this address is active now.
     pub(super) fn is_up(&self, ip: IpAddr) -> bool {
-        let state = self.at(ip).map(|rail| rail.device.pd.context().port(rail.port.address.port));
+        let state = self.at(ip).map(|nic| nic.device.pd.context().port(nic.port.address.port));
         state.is_some_and(|state| state.is_ok_and(|state| state.active))
     }
 
-    /// Registers a link, which is notified of ports that go up or down.
-    pub(super) fn tell(&self, link: &Arc<Link>) {
-        let mut links = lock(&self.links);
-        links.retain(|one| one.strong_count() > 0 && one.as_ptr() != Arc::as_ptr(link));
-        links.push(Arc::downgrade(link));
+    /// Registers a connection, which is notified of ports that go up or down.
+    pub(super) fn subscribe(&self, connection: &Arc<Connection>) {
+        let mut connections = lock(&self.connections);
+        connections.retain(|one| one.strong_count() > 0 && one.as_ptr() != Arc::as_ptr(connection));
+        connections.push(Arc::downgrade(connection));
     }
 
     /// Returns the descriptor of each device's asynchronous events, with the number of the device.
     pub(in crate::net) fn watched(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
-        self.rails.devices().iter().map(|device| device.event_fd()).enumerate()
+        self.nics.devices().iter().map(|device| device.event_fd()).enumerate()
     }
 
     /// Handles the asynchronous events of a device. False once it is lost, and has no more.
     pub(in crate::net) fn event(&self, number: usize) -> bool {
-        let Some(device) = self.rails.devices().get(number) else { return false };
+        let Some(device) = self.nics.devices().get(number) else { return false };
         let mut changed = Vec::new();
         device.handle_events(&"net", |event| {
             let Some(up) = event.port_is_up() else { return };
-            let of = |rail: &&Rail| Arc::ptr_eq(&rail.device, device) && event.concerns(rail.port.address.port);
-            changed.extend(self.rails.all().iter().filter(of).map(|rail| (rail.port.address.ip(), up)));
+            let of = |nic: &&Nic| Arc::ptr_eq(&nic.device, device) && event.concerns(nic.port.address.port);
+            changed.extend(self.nics.all().iter().filter(of).map(|nic| (nic.port.address.ip(), up)));
         });
-        let links: Vec<Arc<Link>> = match changed.is_empty() {
+        let connections: Vec<Arc<Connection>> = match changed.is_empty() {
             true => Vec::new(),
-            false => lock(&self.links).iter().filter_map(Weak::upgrade).collect(),
+            false => lock(&self.connections).iter().filter_map(Weak::upgrade).collect(),
         };
-        for link in links {
-            changed.iter().for_each(|&(ip, up)| link.rdma.port(&link, ip, up));
+        for connection in connections {
+            changed.iter().for_each(|&(ip, up)| connection.rdma.port(&connection, ip, up));
         }
         device.failure().is_none()
     }
 }
 
 /// Returns the timing with which a queue pair gives up after `limit`, rounded up, and one repetition: packets wait for
-/// tens of milliseconds in the queue of a slow cable, and to repeat them meanwhile would cost half of it.
+/// tens of milliseconds in the queue of a slow link, and to repeat them meanwhile would cost half of it.
 fn within(timing: Timing, limit: Duration) -> Timing {
     let retries = timing.retries.min(1);
     let unit = Duration::from_nanos(4096) * (u32::from(retries) + 1);

@@ -3,27 +3,27 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::frame::Frame;
+use crate::net::data::frame::Frame;
 use crate::threads::lock;
 
 /// Control frames, of which the last one goes first. `take` on an empty outbox does not lock.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(in crate::net) struct Outbox {
     any: AtomicBool,
     frames: Mutex<Vec<Frame>>,
 }
 
 impl Outbox {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::net) fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Acquire)
     }
 
-    pub(super) fn put(&self, frames: impl IntoIterator<Item = Frame>) {
+    pub(in crate::net) fn put(&self, frames: impl IntoIterator<Item = Frame>) {
         lock(&self.frames).extend(frames);
         self.any.store(true, Ordering::Release);
     }
 
-    pub(super) fn take(&self) -> Option<Frame> {
+    pub(in crate::net) fn take(&self) -> Option<Frame> {
         if self.is_empty() {
             return None;
         }

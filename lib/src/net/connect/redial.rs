@@ -5,17 +5,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Inner;
-use super::dial::Redial;
-use super::link::Link;
-use super::ports::Way;
-use super::rails::Up;
-use super::stream::Stream;
+use crate::net::Inner;
+use crate::net::address::ports::Route;
+use crate::net::connect::dialer::Redial;
+use crate::net::connection::Connection;
+use crate::net::data::stream::Stream;
+use crate::net::health::monitor::Up;
 
 /// Time before a lost rail is dialed, and longest time between two tries.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Time between two looks for something to dial.
-pub(super) const LOOK: Duration = Duration::from_millis(500);
+pub(in crate::net) const INTERVAL: Duration = Duration::from_millis(500);
 /// Time after which a path that lacks no stream is sound. One that answers and then carries nothing is tried less
 /// often.
 const SOUND: Duration = Duration::from_secs(1);
@@ -50,57 +50,58 @@ impl Try {
 
 /// Paths that were lost, with their next tries.
 #[derive(Default)]
-pub(super) struct Tries {
+pub(in crate::net) struct Tries {
     /// Paths on which the peer does not answer.
-    ways: HashMap<Way, Try>,
+    routes: HashMap<Route, Try>,
     /// Paths of connections that lack streams, by connection and number of the path.
-    links: HashMap<(u32, usize), Try>,
+    by_connection: HashMap<(u32, usize), Try>,
 }
 
 impl Tries {
-    /// Forgets all but these connections.
-    pub(super) fn keep<'a>(&mut self, those: impl Iterator<Item = &'a Redial> + Clone) {
-        self.links.retain(|(link, _), _| those.clone().any(|redial| redial.link == *link));
-        self.ways.retain(|way, _| those.clone().any(|redial| redial.ways.contains(way)));
+    /// Forgets all but these by_connection.
+    pub(in crate::net) fn keep<'a>(&mut self, those: impl Iterator<Item = &'a Redial> + Clone) {
+        self.by_connection.retain(|(connection, _), _| those.clone().any(|redial| redial.connection == *connection));
+        self.routes.retain(|route, _| those.clone().any(|redial| redial.routes.contains(route)));
     }
 
     /// Makes a stream that replaces a lost one on each path of a connection where that is due.
-    pub(super) fn mend(
+    pub(in crate::net) fn redial_lost(
         &mut self,
         inner: &Inner,
-        (link, redial): (&Arc<Link>, &Redial),
+        (connection, redial): (&Arc<Connection>, &Redial),
         up: &Up,
         stopped: &dyn Fn() -> bool,
     ) {
-        for (number, way) in redial.ways.iter().enumerate() {
+        for (number, route) in redial.routes.iter().enumerate() {
             // One that stands still may not recover for as long as its NIC pair was disconnected.
-            let works =
-                |(index, stream): &(usize, &Stream)| redial.way_of(link, *index) == number && !stream.is_doubted();
-            if link.alive().filter(works).count() >= redial.streams_of(number) {
-                if self.links.get_mut(&(redial.link, number)).is_some_and(Try::is_sound) {
-                    self.links.remove(&(redial.link, number));
+            let works = |(index, stream): &(usize, &Stream)| {
+                redial.route_of(connection, *index) == number && !stream.is_suspect()
+            };
+            if connection.alive().filter(works).count() >= redial.streams_of(number) {
+                if self.by_connection.get_mut(&(redial.connection, number)).is_some_and(Try::is_sound) {
+                    self.by_connection.remove(&(redial.connection, number));
                 }
                 continue;
             }
-            let own = self.links.entry((redial.link, number)).or_insert_with(Try::later);
+            let own = self.by_connection.entry((redial.connection, number)).or_insert_with(Try::later);
             if own.whole.take().is_some() {
                 // It was lost again soon.
                 own.fails();
             }
-            let is_down = || up.as_ref().zip(way.from).is_some_and(|(up, from)| !up.contains(&from));
-            if !own.is_due() || self.ways.get(way).is_some_and(|of| !of.is_due()) || is_down() {
+            let is_down = || up.as_ref().zip(route.from).is_some_and(|(up, from)| !up.contains(&from));
+            if !own.is_due() || self.routes.get(route).is_some_and(|of| !of.is_due()) || is_down() {
                 continue;
             }
-            let failed = |detail| log::debug!("net: {}: {way} is not back: {detail}", link.name());
+            let failed = |detail| log::debug!("net: {}: {route} is not back: {detail}", connection.name());
             match redial.open(inner, number, stopped) {
                 Err(detail) => {
                     failed(detail);
-                    self.ways.entry(way.clone()).or_insert_with(Try::later).fails();
+                    self.routes.entry(route.clone()).or_insert_with(Try::later).fails();
                 }
                 Ok(socket) => {
-                    self.ways.remove(way);
-                    match redial.join(inner, link, (number, socket), stopped) {
-                        Ok(index) => log::info!("net: {}: {way} is back, as stream {index}", link.name()),
+                    self.routes.remove(route);
+                    match redial.join(inner, connection, (number, socket), stopped) {
+                        Ok(index) => log::info!("net: {}: {route} is back, as stream {index}", connection.name()),
                         Err(detail) => {
                             failed(detail);
                             own.fails();

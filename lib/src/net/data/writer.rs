@@ -9,18 +9,18 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use super::frame::{Frame, Word};
-use super::link::{Left, Link, Side};
-use super::outgoing::{Bytes, Piece, Source, WHOLE};
-use super::stream::{State, Stream};
+use crate::net::connection::{Connection, Remaining, Side};
+use crate::net::data::frame::{Frame, Kind};
+use crate::net::data::sender::{Fragment, Payload, Source, WHOLE};
+use crate::net::data::stream::{State, Stream};
 
 /// Longest fragment that is copied behind its header, as one buffer costs the kernel less than two, and that is
 /// acknowledged with others.
-pub(super) const COPIED: usize = 2 << 10;
-/// Bytes that a stream writes in its time slice, before others of its thread have theirs.
+pub(in crate::net) const COPIED: usize = 2 << 10;
+/// Payload that a stream writes in its time slice, before others of its thread have theirs.
 const TURN: usize = 2 << 20;
 
-/// Bytes in flight that a fragment of `len` bytes counts for; 0 for short ones, which are acknowledged late, with
+/// Payload in flight that a fragment of `len` bytes counts for; 0 for short ones, which are acknowledged late, with
 /// others.
 fn counted(len: usize) -> usize {
     if len > COPIED { len } else { 0 }
@@ -28,8 +28,8 @@ fn counted(len: usize) -> usize {
 
 /// Sending state of a stream, with the fragments that the peer has not acknowledged yet.
 #[derive(Debug)]
-pub(super) struct Output {
-    /// Bytes of a frame, and what was copied behind it.
+pub(in crate::net) struct Writer {
+    /// Payload of a frame, and what was copied behind it.
     head: Vec<u8>,
     head_at: usize,
     /// The rest of the fragment, where the caller has it.
@@ -39,40 +39,40 @@ pub(super) struct Output {
     /// The request that it belongs to, and how much of it is over when it is written.
     done: Option<(usize, usize)>,
     /// True for a fragment, false for a control frame.
-    piece: bool,
+    fragment: bool,
     blocked: bool,
-    /// Fragments that were begun, oldest first, where the link has several rails; and how many went before these.
-    sent: VecDeque<Piece>,
-    read: u64,
+    /// Fragments that were begun, oldest first, where the connection has several rails; and how many went before these.
+    sent: VecDeque<Fragment>,
+    acked: u64,
 }
 
-impl Default for Output {
+impl Default for Writer {
     fn default() -> Self {
-        Output {
+        Writer {
             head: Vec::new(),
             head_at: 0,
             data: Source(std::ptr::null()),
             len: 0,
             at: 0,
             done: None,
-            piece: false,
+            fragment: false,
             blocked: false,
             sent: VecDeque::new(),
-            read: 0,
+            acked: 0,
         }
     }
 }
 
-impl Output {
+impl Writer {
     /// Returns the state of a stream that replaces a lost one: its first bytes report that this end has it, and which
     /// queue pair beside it.
-    pub(super) fn joining(index: usize, card: Option<Frame>) -> Output {
-        let words: Vec<Frame> = [Frame::say(Word::Joined, index as i32, 0)].into_iter().chain(card).collect();
-        let head = bytemuck::cast_slice(&words).to_vec();
-        Output { head, ..Output::default() }
+    pub(in crate::net) fn joining(index: usize, qp_info: Option<Frame>) -> Writer {
+        let frames: Vec<Frame> = [Frame::control(Kind::Join, index as i32, 0)].into_iter().chain(qp_info).collect();
+        let head = bytemuck::cast_slice(&frames).to_vec();
+        Writer { head, ..Writer::default() }
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::net) fn is_idle(&self) -> bool {
         !self.blocked && self.is_written()
     }
 
@@ -81,28 +81,28 @@ impl Output {
     }
 
     /// The socket takes more again.
-    pub(super) fn unblock(&mut self) {
+    pub(in crate::net) fn unblock(&mut self) {
         self.blocked = false;
     }
 
     /// Forgets the fragment; true when there was none.
-    pub(super) fn clear(&mut self) -> bool {
+    pub(in crate::net) fn clear(&mut self) -> bool {
         let whole = self.is_written();
-        *self = Output::default();
+        *self = Writer::default();
         whole
     }
 
     /// Writes until there is nothing of at most `most` bytes, the kernel takes no more, or the time slice is over.
-    pub(super) fn pump(&mut self, link: &Arc<Link>, index: usize, most: usize) -> Left {
-        let Some(stream) = link.stream(index) else { return Left::Nothing };
+    pub(in crate::net) fn pump(&mut self, connection: &Arc<Connection>, index: usize, most: usize) -> Remaining {
+        let Some(stream) = connection.stream(index) else { return Remaining::Nothing };
         let mut written = 0;
-        while !self.blocked && !link.is_closed() && stream.is(State::Alive) {
+        while !self.blocked && !connection.is_closed() && stream.is(State::Alive) {
             if self.is_idle() {
                 if written >= TURN {
-                    return Left::More;
+                    return Remaining::More;
                 }
-                if !self.load(link, (index, stream), most) {
-                    return Left::Nothing;
+                if !self.load(connection, (index, stream), most) {
+                    return Remaining::Nothing;
                 }
             }
             match self.write(stream) {
@@ -110,124 +110,129 @@ impl Output {
                 Err(Errno::AGAIN) => self.blocked = true,
                 Err(Errno::INTR) => {}
                 Err(e) => {
-                    link.lose(index, format!("writing: {}", std::io::Error::from(e)));
-                    return Left::Nothing;
+                    connection.fail_stream(index, format!("writing: {}", std::io::Error::from(e)));
+                    return Remaining::Nothing;
                 }
             }
             if self.is_written()
                 && let Some((slot, amount)) = self.done.take()
-                && let Some(request) = link.requests.get(slot)
+                && let Some(request) = connection.requests.get(slot)
             {
                 request.finish(amount);
             }
         }
-        Left::Nothing
+        Remaining::Nothing
     }
 
     /// Loads the next frame or fragment to write; false if there is none.
-    fn load(&mut self, link: &Arc<Link>, (index, stream): (usize, &Stream), most: usize) -> bool {
+    fn load(&mut self, connection: &Arc<Connection>, (index, stream): (usize, &Stream), most: usize) -> bool {
         self.head.clear();
-        (self.head_at, self.at, self.len, self.piece) = (0, 0, 0, false);
-        if link.relayed()
-            && let Some(word) = stream.echo.word()
+        (self.head_at, self.at, self.len, self.fragment) = (0, 0, 0, false);
+        if connection.relayed()
+            && let Some(kind) = stream.probe.next_control()
         {
-            self.head.extend(bytemuck::bytes_of(&Frame::say(word, 0, 0)));
+            self.head.extend(bytemuck::bytes_of(&Frame::control(kind, 0, 0)));
             return true;
         }
-        if link.spares(stream) {
+        if connection.avoids(stream) {
             return false;
         }
-        if let Some(word) = link.word() {
+        if let Some(frame) = connection.next_control() {
             if !stream.is(State::Alive) {
                 // Control frames that were lost with it are sent again after the loss, but this one may have been among
                 // them.
-                link.say(vec![word]);
+                connection.send_control(vec![frame]);
                 return false;
             }
-            self.head.extend(bytemuck::bytes_of(&word));
+            self.head.extend(bytemuck::bytes_of(&frame));
             return true;
         }
-        match &link.side {
-            Side::In(incoming) => {
-                let pieces = if link.several() { stream.acknowledge.swap(0, Ordering::AcqRel) } else { 0 };
-                let read = (pieces > 0).then(|| Frame::say(Word::Read, 0, pieces));
-                let Some(frame) = read.or_else(|| incoming.report()) else { return false };
+        match &connection.side {
+            Side::In(receiver) => {
+                let fragments = if connection.several() { stream.acknowledge.swap(0, Ordering::AcqRel) } else { 0 };
+                let ack = (fragments > 0).then(|| Frame::control(Kind::Ack, 0, fragments));
+                let Some(frame) = ack.or_else(|| receiver.next_window_update()) else { return false };
                 self.head.extend(bytemuck::bytes_of(&frame));
             }
-            Side::Out(outgoing) => {
-                if link.several()
-                    && outgoing.waiting.load(Ordering::Acquire) > 0
-                    && let Err(other) = link.turn(index, WHOLE)
+            Side::Out(sender) => {
+                if connection.several()
+                    && sender.waiting.load(Ordering::Acquire) > 0
+                    && let Err(other) = connection.first_to_arrive(index, WHOLE)
                 {
-                    link.wake_beside(other);
+                    connection.wake_beside(other);
                     return false;
                 }
-                let Some(piece) = outgoing.take(most) else { return false };
-                self.begin(piece, link.several().then_some(stream));
+                let Some(fragment) = sender.take(most) else { return false };
+                self.begin(fragment, connection.several().then_some(stream));
             }
         }
         true
     }
 
     /// Begins to write a fragment. With `acknowledged` it is kept until the peer has read it from that stream.
-    fn begin(&mut self, piece: Piece, acknowledged: Option<&Stream>) {
-        let len = piece.len();
-        self.head.extend(bytemuck::bytes_of(&piece.frame));
-        (self.done, self.piece) = (piece.share(), true);
-        let copied = match &piece.bytes {
-            Bytes::Copied(bytes) => {
+    fn begin(&mut self, fragment: Fragment, acknowledged: Option<&Stream>) {
+        let len = fragment.len();
+        self.head.extend(bytemuck::bytes_of(&fragment.frame));
+        (self.done, self.fragment) = (fragment.share(), true);
+        let copied = match &fragment.bytes {
+            Payload::Copied(bytes) => {
                 self.head.extend(bytes);
                 true
             }
-            Bytes::Posted(_, data) if len <= COPIED && len > 0 => {
+            Payload::Posted(_, data) if len <= COPIED && len > 0 => {
                 // SAFETY: part of a posted send, valid until its request is done, which is after this is written.
                 self.head.extend(unsafe { std::slice::from_raw_parts(data.0, len) });
                 true
             }
-            Bytes::Posted(_, data) => {
+            Payload::Posted(_, data) => {
                 (self.data, self.len) = (*data, len);
                 len == 0
             }
         };
         let Some(stream) = acknowledged else { return };
-        stream.load.leave(counted(len));
+        stream.load.sent(counted(len));
         self.sent.push_back(if copied {
             // A short message is done when it is written: a message more for each would cost more than the copy.
             let bytes = self.head.get(Frame::BYTES..).unwrap_or_default().to_vec();
-            Piece { frame: piece.frame, bytes: Bytes::Copied(bytes) }
+            Fragment { frame: fragment.frame, bytes: Payload::Copied(bytes) }
         } else {
             self.done = None;
-            piece
+            fragment
         });
     }
 
-    /// Takes in that the peer has read `pieces` fragments from this stream in all.
-    pub(super) fn read(&mut self, link: &Link, stream: &Stream, pieces: u64) -> Result<(), String> {
-        let written = self.read + self.sent.len() as u64 - u64::from(self.piece && !self.is_written());
-        if pieces > written {
-            return Err(format!("expected at most {written} pieces to be read, got {pieces}"));
+    /// Takes in that the peer has read `fragments` fragments from this stream in all.
+    pub(in crate::net) fn acked(
+        &mut self,
+        connection: &Connection,
+        stream: &Stream,
+        fragments: u64,
+    ) -> Result<(), String> {
+        let written = self.acked + self.sent.len() as u64 - u64::from(self.fragment && !self.is_written());
+        if fragments > written {
+            return Err(format!("expected at most {written} fragments to be read, got {fragments}"));
         }
         let mut bytes = 0;
-        while self.read < pieces
-            && let Some(piece) = self.sent.pop_front()
+        while self.acked < fragments
+            && let Some(fragment) = self.sent.pop_front()
         {
-            self.read += 1;
-            bytes += counted(piece.len());
-            if let Some((slot, amount)) = piece.share()
-                && let Some(request) = link.requests.get(slot)
+            self.acked += 1;
+            bytes += counted(fragment.len());
+            if let Some((slot, amount)) = fragment.share()
+                && let Some(request) = connection.requests.get(slot)
             {
                 request.finish(amount);
             }
         }
-        stream.load.arrive(bytes);
+        stream.load.arrived(bytes);
         Ok(())
     }
 
     /// The fragments of a lost stream, which others take.
-    pub(super) fn leave(&mut self, link: &Link, stream: &Stream) -> VecDeque<Piece> {
-        stream.load.forget(self.sent.iter().map(|piece| counted(piece.len())).sum());
+    pub(in crate::net) fn take_unacked(&mut self, connection: &Connection, stream: &Stream) -> VecDeque<Fragment> {
+        stream.load.cancel(self.sent.iter().map(|fragment| counted(fragment.len())).sum());
         if let Some((slot, amount)) = self.done.take()
-            && let Some(request) = link.requests.get(slot)
+            && let Some(request) = connection.requests.get(slot)
         {
             // It was copied, and is not needed any more.
             request.finish(amount);
@@ -242,7 +247,7 @@ impl Output {
             rustix::net::send(socket, head, flags)?
         } else {
             // SAFETY: the part from `at` on of a posted send, valid until its request is done, which is after this is
-            // written; a link that is closed writes no more.
+            // written; a connection that is closed writes no more.
             let data = unsafe { std::slice::from_raw_parts(self.data.0.add(self.at), self.len - self.at) };
             if head.is_empty() {
                 rustix::net::send(socket, data, flags)?

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 
-use super::crowd::Crowd;
-use super::link::{Left, Link};
-use super::rdma::Devices;
-use super::request::Activity;
 use crate::bootstrap::unacknowledged;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
+use crate::net::connection::{Connection, Remaining};
+use crate::net::data::request::Activity;
+use crate::net::rdma::Devices;
+use crate::net::worker::contention::Contention;
 use crate::threads::{Thread, lock, poll, try_lock};
 
 /// Longest time that the socket of a closed connection waits for the peer to close, too.
@@ -28,34 +28,34 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Time between two checks of such sockets.
 const SLICE: Duration = Duration::from_millis(200);
 /// Time for which a thread leaves its work to an owner that did it a moment ago.
-const ATTENDED: Duration = Duration::from_millis(2);
+const INLINE_LEASE: Duration = Duration::from_millis(2);
 /// The bell's key among events.
 const BELL: u64 = 0;
 
 /// Something to do for a worker thread.
 #[derive(Debug)]
-pub(super) enum Task {
+pub(in crate::net) enum Task {
     /// A new stream, which this thread serves from now on.
-    Add(Arc<Link>, usize),
+    Add(Arc<Connection>, usize),
     /// The stream may have something to send.
-    Work(Arc<Link>, usize),
+    Work(Arc<Connection>, usize),
     /// There may be a posted buffer for the fragment that the stream holds.
-    Read(Arc<Link>, usize),
-    /// The sender has left this stream, and others bring its fragments.
-    Leave(Arc<Link>, usize),
+    Read(Arc<Connection>, usize),
+    /// The sender has retired this stream, and others bring its fragments.
+    Leave(Arc<Connection>, usize),
     /// A new queue pair, which this thread serves from now on.
-    Watch(Arc<Link>, usize),
+    Watch(Arc<Connection>, usize),
     /// The queue pair is closed.
-    Unwatch(Arc<Link>, usize),
+    Unwatch(Arc<Connection>, usize),
     /// The asynchronous events of RDMA devices, which this thread handles from now on.
     Hear(Arc<Devices>),
     /// The stream's owner has closed it; `linger`: what is in the kernel should still arrive.
-    Close { link: Arc<Link>, stream: usize, linger: bool },
+    Close { connection: Arc<Connection>, stream: usize, linger: bool },
 }
 
 /// State shared with the worker thread.
 #[derive(Debug)]
-pub(super) struct Worker {
+pub(in crate::net) struct Worker {
     bell: Arc<Doorbell>,
     /// Tasks for the thread; `None` once it has ended.
     inbox: Mutex<Option<Vec<Task>>>,
@@ -70,15 +70,15 @@ pub(super) struct Worker {
 
 /// Times for which a thread spins, in search of something to do, before it sleeps.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Spins {
-    pub(super) idle: Duration,
+pub(in crate::net) struct Spins {
+    pub(in crate::net) idle: Duration,
     /// Time to spin while requests are open.
-    pub(super) busy: Duration,
+    pub(in crate::net) busy: Duration,
 }
 
 impl Worker {
     /// Starts the thread of number `index`.
-    pub(super) fn start(index: usize, spins: Spins, activity: &Arc<Activity>) -> Result<(Arc<Worker>, Thread)> {
+    pub(in crate::net) fn start(index: usize, spins: Spins, activity: &Arc<Activity>) -> Result<(Arc<Worker>, Thread)> {
         let bell = Doorbell::new()?;
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::errno("net", "making an epoll", e))?;
@@ -90,7 +90,7 @@ impl Worker {
             activity: activity.clone(),
             spins,
             active: Instant::now(),
-            crowd: Crowd::default(),
+            contention: Contention::default(),
             streams: HashMap::new(),
             queues: HashMap::new(),
             devices: HashMap::new(),
@@ -116,12 +116,12 @@ impl Worker {
     }
 
     /// Has the thread end once it has finished.
-    pub(super) fn end(&self) {
+    pub(in crate::net) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.bell.ring();
     }
 
-    pub(super) fn push(&self, task: Task) {
+    pub(in crate::net) fn push(&self, task: Task) {
         match &mut *lock(&self.inbox) {
             Some(inbox) => inbox.push(task),
             None => return,
@@ -141,7 +141,7 @@ impl Worker {
 
 /// A stream that this thread serves.
 struct Served {
-    link: Arc<Link>,
+    connection: Arc<Connection>,
     stream: usize,
     /// Time at which the stream goes at the latest, as its owner is gone; `None` while it has one.
     until: Option<Instant>,
@@ -150,7 +150,7 @@ struct Served {
 impl Served {
     /// Returns true if the owner has closed it, and the peer's kernel does not have all of its bytes yet.
     fn has_unsent(&self) -> bool {
-        let Some(of) = self.link.stream(self.stream).filter(|_| self.until.is_some()) else { return false };
+        let Some(of) = self.connection.stream(self.stream).filter(|_| self.until.is_some()) else { return false };
         unacknowledged(of) > 0
     }
 }
@@ -163,9 +163,9 @@ struct Run {
     spins: Spins,
     /// Time at which there was something to do last.
     active: Instant,
-    crowd: Crowd,
+    contention: Contention,
     streams: HashMap<u64, Served>,
-    queues: HashMap<u64, (Arc<Link>, usize)>,
+    queues: HashMap<u64, (Arc<Connection>, usize)>,
     devices: HashMap<u64, (Arc<Devices>, usize)>,
     next_key: u64,
     /// Streams whose time slice was over before they were done.
@@ -215,7 +215,7 @@ impl Worker {
             } else {
                 turns = now;
                 // The bell rings at the end; so may a thread that saw this one asleep before.
-                let _ = poll(&mut [PollFd::new(&*self.bell, PollFlags::IN)], ATTENDED);
+                let _ = poll(&mut [PollFd::new(&*self.bell, PollFlags::IN)], INLINE_LEASE);
             }
         }
         let mut run = lock(&self.run);
@@ -224,7 +224,7 @@ impl Worker {
         let left = lock(&self.inbox).take();
         drop(left);
         for served in run.streams.values() {
-            served.link.fail("its network was shut down before it was closed".to_owned());
+            served.connection.fail("its network was shut down before it was closed".to_owned());
         }
         run.streams.clear();
         run.queues.clear();
@@ -233,7 +233,7 @@ impl Worker {
 
     /// Drives the worker's progress inline, on the thread of an owner that waits for its connection, unless another
     /// thread does. The worker's own thread stays away from then on, until no owner has come for a while.
-    pub(super) fn attend(&self) {
+    pub(in crate::net) fn drive_progress(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
         if let Some(mut run) = try_lock(&self.run) {
             run.tasks(self);
@@ -244,12 +244,12 @@ impl Worker {
     }
 
     /// Has the worker's own thread do its work again, though an owner has done it a moment ago.
-    pub(super) fn recall(&self) {
+    pub(in crate::net) fn hand_back(&self) {
         self.bell.ring();
     }
 
-    /// Readable when [`Worker::attend`] has something to do.
-    pub(super) fn fd(&self) -> RawFd {
+    /// Readable when [`Worker::drive_progress`] has something to do.
+    pub(in crate::net) fn fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }
 }
@@ -263,7 +263,7 @@ impl Run {
         let spinning = busy || self.active.elapsed() < patience;
         let time = match spinning {
             true if busy => Duration::ZERO,
-            true => self.crowd.nap(),
+            true => self.contention.sleep(),
             false => self.sleep_for(),
         };
         if !time.is_zero() {
@@ -275,13 +275,13 @@ impl Run {
             }
         }
         let mut events = Events::new();
-        let events = self.crowd.watch(time, || events.wait(&self.epoll, time));
+        let events = self.contention.measure(time, || events.wait(&self.epoll, time));
         worker.asleep.store(false, Ordering::Relaxed);
         if self.events(worker, events) || busy {
             self.active = Instant::now();
         } else if spinning {
             // The kernel's thread for what was sent over loopback may wait for this core.
-            self.crowd.watch(Duration::ZERO, std::thread::yield_now);
+            self.contention.measure(Duration::ZERO, std::thread::yield_now);
         }
         self.sweep();
     }
@@ -320,64 +320,64 @@ impl Run {
         let tasks = lock(&worker.inbox).as_mut().map(std::mem::take).unwrap_or_default();
         for task in tasks {
             match task {
-                Task::Add(link, stream) => self.add(link, stream),
-                Task::Work(link, stream) => {
+                Task::Add(connection, stream) => self.add(connection, stream),
+                Task::Work(connection, stream) => {
                     // For whichever stream has the position now.
-                    if let Some(of) = link.beside(stream) {
+                    if let Some(of) = connection.beside(stream) {
                         of.queued.store(false, Ordering::Release);
                         let stream = of.number();
-                        if lock(&of.output).pump(&link, stream, usize::MAX) == Left::More {
-                            link.wake(stream);
+                        if lock(&of.writer).pump(&connection, stream, usize::MAX) == Remaining::More {
+                            connection.wake(stream);
                         }
                     }
                 }
-                Task::Read(link, stream) => {
-                    if let Some(of) = link.stream(stream) {
+                Task::Read(connection, stream) => {
+                    if let Some(of) = connection.stream(stream) {
                         self.again.push(of.key.load(Ordering::Relaxed));
                     }
                 }
-                Task::Leave(link, stream) => {
-                    if let Some(of) = link.stream(stream) {
+                Task::Leave(connection, stream) => {
+                    if let Some(of) = connection.stream(stream) {
                         // Its thread gives it another key when another one begins in its position.
-                        if lock(&of.input).leave(&link, stream) {
+                        if lock(&of.reader).retire(&connection, stream) {
                             self.remove(of.key.load(Ordering::Relaxed));
                         }
                     }
                 }
-                Task::Watch(link, queue) => self.watch(link, queue),
-                Task::Unwatch(link, queue) => {
-                    if let Some(fd) = link.rdma.watched(queue) {
+                Task::Watch(connection, queue) => self.watch(connection, queue),
+                Task::Unwatch(connection, queue) => {
+                    if let Some(fd) = connection.rdma.watched(queue) {
                         // It may never have been added.
                         let _ = epoll::delete(&self.epoll, fd);
                     }
-                    self.queues.retain(|_, (of, number)| *number != queue || !Arc::ptr_eq(of, &link));
+                    self.queues.retain(|_, (of, number)| *number != queue || !Arc::ptr_eq(of, &connection));
                 }
                 Task::Hear(devices) => self.hear(&devices),
-                Task::Close { link, stream, linger } => self.close(&link, stream, linger),
+                Task::Close { connection, stream, linger } => self.close(&connection, stream, linger),
             }
         }
         true
     }
 
-    fn add(&mut self, link: Arc<Link>, stream: usize) {
-        let Some(of) = link.stream(stream) else { return };
+    fn add(&mut self, connection: Arc<Connection>, stream: usize) {
+        let Some(of) = connection.stream(stream) else { return };
         self.next_key += 1;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         if let Err(e) = epoll::add(&self.epoll, of, epoll::EventData::new_u64(self.next_key), flags) {
-            link.fail(format!("waiting for stream {stream}: {}", std::io::Error::from(e)));
+            connection.fail(format!("waiting for stream {stream}: {}", std::io::Error::from(e)));
         }
         // The one before it in its position left the epoll when its socket was closed.
         self.streams.remove(&of.key.swap(self.next_key, Ordering::Relaxed));
-        self.streams.insert(self.next_key, Served { link, stream, until: None });
+        self.streams.insert(self.next_key, Served { connection, stream, until: None });
     }
 
-    fn watch(&mut self, link: Arc<Link>, queue: usize) {
-        let Some(fd) = link.rdma.watched(queue) else { return };
+    fn watch(&mut self, connection: Arc<Connection>, queue: usize) {
+        let Some(fd) = connection.rdma.watched(queue) else { return };
         self.next_key += 1;
         if let Err(e) = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(self.next_key), epoll::EventFlags::IN) {
-            link.fail(format!("waiting for a queue pair: {}", std::io::Error::from(e)));
+            connection.fail(format!("waiting for a queue pair: {}", std::io::Error::from(e)));
         }
-        self.queues.insert(self.next_key, (link, queue));
+        self.queues.insert(self.next_key, (connection, queue));
     }
 
     fn hear(&mut self, devices: &Arc<Devices>) {
@@ -390,8 +390,8 @@ impl Run {
         }
     }
 
-    fn close(&mut self, link: &Arc<Link>, stream: usize, linger: bool) {
-        let Some(key) = link.stream(stream).map(|of| of.key.load(Ordering::Relaxed)) else { return };
+    fn close(&mut self, connection: &Arc<Connection>, stream: usize, linger: bool) {
+        let Some(key) = connection.stream(stream).map(|of| of.key.load(Ordering::Relaxed)) else { return };
         let Some(served) = self.streams.get_mut(&key) else { return };
         if linger {
             served.until = Some(Instant::now() + LINGER);
@@ -404,10 +404,10 @@ impl Run {
     }
 
     fn remove(&mut self, key: u64) {
-        let Some(Served { link, stream, until }) = self.streams.remove(&key) else { return };
+        let Some(Served { connection, stream, until }) = self.streams.remove(&key) else { return };
         self.lingering -= usize::from(until.is_some());
-        if let Some(of) = link.stream(stream) {
-            // The socket goes with the last stream of the link, and no event of it must come before.
+        if let Some(of) = connection.stream(stream) {
+            // The socket goes with the last stream of the connection, and no event of it must come before.
             let _ = epoll::delete(&self.epoll, of);
         }
     }
@@ -424,35 +424,35 @@ impl Run {
     }
 
     fn event(&mut self, key: u64, flags: epoll::EventFlags) {
-        if let Some((link, queue)) = self.queues.get(&key) {
-            link.rdma.event(link, *queue);
+        if let Some((connection, queue)) = self.queues.get(&key) {
+            connection.rdma.event(connection, *queue);
             return;
         }
-        let Some(Served { link, stream, until }) = self.streams.get(&key) else { return self.said(key) };
+        let Some(Served { connection, stream, until }) = self.streams.get(&key) else { return self.said(key) };
         self.held.retain(|(held, _)| *held != key);
-        let Some(of) = link.stream(*stream) else { return };
-        let mut left = Left::Nothing;
+        let Some(of) = connection.stream(*stream) else { return };
+        let mut left = Remaining::Nothing;
         let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         let mut over = false;
         if flags.intersects(epoll::EventFlags::IN | end) {
-            let mut input = lock(&of.input);
-            left = input.pump(link, *stream, flags.intersects(end));
-            over = until.is_some() && input.is_over();
+            let mut reader = lock(&of.reader);
+            left = reader.pump(connection, *stream, flags.intersects(end));
+            over = until.is_some() && reader.is_over();
         }
         {
-            let mut output = lock(&of.output);
+            let mut writer = lock(&of.writer);
             if flags.contains(epoll::EventFlags::OUT) {
-                output.unblock();
+                writer.unblock();
             }
-            if output.pump(link, *stream, usize::MAX) == Left::More {
-                left = Left::More;
+            if writer.pump(connection, *stream, usize::MAX) == Remaining::More {
+                left = Remaining::More;
             }
         }
         match left {
             _ if over => self.remove(key),
-            Left::More => self.again.push(key),
-            Left::Held(until) => self.held.push((key, until)),
-            Left::Nothing => {}
+            Remaining::More => self.again.push(key),
+            Remaining::Held(until) => self.held.push((key, until)),
+            Remaining::Nothing => {}
         }
     }
 

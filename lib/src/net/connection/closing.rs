@@ -1,0 +1,177 @@
+//! Loss of a connection's streams, and the agreement of both ends on it: streams end, fail, or stand still
+//! ([`rails`](crate::net::health::monitor)).
+
+use std::net::Shutdown;
+use std::sync::Arc;
+
+use crate::net::connection::{Connection, Side};
+use crate::net::data::frame::{Frame, Kind};
+use crate::net::data::stream::{State, Stream};
+use crate::net::worker::thread::Task;
+use crate::threads::lock;
+
+impl Connection {
+    /// Takes in that the peer has closed a stream, between two fragments. What came over the others before still
+    /// counts.
+    #[cold]
+    pub(in crate::net) fn end_of_stream(self: &Arc<Connection>, index: usize) {
+        if let Some(stream) = self.stream(index) {
+            if stream.is(State::New) {
+                // The sender never had it.
+                stream.advance(State::Retired);
+                return;
+            }
+            stream.advance(State::Ended);
+        }
+        self.rdma.drain(self);
+        // Or the peer has failed it over, and did not read the last control frame.
+        self.resend_control();
+        if self.alive().next().is_none() && !self.is_closed() {
+            let who = if self.relayed() { "the peer or a relay" } else { "the peer" };
+            self.status().fail(self.error(format!("{who} closed it; {}", self.elsewhere())));
+        }
+    }
+
+    /// Fails a stream over, for the reason `detail`. The others carry on, if there are others.
+    #[cold]
+    pub(in crate::net) fn fail_stream(self: &Arc<Connection>, index: usize, detail: String) {
+        let Some(stream) = self.stream(index) else { return };
+        {
+            let _one_at_a_time = lock(&self.losing);
+            if self.is_closed() || stream.is(State::Retiring) || stream.is(State::Retired) {
+                return;
+            }
+            if stream.is(State::New) {
+                // The sender may not have it, and reports it if it does.
+                stream.advance(State::Retired);
+                return stream.shut(Shutdown::Both);
+            }
+            if !self.several() || self.alive().all(|(other, _)| other == index) {
+                return self.fail(format!("stream {index}: {detail}; {}", self.elsewhere()));
+            }
+            stream.advance(State::Retiring);
+        }
+        stream.shut(Shutdown::Both);
+        self.retired(stream, index, &detail);
+    }
+
+    /// Marks a stream as standing still for too long, or as moving again. What its kernel has may still arrive, so
+    /// nothing is shut: the other end may have nothing but this one left, and its end would be that of the connection.
+    /// Both ends agree first, and the sender decides. True if that is new.
+    #[cold]
+    pub(in crate::net) fn suspect(self: &Arc<Connection>, index: usize, suspected: bool) -> bool {
+        let Some(stream) = self.stream(index) else { return false };
+        let new = stream.suspect(suspected);
+        if new {
+            stream.load.reset();
+            // Others take what it would have, or it does again.
+            self.wake_some(usize::MAX, usize::MAX);
+        }
+        new
+    }
+
+    /// Fails over a suspected stream: the sender retires it unless it may be the last one, and the receiver requests
+    /// that.
+    #[cold]
+    pub(in crate::net) fn retire(self: &Arc<Connection>, index: usize, detail: &str) {
+        let Some(stream) = self.stream(index) else { return };
+        if self.side.receives() {
+            self.resend_control();
+            return;
+        }
+        {
+            let _one_at_a_time = lock(&self.losing);
+            let others = || self.alive().any(|(other, of)| other != index && !of.is_suspect());
+            if self.is_closed() || !stream.is(State::Alive) || !others() {
+                return;
+            }
+            stream.advance(State::Retiring);
+        }
+        self.retired(stream, index, detail);
+    }
+
+    /// Logs that this end retires a stream, notifies the peer, and fails over queue pairs that have no stream beside
+    /// them any more.
+    fn retired(self: &Arc<Connection>, stream: &Stream, index: usize, detail: &str) {
+        stream.load.reset();
+        log::warn!("net: {}: stream {index} over {}: {detail}; others carry on", self.name, stream.describe());
+        self.resend_control();
+        if let Some(rail) = stream.rail.filter(|_| self.alive().all(|(_, other)| other.rail != stream.rail)) {
+            self.rdma.fail_rail(self, rail);
+        }
+    }
+
+    /// Notifies the peer of all streams that are lost: it may not have received that, if it went over one of them. The
+    /// receiver also requests that the sender retire those that stand still.
+    pub(in crate::net) fn resend_control(self: &Arc<Connection>) {
+        let kind = match self.side {
+            Side::Out(_) => Kind::Retire,
+            Side::In(_) => Kind::StreamFailed,
+        };
+        let asks = |stream: &Stream| self.side.receives() && stream.is(State::Alive) && self.avoids(stream);
+        let lost = self.streams().filter(|(_, stream)| stream.is(State::Retiring) || asks(stream));
+        let streams = lost.map(|(index, _)| Frame::control(kind, index as i32, 0));
+        let frames: Vec<Frame> = streams.chain(self.rdma.retiring(kind)).collect();
+        if !frames.is_empty() {
+            self.send_control(frames);
+        }
+    }
+
+    /// Handles a control frame of the peer's about a stream, which came over the stream `over`.
+    #[cold]
+    pub(in crate::net) fn handle_control(
+        self: &Arc<Connection>,
+        over: usize,
+        kind: Kind,
+        frame: &Frame,
+    ) -> Result<(), String> {
+        let about = frame.stream();
+        if kind == Kind::Retire && self.side.receives() && self.is_free(about) {
+            // The sender's end alone was made, or this one is late.
+            let refuse = || {
+                let mut refused = lock(&self.refused);
+                let free = self.is_free(about);
+                if free && !refused.contains(&about) {
+                    refused.push(about);
+                }
+                free
+            };
+            if refuse() {
+                self.send_control(vec![Frame::control(Kind::RetireAck, about as i32, 0)]);
+                return Ok(());
+            }
+        }
+        let wrong = || format!("expected a control frame about another stream, got {frame:x?}");
+        let Some(stream) = self.beside(about).filter(|of| self.several() && about <= of.number()) else {
+            return Err(wrong());
+        };
+        if about < stream.number() {
+            // A repeated control frame, about a stream that both ends have retired long ago.
+            return Ok(());
+        }
+        match (kind, &self.side) {
+            // What comes over it gets through.
+            (Kind::StreamFailed, Side::Out(_)) if about == over => Ok(()),
+            _ if about == over => Err(wrong()),
+            (Kind::StreamFailed, Side::Out(_)) => {
+                let why = "the peer can read nothing from it";
+                // Its end, which the peer has shut, came first.
+                if stream.is(State::Ended) {
+                    self.fail_stream(about, why.to_owned())
+                } else {
+                    self.retire(about, why)
+                }
+                Ok(())
+            }
+            // Its own thread stops reading, then answers.
+            (Kind::Retire, Side::In(_)) => {
+                stream.advance(State::Retired);
+                stream.shut(Shutdown::Both);
+                stream.worker.push(Task::Leave(self.clone(), about));
+                Ok(())
+            }
+            (Kind::RetireAck, Side::Out(sender)) => sender.handle_retire_ack(self, stream, frame.number),
+            _ => Err(format!("expected what this end receives, got {frame:x?}")),
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Health of the rails of connections that have several: which streams stand still, and when one is failed over.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `monitor` | the thread that checks all streams, and the evidence against one |
+
+pub(super) mod monitor;
