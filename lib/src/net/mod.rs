@@ -73,37 +73,22 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::transport::tcp::SocketOptions;
+use connect::Context;
 use connect::acceptor::Acceptor;
 use connect::dialer::Unresponsive;
+use connect::redial::Redialer;
 use health::monitor::Monitor;
 use rdma::Devices;
 use relay::Relays;
 use worker::pool::Workers;
-use worker::thread::Task;
 
 /// A process's end of the network: its addresses, its threads, and its acceptor.
 #[derive(Debug)]
 pub struct Net {
-    inner: Arc<Inner>,
+    inner: Arc<Context>,
     // Dropped before the workers, which serve what it accepts.
     acceptor: Acceptor,
     origin: Origin,
-}
-
-/// State shared by dialing and accepting.
-#[derive(Debug)]
-struct Inner {
-    config: Config,
-    ports: Vec<LocalAddress>,
-    /// Addresses that carry no data; peers may still send an error there.
-    others: Vec<LocalAddress>,
-    host: u64,
-    sockets: SocketOptions,
-    workers: Workers,
-    monitor: Monitor,
-    unresponsive: Unresponsive,
-    relays: Relays,
-    devices: Option<Arc<Devices>>,
 }
 
 impl Net {
@@ -125,13 +110,13 @@ impl Net {
         let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let workers = Workers::start(config)?;
         let host = address::handle::host(&Host::current());
-        let relays = Relays::new(config, &ports, host)?;
+        let relays = Arc::new(Relays::new(config, &ports, &sockets, host)?);
         let devices = Devices::open(config)?;
         if let Some(devices) = &devices {
-            workers.next(true, false).push(Task::Hear(devices.clone()));
+            rdma::watch(devices, &workers.next(true, false));
         }
         let config = config.clone();
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(Context {
             config,
             ports,
             others,
@@ -139,6 +124,7 @@ impl Net {
             sockets,
             workers,
             monitor: Monitor::default(),
+            redialer: Redialer::default(),
             unresponsive: Unresponsive::default(),
             relays,
             devices,
@@ -213,5 +199,6 @@ impl Drop for Net {
         self.inner.relays.shut_down();
         // Its threads have the rest of this, too, while they dial.
         self.inner.monitor.stop();
+        self.inner.redialer.stop();
     }
 }

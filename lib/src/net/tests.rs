@@ -229,8 +229,8 @@ impl Ends {
 
     fn over(net: Net) -> Ends {
         let (outs, intos) = (0..4).map(sockets).unzip();
-        let out = ends::sender("out".to_owned(), (outs, SEVERAL), &net.inner).unwrap();
-        let into = ends::receiver("in".to_owned(), (intos, SEVERAL), &net.inner).unwrap();
+        let out = ends::sender("out".to_owned(), (outs, SEVERAL), &net.inner.resources()).unwrap();
+        let into = ends::receiver("in".to_owned(), (intos, SEVERAL), &net.inner.resources()).unwrap();
         Ends { net, out, into }
     }
 
@@ -380,10 +380,10 @@ fn control_frames_that_make_no_sense_end_the_connection() {
         let all = (vec![ours, sockets(1).0], SEVERAL);
         let (sender, receiver, connection);
         if to_sender {
-            sender = ends::sender("x".to_owned(), all, &net.inner).unwrap();
+            sender = ends::sender("x".to_owned(), all, &net.inner.resources()).unwrap();
             connection = sender.connection.clone();
         } else {
-            receiver = ends::receiver("x".to_owned(), all, &net.inner).unwrap();
+            receiver = ends::receiver("x".to_owned(), all, &net.inner.resources()).unwrap();
             connection = receiver.connection.clone();
         }
         (&theirs).write_all(bytemuck::bytes_of(&Frame::control(kind, about, number))).unwrap();

@@ -13,9 +13,9 @@ use rustix::event::{PollFd, PollFlags};
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
-use crate::net::Inner;
 use crate::net::address::handle::Handle;
 use crate::net::address::{ACCEPTOR, DIALER, ports};
+use crate::net::connect::Context;
 use crate::net::connection::ends::{self, Receiver};
 use crate::net::connection::{Connection, Paths};
 use crate::net::relay::{self, SourceRoute};
@@ -62,7 +62,7 @@ pub(in crate::net) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(in crate::net) fn open(inner: &Arc<Inner>) -> Result<Acceptor> {
+    pub(in crate::net) fn open(inner: &Arc<Context>) -> Result<Acceptor> {
         let bind = |any: IpAddr| Port::bind(any, inner.config.port_range, &inner.sockets);
         let is_there = |v6: bool| inner.ports.iter().any(|p| p.ip.is_ipv6() == v6);
         let v4 = is_there(false).then(|| bind(Ipv4Addr::UNSPECIFIED.into())).transpose()?;
@@ -96,7 +96,7 @@ impl Acceptor {
         Ok(Acceptor { shared, thread })
     }
 
-    pub(in crate::net) fn listen(&self, inner: &Inner) -> Result<(Handle, Listener)> {
+    pub(in crate::net) fn listen(&self, inner: &Context) -> Result<(Handle, Listener)> {
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let handle = Handle::new(secret::random()?, inner.host, id, self.shared.ports, (&inner.ports, &inner.others));
         let waiting = Waiting { secret: handle.key(), ready: VecDeque::new() };
@@ -233,7 +233,7 @@ enum Next {
 }
 
 struct AcceptThread {
-    inner: Arc<Inner>,
+    inner: Arc<Context>,
     shared: Arc<Shared>,
     ports: Vec<Port>,
     unauthenticated: VecDeque<Unauthenticated>,
@@ -341,7 +341,7 @@ impl AcceptThread {
             }
             Stage::Relay(mut conn) => match read_source_route(&mut conn) {
                 Ok(Some(acceptors)) => {
-                    relay::start(&self.inner, conn, acceptors);
+                    relay::start(&self.inner.relays, conn, acceptors);
                     Next::Done
                 }
                 Ok(None) => Next::Stay(Stage::Relay(conn)),
@@ -465,7 +465,7 @@ impl AcceptThread {
                 if made.connection.several() {
                     self.connections.retain(|_, (_, connection)| connection.strong_count() > 0);
                     self.connections.insert(key, (secret, Arc::downgrade(&made.connection)));
-                    self.inner.monitor.watch(&self.inner, &made.connection, None)?;
+                    self.inner.monitor.watch(&self.inner.config, &made.connection)?;
                 }
                 Ok(made)
             });
@@ -477,7 +477,7 @@ impl AcceptThread {
     fn receiver(&self, sockets: Vec<TcpStream>, paths: Paths, route: &[SocketAddr]) -> Result<Receiver> {
         let name = super::dialer::name(&sockets, route);
         log::info!("accepted {name}");
-        ends::receiver(name, (sockets, paths), &self.inner)
+        ends::receiver(name, (sockets, paths), &self.inner.resources())
     }
 
     /// Reads the error of a peer that has no path here, and delivers it to the listener.

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::bootstrap::interface;
 use crate::error::{Error, Result};
-use crate::net::Inner;
 use crate::net::address::handle::Handle;
 use crate::net::address::ports::{self, Route};
 use crate::net::address::{ACCEPTOR, DIALER};
+use crate::net::connect::Context;
 use crate::net::connection::ends::{self, Sender};
 use crate::net::connection::{Connection, Paths};
 use crate::net::relay::{self, SourceRoute};
@@ -68,7 +68,7 @@ impl Drop for Connecting {
     }
 }
 
-pub(in crate::net) fn start(inner: &Arc<Inner>, handle: Handle) -> Result<Connecting> {
+pub(in crate::net) fn start(inner: &Arc<Context>, handle: Handle) -> Result<Connecting> {
     let state = Arc::new(State::default());
     let (ours, inner) = (state.clone(), inner.clone());
     let what = "a thread that connects".to_owned();
@@ -100,14 +100,14 @@ pub(in crate::net) fn name(sockets: &[TcpStream], route: &[SocketAddr]) -> Strin
     }
 }
 
-fn failed(ours: &Inner, theirs: &Handle, detail: String) -> Error {
+fn failed(ours: &Context, theirs: &Handle, detail: String) -> Error {
     let connection =
         format!("from ports {} to ports {}", ports::list(&ours.ports), ports::list_remote(&theirs.addresses));
     Error::Connection { op: "connect".to_owned(), connection, detail }
 }
 
 /// Returns the reason why no path leads to a peer, and what to do.
-fn no_route(inner: &Inner) -> String {
+fn no_route(inner: &Context) -> String {
     let relays = match inner.config.net_relay_port {
         0 => "relays are off (TINYNCCL_NET_RELAY_PORT is 0)".to_owned(),
         udp => format!(
@@ -122,7 +122,7 @@ fn no_route(inner: &Inner) -> String {
     )
 }
 
-fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error> + Sync)) -> Result<Sender> {
+fn dial(inner: &Arc<Context>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error> + Sync)) -> Result<Sender> {
     let wait = Wait::new(DIALER, ACCEPTOR, inner.config.connect_timeout, stopped);
     let handle = &inner.relays.nodes.complete(handle, &wait)?;
     let direct = ports::routes(&inner.ports, &handle.addresses, handle.host == inner.host);
@@ -228,9 +228,10 @@ fn dial(inner: &Arc<Inner>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error
     let names: Vec<String> = working.iter().map(ToString::to_string).collect();
     log::info!("made {name}, over {}", names.join(" and "));
     let paths = Paths { several, relayed };
-    let sender = ends::sender(name, (sockets, paths), inner)?;
+    let sender = ends::sender(name, (sockets, paths), &inner.resources())?;
     if paths.several {
-        inner.monitor.watch(inner, &sender.connection, Some(redial))?;
+        inner.monitor.watch(&inner.config, &sender.connection)?;
+        inner.redialer.watch(inner, &sender.connection, redial)?;
     }
     Ok(sender)
 }
@@ -312,7 +313,7 @@ impl Redial {
     /// Opens a socket for one more stream on the path of this number.
     pub(in crate::net) fn open(
         &self,
-        inner: &Inner,
+        inner: &Context,
         number: usize,
         stopped: &dyn Fn() -> bool,
     ) -> Result<TcpStream, String> {
@@ -325,7 +326,7 @@ impl Redial {
     /// Makes the stream on path `number` over `socket`, and returns the stream's number.
     pub(in crate::net) fn join(
         &self,
-        inner: &Inner,
+        inner: &Context,
         connection: &Arc<Connection>,
         (number, mut socket): (usize, TcpStream),
         stopped: &dyn Fn() -> bool,
@@ -345,7 +346,7 @@ impl Redial {
     /// the acceptor may have had too many.
     fn first(
         &self,
-        inner: &Inner,
+        inner: &Context,
         (mut opened, route): (Option<TcpStream>, &Route),
         stream: usize,
         wait: &Wait<'_>,
@@ -371,7 +372,7 @@ impl Redial {
     /// peer's.
     fn greet(
         &self,
-        inner: &Inner,
+        inner: &Context,
         socket: &mut TcpStream,
         (stream, route): (usize, &Route),
         wait: &Wait<'_>,
@@ -393,23 +394,23 @@ impl Redial {
     }
 }
 
-fn hello(inner: &Inner, handle: &Handle, connection: u32, streams: usize, rails: usize) -> Hello {
+fn hello(inner: &Context, handle: &Handle, connection: u32, streams: usize, rails: usize) -> Hello {
     // The value that both ends must have alike stands where connections have the length of a message, the rails where
     // they have a depth.
     let options = LinkOptions { max_message: inner.config.net_window, depth: rails };
     Hello::new((DIALER, ACCEPTOR), (handle.listener, connection), &options, false, streams)
 }
 
-fn attempt(inner: &Inner, handle: &Handle, route: &Route, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
+fn attempt(inner: &Context, handle: &Handle, route: &Route, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
     if route.relays.is_empty() {
         return open(route.from, handle.acceptor_at(route.to), &inner.sockets, wait);
     }
-    relay::through(inner, &relay::acceptors(&route.relays, handle, route.to), wait)
+    relay::through(&inner.relays, &relay::acceptors(&route.relays, handle, route.to), wait)
 }
 
 /// Opens all paths at once. Those that do not answer have [`GRACE`] longer than the first one that does.
 fn open_all(
-    inner: &Inner,
+    inner: &Context,
     handle: &Handle,
     routes: &[&Route],
     wait: &Wait<'_>,
@@ -467,7 +468,7 @@ impl Unresponsive {
 }
 
 /// Sends the listener the error that there will be no connection, over any path, also one that is not for data.
-fn notify_peer(inner: &Inner, handle: &Handle, error: &Error, stopped: &dyn Fn() -> Option<Error>) {
+fn notify_peer(inner: &Context, handle: &Handle, error: &Error, stopped: &dyn Fn() -> Option<Error>) {
     let wait = Wait::new(DIALER, ACCEPTOR, NOTIFY_LIMIT, stopped);
     for route in ports::for_error(&handle.addresses).into_iter().chain(ports::for_error(&handle.others)) {
         let Ok(mut socket) = attempt(inner, handle, &route, &wait) else { continue };

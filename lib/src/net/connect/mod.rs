@@ -12,3 +12,40 @@
 pub(super) mod acceptor;
 pub(super) mod dialer;
 pub(super) mod redial;
+
+use std::sync::Arc;
+
+use crate::bootstrap::interface::LocalAddress;
+use crate::config::Config;
+use crate::net::connection::ends::Resources;
+use crate::net::health::monitor::Monitor;
+use crate::net::rdma::Devices;
+use crate::net::relay::Relays;
+use crate::net::worker::pool::Workers;
+use crate::transport::tcp::SocketOptions;
+use dialer::Unresponsive;
+use redial::Redialer;
+
+/// State of a process's network that dialing and accepting share.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) config: Config,
+    pub(super) ports: Vec<LocalAddress>,
+    /// Addresses that carry no data; peers may still send an error there.
+    pub(super) others: Vec<LocalAddress>,
+    pub(super) host: u64,
+    pub(super) sockets: SocketOptions,
+    pub(super) workers: Workers,
+    pub(super) monitor: Monitor,
+    pub(super) redialer: Redialer,
+    pub(super) unresponsive: Unresponsive,
+    pub(super) relays: Arc<Relays>,
+    pub(super) devices: Option<Arc<Devices>>,
+}
+
+impl Context {
+    /// Returns what a new connection needs.
+    pub(super) fn resources(&self) -> Resources<'_> {
+        Resources { config: &self.config, workers: &self.workers, devices: self.devices.as_ref() }
+    }
+}

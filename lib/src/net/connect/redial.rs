@@ -2,20 +2,24 @@
 //! connections wait for it, so that it holds up no other one.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::net::Inner;
+use crate::bootstrap::interface;
+use crate::error::Result;
 use crate::net::address::ports::Route;
+use crate::net::connect::Context;
 use crate::net::connect::dialer::Redial;
 use crate::net::connection::Connection;
 use crate::net::data::stream::Stream;
 use crate::net::health::monitor::Up;
+use crate::net::health::watch::{Shared, Watch};
+use crate::threads::Thread;
 
 /// Time before a lost rail is dialed, and longest time between two tries.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Time between two looks for something to dial.
-pub(in crate::net) const INTERVAL: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_millis(500);
 /// Time after which a path that lacks no stream is sound. One that answers and then carries nothing is tried less
 /// often.
 const SOUND: Duration = Duration::from_secs(1);
@@ -48,9 +52,50 @@ impl Try {
     }
 }
 
+/// The thread that dials lost rails again.
+#[derive(Debug, Default)]
+pub(in crate::net) struct Redialer(Watch<Arc<Redial>>);
+
+impl Redialer {
+    /// Watches a new connection, which was dialed as `redial` says, until it ends.
+    pub(in crate::net) fn watch(
+        &self,
+        inner: &Arc<Context>,
+        connection: &Arc<Connection>,
+        redial: Redial,
+    ) -> Result<()> {
+        let inner = Arc::downgrade(inner);
+        self.0.add(connection, Arc::new(redial), |shared| {
+            let what = "the thread that redials rails".to_owned();
+            Thread::start("net", "tinynccl-redial".to_owned(), what, move || run(&shared, &inner))
+        })
+    }
+
+    /// Ends its thread, which stops to dial.
+    pub(in crate::net) fn stop(&self) {
+        self.0.stop();
+    }
+}
+
+fn run(shared: &Shared<Arc<Redial>>, inner: &Weak<Context>) {
+    let mut tries = Tries::default();
+    while !shared.is_stopped() {
+        let watched: Vec<(Weak<Connection>, Arc<Redial>)> = {
+            let watched = shared.wait(INTERVAL);
+            watched.iter().map(|w| (w.connection.clone(), w.state.clone())).collect()
+        };
+        tries.keep(watched.iter().map(|(_, redial)| &**redial));
+        let up = Up::new(interface::up);
+        for (connection, redial) in &watched {
+            let (Some(connection), Some(inner)) = (connection.upgrade(), inner.upgrade()) else { continue };
+            tries.redial_lost(&inner, (&connection, redial), &up, &|| shared.is_stopped());
+        }
+    }
+}
+
 /// Paths that were lost, with their next tries.
 #[derive(Default)]
-pub(in crate::net) struct Tries {
+struct Tries {
     /// Paths on which the peer does not answer.
     routes: HashMap<Route, Try>,
     /// Paths of connections that lack streams, by connection and number of the path.
@@ -58,16 +103,16 @@ pub(in crate::net) struct Tries {
 }
 
 impl Tries {
-    /// Forgets all but these by_connection.
-    pub(in crate::net) fn keep<'a>(&mut self, those: impl Iterator<Item = &'a Redial> + Clone) {
+    /// Forgets all but these connections.
+    fn keep<'a>(&mut self, those: impl Iterator<Item = &'a Redial> + Clone) {
         self.by_connection.retain(|(connection, _), _| those.clone().any(|redial| redial.connection == *connection));
         self.routes.retain(|route, _| those.clone().any(|redial| redial.routes.contains(route)));
     }
 
     /// Makes a stream that replaces a lost one on each path of a connection where that is due.
-    pub(in crate::net) fn redial_lost(
+    fn redial_lost(
         &mut self,
-        inner: &Inner,
+        inner: &Context,
         (connection, redial): (&Arc<Connection>, &Redial),
         up: &Up,
         stopped: &dyn Fn() -> bool,

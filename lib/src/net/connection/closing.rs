@@ -3,11 +3,12 @@
 
 use std::net::Shutdown;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::net::connection::{Connection, Side};
 use crate::net::data::frame::{Frame, Kind};
 use crate::net::data::stream::{State, Stream};
-use crate::net::worker::thread::Task;
+use crate::net::worker::thread::Job;
 use crate::threads::lock;
 
 impl Connection {
@@ -167,7 +168,8 @@ impl Connection {
             (Kind::Retire, Side::In(_)) => {
                 stream.advance(State::Retired);
                 stream.shut(Shutdown::Both);
-                stream.worker.push(Task::Leave(self.clone(), about));
+                stream.retires.store(true, Ordering::Release);
+                stream.worker.push(Job::Read(stream.key));
                 Ok(())
             }
             (Kind::RetireAck, Side::Out(sender)) => sender.handle_retire_ack(self, stream, frame.number),

@@ -3,12 +3,22 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::net::Inner;
 use crate::net::connection::{Connection, Paths, Side};
 use crate::net::data::receiver::ReceiveQueue;
 use crate::net::data::request::{MAX_GROUP, Request};
 use crate::net::data::sender::SendQueue;
+use crate::net::rdma::Devices;
+use crate::net::worker::pool::Workers;
+
+/// Settings, threads and RDMA ports for a new connection.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::net) struct Resources<'a> {
+    pub(in crate::net) config: &'a Config,
+    pub(in crate::net) workers: &'a Workers,
+    pub(in crate::net) devices: Option<&'a Arc<Devices>>,
+}
 
 /// The sending end of a connection. Dropping it closes the connection; what was done before still arrives.
 #[derive(Debug)]
@@ -106,17 +116,25 @@ impl Drop for Receiver {
 }
 
 /// Makes the sending end of a new connection.
-pub(in crate::net) fn sender(name: String, (sockets, paths): (Vec<TcpStream>, Paths), inner: &Inner) -> Result<Sender> {
-    let side = Side::Out(SendQueue::new(&inner.config));
-    Ok(Sender { connection: Connection::new(name, sockets, paths, side, (&inner.workers, inner.devices.clone()))? })
+pub(in crate::net) fn sender(
+    name: String,
+    (sockets, paths): (Vec<TcpStream>, Paths),
+    resources: &Resources<'_>,
+) -> Result<Sender> {
+    let side = Side::Out(SendQueue::new(resources.config));
+    Ok(Sender {
+        connection: Connection::new(name, sockets, paths, side, (resources.workers, resources.devices.cloned()))?,
+    })
 }
 
 /// Makes the receiving end of a new connection.
 pub(in crate::net) fn receiver(
     name: String,
     (sockets, paths): (Vec<TcpStream>, Paths),
-    inner: &Inner,
+    resources: &Resources<'_>,
 ) -> Result<Receiver> {
-    let side = Side::In(ReceiveQueue::new(&inner.config));
-    Ok(Receiver { connection: Connection::new(name, sockets, paths, side, (&inner.workers, inner.devices.clone()))? })
+    let side = Side::In(ReceiveQueue::new(resources.config));
+    Ok(Receiver {
+        connection: Connection::new(name, sockets, paths, side, (resources.workers, resources.devices.cloned()))?,
+    })
 }

@@ -2,12 +2,12 @@
 
 mod closing;
 pub(super) mod ends;
+mod service;
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::fork::Origin;
@@ -21,7 +21,7 @@ use crate::net::data::stream::{State, Stream};
 use crate::net::data::writer::Writer;
 use crate::net::rdma::{Devices, Queues};
 use crate::net::worker::pool::Workers;
-use crate::net::worker::thread::{Task, Worker};
+use crate::net::worker::thread::{Job, Worker};
 use crate::threads::lock;
 
 /// Additional stream positions, for streams that replace lost ones. A position is free again once both ends have
@@ -30,18 +30,6 @@ const SPARE: usize = 16;
 
 /// Messages of this length are worth waking threads that sleep.
 const LONG: usize = 128 << 10;
-
-/// Work that is left after a pump.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::net) enum Remaining {
-    /// Nothing to do before the next event or the next job.
-    Nothing,
-    /// More, after other streams had their time slice.
-    More,
-    /// A fragment whose receive is not posted: it goes to memory of ours at this time, if the receive has not come
-    /// before.
-    Held(Instant),
-}
 
 /// Properties of the paths to the peer.
 #[derive(Debug, Clone, Copy)]
@@ -174,12 +162,6 @@ impl Connection {
         if index < self.streams.len() { index } else { index % self.streams.len().max(1) }
     }
 
-    fn serve(self: &Arc<Connection>, index: usize) {
-        if let Some(stream) = self.stream(index) {
-            stream.worker.push(Task::Add(self.clone(), index));
-        }
-    }
-
     /// Fails in a forked child.
     #[inline]
     pub(in crate::net) fn check_here(&self, op: &str) -> Result<()> {
@@ -276,7 +258,7 @@ impl Connection {
         if let Some(stream) = self.stream(index)
             && !stream.queued.swap(true, Ordering::AcqRel)
         {
-            stream.worker.push(Task::Work(self.clone(), index));
+            stream.worker.push(Job::Write(stream.key));
         }
     }
 
@@ -289,7 +271,7 @@ impl Connection {
     /// Has a stream's thread read from it again: there may be a posted buffer for the fragment that it holds.
     pub(in crate::net) fn resume(self: &Arc<Connection>, index: usize) {
         if let Some(stream) = self.stream(index) {
-            stream.worker.push(Task::Read(self.clone(), index));
+            stream.worker.push(Job::Read(stream.key));
         }
     }
 
@@ -379,7 +361,7 @@ impl Connection {
     }
 
     /// Ends it for its owner, whose memory is not touched any more when this returns. Where nothing was left to write,
-    /// what is under route in the kernel still arrives.
+    /// what is under way in the kernel still arrives.
     pub(in crate::net) fn close(self: &Arc<Connection>) {
         if !self.origin.is_here() {
             // The connection, and the threads that serve it, are its parent's.
@@ -396,11 +378,11 @@ impl Connection {
             whole &= lock(&stream.writer).clear();
             lock(&stream.reader).clear();
         }
-        self.rdma.close(self);
+        self.rdma.close();
         self.requests.abandon();
-        for (index, stream) in self.streams() {
+        for (_, stream) in self.streams() {
             stream.shut(if whole { Shutdown::Write } else { Shutdown::Both });
-            stream.worker.push(Task::Close { connection: self.clone(), stream: index, linger: whole });
+            stream.worker.push(if whole { Job::Linger(stream.key) } else { Job::Remove(stream.key) });
         }
     }
 }

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use crate::net::connection::{Connection, Remaining, Side};
+use crate::net::connection::{Connection, Side};
 use crate::net::data::frame::{Frame, Kind};
 use crate::net::data::receiver::{ReceiveQueue, Target};
 use crate::net::data::stream::{State, Stream};
 use crate::net::data::writer::COPIED;
+use crate::net::worker::service::Remaining;
 
 /// Bytes that a stream reads in its time slice, before others of its thread have theirs.
 const TURN: usize = 2 << 20;
@@ -46,13 +47,9 @@ impl Reader {
         *self = Reader { ended: self.ended, ..Reader::default() };
     }
 
-    /// Stops reading, as the sender has retired the stream; others bring what has not come whole. False if another
-    /// stream has its position by now.
-    pub(in crate::net) fn retire(&mut self, connection: &Arc<Connection>, index: usize) -> bool {
-        let Side::In(receiver) = &connection.side else { return false };
-        if connection.stream(index).is_none() {
-            return false;
-        }
+    /// Stops reading, as the sender has retired the stream, and replies; others bring what has not come whole.
+    pub(in crate::net) fn retire(&mut self, connection: &Arc<Connection>, index: usize) {
+        let Side::In(receiver) = &connection.side else { return };
         self.ended = true;
         if let Some((frame, target, _)) = self.fragment.take() {
             receiver.discard(&frame, &target);
@@ -61,7 +58,6 @@ impl Reader {
         receiver.send_all_cts(connection);
         connection.send_control(vec![Frame::control(Kind::RetireAck, index as i32, self.fragments)]);
         connection.resend_control();
-        true
     }
 
     /// Reads until nothing is there or the time slice is over. `hung_up`: the peer is known to have closed.

@@ -1,12 +1,12 @@
 //! Requests: sends and receives that are posted and not done yet.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
-use crate::net::worker::thread::Worker;
+use crate::net::worker::activity::Activity;
 use crate::threads::lock;
 use crate::transport::fence;
 
@@ -102,32 +102,6 @@ impl Status {
     }
 }
 
-/// State shared by all requests of a process and its worker threads.
-#[derive(Debug, Default)]
-pub(in crate::net) struct Activity {
-    /// Open requests: the threads do not go to sleep while there are any, for some time.
-    open: AtomicUsize,
-    /// Workers that sleep all the same, for want of cores: a thread that tests a request for a short message drives
-    /// their progress inline.
-    sleepers: OnceLock<Vec<Weak<Worker>>>,
-}
-
-impl Activity {
-    pub(in crate::net) fn any(&self) -> bool {
-        self.open.load(Ordering::Relaxed) > 0
-    }
-
-    /// Sets the workers whose progress is driven inline. Called once, if the host has too few cores for threads that
-    /// spin.
-    pub(in crate::net) fn set_sleepers(&self, workers: impl Iterator<Item = Weak<Worker>>) {
-        let _ = self.sleepers.set(workers.collect());
-    }
-
-    fn sleepers(&self) -> impl Iterator<Item = Arc<Worker>> {
-        self.sleepers.get().into_iter().flatten().filter_map(Weak::upgrade)
-    }
-}
-
 /// A posted send, or up to [`MAX_GROUP`] receives that were posted together.
 #[derive(Debug)]
 pub struct Request {
@@ -149,7 +123,7 @@ impl Request {
     #[inline]
     pub fn test(&self, sizes: &mut [usize; MAX_GROUP]) -> Result<Option<usize>> {
         if !self.is_done() && self.status.is_here()? && !self.status.long.load(Ordering::Relaxed) {
-            self.activity.sleepers().for_each(|worker| worker.drive_progress());
+            self.activity.drive_sleepers();
         }
         // The connection's state first: what came before its end is done by then.
         let status = if self.is_done() { Ok(()) } else { self.status.check() };
@@ -172,7 +146,7 @@ impl Request {
     /// request done.
     pub(in crate::net) fn finish(&self, amount: usize) {
         if self.open.fetch_sub(amount, Ordering::AcqRel) == amount {
-            self.activity.open.fetch_sub(1, Ordering::Relaxed);
+            self.activity.end(1);
             self.status.ring();
         }
     }
@@ -219,7 +193,7 @@ impl Requests {
         let long = len > SHORT;
         if self.status.long.load(Ordering::Relaxed) != long && !self.status.long.swap(long, Ordering::Relaxed) {
             // From now on without an owner's help.
-            self.activity.sleepers().for_each(|worker| worker.hand_back());
+            self.activity.wake_sleepers();
         }
     }
 
@@ -233,7 +207,7 @@ impl Requests {
         let request = self.all.get(free)?;
         request.count.store(count, Ordering::Relaxed);
         request.sizes.iter().take(count).for_each(|s| s.store(size, Ordering::Relaxed));
-        self.activity.open.fetch_add(1, Ordering::Relaxed);
+        self.activity.begin();
         request.open.store(open, Ordering::Release);
         Some(free)
     }
@@ -242,7 +216,7 @@ impl Requests {
     /// done.
     pub(in crate::net) fn abandon(&self) {
         let open = self.all.iter().filter(|r| !r.is_done()).count();
-        self.activity.open.fetch_sub(open, Ordering::Relaxed);
+        self.activity.end(open);
     }
 
     /// Returns true while any request of the connection is open.

@@ -110,10 +110,12 @@ pub(in crate::net) struct Stream {
     state: StateCell,
     /// It stands still, and carries nothing more as long as another one works.
     suspected: AtomicBool,
-    /// Key of the stream among the events of its worker thread.
-    pub(in crate::net) key: AtomicU64,
-    /// A task for it waits.
+    /// Key of the stream's position at its worker thread.
+    pub(in crate::net) key: u64,
+    /// A job to write waits.
     pub(in crate::net) queued: AtomicBool,
+    /// The sender has retired the stream, and the thread that reads from it has not replied yet.
+    pub(in crate::net) retires: AtomicBool,
     pub(in crate::net) writer: Mutex<Writer>,
     pub(in crate::net) reader: Mutex<Reader>,
     /// Load of the NIC pair, shared by all streams of the connection on it.
@@ -138,12 +140,13 @@ impl Stream {
             number: AtomicUsize::new(number),
             socket: Kept::new(socket),
             rail,
+            key: worker.new_key(),
             worker,
             bulk,
             state: StateCell::new(state),
             suspected: AtomicBool::new(false),
-            key: AtomicU64::new(0),
             queued: AtomicBool::new(false),
+            retires: AtomicBool::new(false),
             writer: Mutex::default(),
             reader: Mutex::default(),
             load,
@@ -173,6 +176,7 @@ impl Stream {
         }
         (*reader, *writer) = (Reader::default(), first);
         self.acknowledge.store(0, Ordering::Release);
+        self.retires.store(false, Ordering::Release);
         self.probe.reset();
         self.suspected.store(false, Ordering::Release);
         self.number.store(number, Ordering::Release);

@@ -9,10 +9,11 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use crate::net::connection::{Connection, Remaining, Side};
+use crate::net::connection::{Connection, Side};
 use crate::net::data::frame::{Frame, Kind};
 use crate::net::data::sender::{Fragment, Payload, Source, WHOLE};
 use crate::net::data::stream::{State, Stream};
+use crate::net::worker::service::Remaining;
 
 /// Longest fragment that is copied behind its header, as one buffer costs the kernel less than two, and that is
 /// acknowledged with others.

@@ -22,18 +22,16 @@
 use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::interface;
-use crate::error;
-use crate::net::Inner;
-use crate::net::connect::dialer::Redial;
-use crate::net::connect::redial::{self, Tries};
+use crate::config::Config;
+use crate::error::Result;
 use crate::net::connection::Connection;
 use crate::net::data::stream::{InFlight, Rail, State, Stream};
-use crate::threads::{Thread, lock};
+use crate::net::health::watch::{Shared, Watch, Watched};
+use crate::threads::Thread;
 
 /// Factor by which a peer behind relays may take longer to answer.
 const RELAYED_FACTOR: u32 = 10;
@@ -43,28 +41,14 @@ const CHECKS: u32 = 5;
 const REMIND: Duration = Duration::from_millis(500);
 /// Time between two checks, at least and at most.
 const BETWEEN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
-/// Longest wait with nothing to do.
-const IDLE: Duration = Duration::from_secs(3600);
 
-/// The threads that watch and redial rails, which start with the first connection that has several.
+/// The thread that checks the streams of connections with several rails.
 #[derive(Debug, Default)]
-pub(in crate::net) struct Monitor {
-    shared: Arc<Shared>,
-    threads: Mutex<Vec<Thread>>,
-}
+pub(in crate::net) struct Monitor(Watch<History>);
 
+/// State of a connection's streams at earlier checks.
 #[derive(Debug, Default)]
-struct Shared {
-    watched: Mutex<Vec<Watched>>,
-    changed: Condvar,
-    stop: AtomicBool,
-}
-
-#[derive(Debug)]
-struct Watched {
-    connection: Weak<Connection>,
-    /// Data by which the sender makes lost streams again; `None` at the receiver, which waits for them.
-    redial: Option<Arc<Redial>>,
+struct History {
     seen: HashMap<(Sign, usize), Seen>,
     /// Time at which the peer was last notified of streams that stand still.
     reminded: Option<Instant>,
@@ -116,101 +100,36 @@ struct Stuck {
 
 impl Monitor {
     /// Watches a new connection until it ends.
-    pub(in crate::net) fn watch(
-        &self,
-        inner: &Arc<Inner>,
-        connection: &Arc<Connection>,
-        redial: Option<Redial>,
-    ) -> error::Result<()> {
-        {
-            let mut watched = lock(&self.shared.watched);
-            let redial = redial.map(Arc::new);
-            watched.push(Watched {
-                connection: Arc::downgrade(connection),
-                redial,
-                seen: HashMap::new(),
-                reminded: None,
-            });
-        }
-        let mut threads = lock(&self.threads);
-        if threads.is_empty() {
-            let (shared, limit) = (self.shared.clone(), inner.config.net_rail_timeout);
+    pub(in crate::net) fn watch(&self, config: &Config, connection: &Arc<Connection>) -> Result<()> {
+        let limit = config.net_rail_timeout;
+        self.0.add(connection, History::default(), |shared| {
             let what = "the thread that monitors rails".to_owned();
-            threads.push(Thread::start("net", "tinynccl-monitor".to_owned(), what, move || shared.check(limit))?);
-            let (shared, inner) = (self.shared.clone(), Arc::downgrade(inner));
-            let what = "the thread that redials rails".to_owned();
-            threads.push(Thread::start("net", "tinynccl-redial".to_owned(), what, move || shared.redial(&inner))?);
-        }
-        self.shared.changed.notify_all();
-        Ok(())
+            Thread::start("net", "tinynccl-monitor".to_owned(), what, move || run(&shared, limit))
+        })
     }
 
-    /// Ends its threads; one that dials stops.
+    /// Ends its thread.
     pub(in crate::net) fn stop(&self) {
-        {
-            // With the lock: a thread that has just checked sees it, or waits already.
-            let _watched = lock(&self.shared.watched);
-            self.shared.stop.store(true, Ordering::Release);
-        }
-        self.shared.changed.notify_all();
-        let threads = std::mem::take(&mut *lock(&self.threads));
-        drop(threads);
+        self.0.stop();
     }
 }
 
-impl Shared {
-    fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-    }
-
-    /// Waits for `time`, or for [`IDLE`] while nothing is watched; returns the connections that are.
-    fn wait(&self, time: Duration) -> MutexGuard<'_, Vec<Watched>> {
-        let mut watched = lock(&self.watched);
-        if !self.stopped() {
-            let time = if watched.is_empty() { IDLE } else { time };
-            watched = self.changed.wait_timeout(watched, time).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        watched.retain(|w| w.connection.upgrade().is_some_and(|connection| !connection.is_over()));
-        watched
-    }
-
-    fn check(&self, limit: Duration) {
-        let tick = (limit / CHECKS).clamp(BETWEEN.0, BETWEEN.1);
-        while !self.stopped() {
-            let mut watched = self.wait(tick);
-            let up = Up::new(interface::up);
-            for Watched { connection, seen, reminded, .. } in watched.iter_mut() {
-                if let Some(connection) = connection.upgrade() {
-                    check(&connection, (seen, reminded), limit, &up);
-                }
-            }
-        }
-    }
-
-    fn redial(&self, inner: &Weak<Inner>) {
-        let mut tries = Tries::default();
-        while !self.stopped() {
-            let watched: Vec<(Weak<Connection>, Arc<Redial>)> = {
-                let watched = self.wait(redial::INTERVAL);
-                watched.iter().filter_map(|w| Some((w.connection.clone(), w.redial.clone()?))).collect()
-            };
-            tries.keep(watched.iter().map(|(_, redial)| &**redial));
-            let up = Up::new(interface::up);
-            for (connection, redial) in &watched {
-                let (Some(connection), Some(inner)) = (connection.upgrade(), inner.upgrade()) else { continue };
-                tries.redial_lost(&inner, (&connection, redial), &up, &|| self.stopped());
+/// Checks all connections in turn until the monitor is stopped.
+fn run(shared: &Shared<History>, limit: Duration) {
+    let tick = (limit / CHECKS).clamp(BETWEEN.0, BETWEEN.1);
+    while !shared.is_stopped() {
+        let mut watched = shared.wait(tick);
+        let up = Up::new(interface::up);
+        for Watched { connection, state } in watched.iter_mut() {
+            if let Some(connection) = connection.upgrade() {
+                check(&connection, state, limit, &up);
             }
         }
     }
 }
 
 /// Checks a connection once: what has stood still for too long is suspected, and failed over if another path works.
-fn check(
-    connection: &Arc<Connection>,
-    (seen, reminded): (&mut HashMap<(Sign, usize), Seen>, &mut Option<Instant>),
-    limit: Duration,
-    up: &Up,
-) {
+fn check(connection: &Arc<Connection>, History { seen, reminded }: &mut History, limit: Duration, up: &Up) {
     let now = Instant::now();
     // What is gone does not come back.
     seen.retain(|(_, index), _| connection.stream(*index).is_some_and(|stream| !stream.is(State::Retired)));

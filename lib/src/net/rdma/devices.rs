@@ -8,6 +8,8 @@ use std::time::Duration;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::net::connection::Connection;
+use crate::net::worker::service::{Remaining, Service};
+use crate::net::worker::thread::{Job, Worker};
 use crate::threads::lock;
 use crate::transport::verbs::rails::{Rail as Nic, Rails as Nics};
 use crate::transport::verbs::sys::Timing;
@@ -67,13 +69,8 @@ impl Devices {
         connections.push(Arc::downgrade(connection));
     }
 
-    /// Returns the descriptor of each device's asynchronous events, with the number of the device.
-    pub(in crate::net) fn watched(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
-        self.nics.devices().iter().map(|device| device.event_fd()).enumerate()
-    }
-
     /// Handles the asynchronous events of a device. False once it is lost, and has no more.
-    pub(in crate::net) fn event(&self, number: usize) -> bool {
+    fn event(&self, number: usize) -> bool {
         let Some(device) = self.nics.devices().get(number) else { return false };
         let mut changed = Vec::new();
         device.handle_events(&"net", |event| {
@@ -89,6 +86,34 @@ impl Devices {
             changed.iter().for_each(|&(ip, up)| connection.rdma.port(&connection, ip, up));
         }
         device.failure().is_none()
+    }
+}
+
+/// Asynchronous events of a device.
+struct DeviceService {
+    devices: Arc<Devices>,
+    number: usize,
+}
+
+impl Service for DeviceService {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.devices.nics.devices().get(self.number).map(|device| device.event_fd())
+    }
+
+    fn readable(&self, _hung_up: bool) -> Remaining {
+        // A device that is lost stays readable.
+        if self.devices.event(self.number) { Remaining::Nothing } else { Remaining::Unwatch }
+    }
+
+    /// Does nothing: queue pairs fail without these events, too.
+    fn fail(&self, _detail: &str) {}
+}
+
+/// Has `worker` handle the asynchronous events of all devices from now on.
+pub(in crate::net) fn watch(devices: &Arc<Devices>, worker: &Worker) {
+    for number in 0..devices.nics.devices().len() {
+        let service = DeviceService { devices: devices.clone(), number };
+        worker.push(Job::Add { key: worker.new_key(), service: Box::new(service), edge: false });
     }
 }
 

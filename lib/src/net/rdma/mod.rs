@@ -6,7 +6,7 @@
 //! transport for InfiniBand. The sender requests that. While the messages of a tag are long, the receiver sends a
 //! credit for each receive when it is posted; short ones should not pay for it, whose receives are often as long. A
 //! message is cut into fragments of [`RDMA_FRAGMENT`] bytes, and a queue pair takes the next one when it has fewer than
-//! [`DEPTH`] under route and the fragment would arrive as early over it as over any other.
+//! [`DEPTH`] under way and the fragment would arrive as early over it as over any other.
 //!
 //! A fragment is one RDMA WRITE WITH IMMEDIATE. The immediate value names the credit and the fragment, and its
 //! completion shows the receiver that the fragment is in its posted buffer. The last one of a message gives its length.
@@ -33,11 +33,11 @@ use crate::net::connection::{Connection, Side};
 use crate::net::data::frame::{self, Cts, Frame, Kind};
 use crate::net::data::rate;
 use crate::net::data::stream::{Rail, State, Stream};
-use crate::net::worker::thread::Task;
+use crate::net::worker::thread::{Job, Worker};
 use crate::threads::lock;
 use crate::transport::verbs::rails::Registered;
 use crate::transport::verbs::sys::Access;
-pub(super) use devices::Devices;
+pub(super) use devices::{Devices, watch};
 use queue::{Posted, Queue, Site};
 
 /// Length of the fragments of a message, alike at both ends.
@@ -176,9 +176,9 @@ impl Queues {
             slot.set(queue).map_err(|_| format!("queue pair {number} exists"))
         });
         match (&kept, self.get(number)) {
-            (Ok(()), Some(queue)) => {
+            (Ok(()), Some(_)) => {
                 self.devices.iter().for_each(|devices| devices.subscribe(connection));
-                queue.worker.push(Task::Watch(connection.clone(), number));
+                connection.serve_queue_pair(number);
             }
             (Err(why), _) => log::warn!("net: {}: no RDMA: {why}", connection.name()),
             _ => {}
@@ -399,11 +399,11 @@ impl Queues {
     }
 
     /// Closes all queue pairs. The owner's memory is not used any more when this returns.
-    pub(super) fn close(&self, connection: &Arc<Connection>) {
+    pub(super) fn close(&self) {
         let _inserting = lock(&self.inserting);
-        for (number, queue) in self.existing() {
+        for (_, queue) in self.existing() {
             queue.close();
-            queue.worker.push(Task::Unwatch(connection.clone(), number));
+            queue.worker.push(Job::Remove(queue.key));
         }
     }
 
@@ -411,6 +411,11 @@ impl Queues {
     #[cfg(test)]
     fn arrived(&self) -> u64 {
         self.existing().map(|(_, queue)| queue.done()).sum()
+    }
+
+    /// Returns the worker that serves a queue pair, and its key there.
+    pub(super) fn served_by(&self, number: usize) -> Option<(&Arc<Worker>, u64)> {
+        self.get(number).map(|queue| (&queue.worker, queue.key))
     }
 
     /// Returns the descriptor of a queue pair's completion events.

@@ -44,6 +44,8 @@ pub(super) struct Queue {
     /// Our port and the peer's address, as text.
     pub(super) ports: String,
     pub(super) worker: Arc<Worker>,
+    /// Key of its completion events at the worker.
+    pub(super) key: u64,
     device: Arc<Device>,
     gid: [u8; 16],
     mtu: u32,
@@ -92,6 +94,7 @@ impl Queue {
             rail,
             ports: format!("{} to {}", port.address, rail.theirs),
             worker: site.worker.clone(),
+            key: site.worker.new_key(),
             device: device.clone(),
             gid: port.address.gid,
             mtu: port.mtu,

@@ -4,13 +4,11 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::forwarder::Forwarder;
-use super::{LISTENER, MOST};
+use super::{LISTENER, MOST, Relays};
 use crate::bootstrap::interface::{LocalAddress, in_subnet};
 use crate::error::Error;
-use crate::net::Inner;
 use crate::net::address::{ACCEPTOR, DIALER};
 use crate::secret::Proof;
 use crate::threads::{Thread, lock};
@@ -22,8 +20,6 @@ use crate::transport::{LinkOptions, Peer};
 
 /// Most streams that a process relays at once, including those being made, each of which has a thread.
 const STREAMS: usize = 1024;
-/// Longest time for making the rest of the path.
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// Acceptors on a path, in the order in which it passes them: 80 bytes, as a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -75,22 +71,26 @@ fn nearest(ports: &[LocalAddress], ip: IpAddr) -> Option<IpAddr> {
 }
 
 /// Connects to the last of these acceptors, through the others; the handshake with it is still to come.
-pub(in crate::net) fn through(inner: &Inner, acceptors: &[SocketAddr], wait: &Wait<'_>) -> Result<TcpStream, Failure> {
+pub(in crate::net) fn through(
+    relays: &Relays,
+    acceptors: &[SocketAddr],
+    wait: &Wait<'_>,
+) -> Result<TcpStream, Failure> {
     let Some((first, rest)) = acceptors.split_first() else { return Err(Failure::Wrong("an empty route".to_owned())) };
-    let from = nearest(&inner.ports, first.ip())
+    let from = nearest(&relays.ports, first.ip())
         .ok_or_else(|| Failure::Wrong(format!("no port of this node is in the subnet of {}", first.ip())))?;
     let named = |f: Failure| match f {
         Failure::Wrong(text) => Failure::Wrong(format!("{}: {text}", describe(*first))),
         Failure::Slow(text) => Failure::Slow(format!("{}: {text}", describe(*first))),
         other => other,
     };
-    let mut socket = open(Some(from), *first, &inner.sockets, wait).map_err(named)?;
+    let mut socket = open(Some(from), *first, &relays.sockets, wait).map_err(named)?;
     if rest.is_empty() {
         return Ok(socket);
     }
     let hello = Hello::new((DIALER, ACCEPTOR), (LISTENER, 0), &LinkOptions { max_message: 0, depth: 0 }, false, 0);
     let who = Peer { rank: DIALER, peer: ACCEPTOR, address: describe(*first) };
-    greet(&mut socket, &Caller { hello, secret: inner.relays.key }, wait, &who).map_err(named)?;
+    greet(&mut socket, &Caller { hello, secret: relays.key }, wait, &who).map_err(named)?;
     let asked = socket.write_all(bytemuck::bytes_of(&SourceRoute::new(rest)));
     asked.map_err(|e| named(Failure::Slow(e.to_string())))?;
     match recv_reply(&mut socket, wait).map_err(named)? {
@@ -101,14 +101,13 @@ pub(in crate::net) fn through(inner: &Inner, acceptors: &[SocketAddr], wait: &Wa
 }
 
 /// Starts making the rest of a stream's path. Called by the acceptor, so it does not block.
-pub(in crate::net) fn start(inner: &Arc<Inner>, conn: StreamConn<TcpStream>, acceptors: Vec<SocketAddr>) {
-    let relays = &inner.relays;
+pub(in crate::net) fn start(relays: &Arc<Relays>, conn: StreamConn<TcpStream>, acceptors: Vec<SocketAddr>) {
     let mut near = conn.into_inner();
     let mut setups = lock(&relays.setups);
     setups.retain(|setup| !setup.is_finished());
     let streams = setups.len() + lock(&relays.forwarder).as_ref().map_or(0, Forwarder::streams);
     let from = near.peer_addr().map(|from| from.ip());
-    let refusal = if !from.is_ok_and(|from| nearest(&inner.ports, from).is_some()) {
+    let refusal = if !from.is_ok_and(|from| nearest(&relays.ports, from).is_some()) {
         Some("it relays for neighbours only, from addresses in subnets of its ports".to_owned())
     } else if relays.shutting_down.load(Ordering::Acquire) {
         Some("this node is shutting down".to_owned())
@@ -118,7 +117,7 @@ pub(in crate::net) fn start(inner: &Arc<Inner>, conn: StreamConn<TcpStream>, acc
     if let Some(why) = refusal {
         return refuse(&mut near, &why);
     }
-    let ours = inner.clone();
+    let ours = relays.clone();
     let what = "a thread that makes a relayed stream".to_owned();
     match Thread::start("net", "tinynccl-hop".to_owned(), what, move || make(&ours, near, &acceptors)) {
         Ok(setup) => setups.push(setup),
@@ -134,12 +133,11 @@ fn refuse(near: &mut TcpStream, why: &str) {
     let _ = near.write_all(&Reply::Refused(why.to_owned()).to_bytes());
 }
 
-fn make(inner: &Arc<Inner>, mut near: TcpStream, acceptors: &[SocketAddr]) {
-    let relays = &inner.relays;
+fn make(relays: &Arc<Relays>, mut near: TcpStream, acceptors: &[SocketAddr]) {
     let stopped =
         || relays.shutting_down.load(Ordering::Acquire).then(|| Error::invalid("relay", "this node is shutting down"));
-    let wait = Wait::new(ACCEPTOR, DIALER, LIMIT.min(inner.config.connect_timeout), &stopped);
-    let mut far = match through(inner, acceptors, &wait) {
+    let wait = Wait::new(ACCEPTOR, DIALER, relays.limit, &stopped);
+    let mut far = match through(relays, acceptors, &wait) {
         Ok(far) => far,
         Err(f) => return refuse(&mut near, &f.text()),
     };
@@ -153,7 +151,7 @@ fn make(inner: &Arc<Inner>, mut near: TcpStream, acceptors: &[SocketAddr]) {
         return;
     }
     if forwarder.is_none() {
-        match Forwarder::start(inner.config.timeout) {
+        match Forwarder::start(relays.patience) {
             Ok(started) => *forwarder = Some(started),
             Err(e) => return log::warn!("net: does not relay {name}: {e}"),
         }

@@ -18,11 +18,11 @@
 //! - **Access control.** A relay requires the proof of `TINYNCCL_SECRET`, if the job has one, in datagrams and at its
 //!   acceptor. It serves and dials only addresses in subnets of its own ports. It lets through a handshake, of known
 //!   lengths, and anything else after a listener of this library has sent a welcome to a dialer that knows the handle.
-//!   Relayed streams, those in the making and datagrams under route are bounded in number, and those in the making in
+//!   Relayed streams, those in the making and datagrams under way are bounded in number, and those in the making in
 //!   time.
 //! - **Ends.** The end of a hop, or its failure, is passed to the other one: a half that is closed closes that half
 //!   there, what broke is reset there. The ends know their relays, and name them in their errors.
-//! - **Failover.** Several paths are rails: what a lost one had goes over the others (`rails`).
+//! - **Failover.** Several paths are rails: what a lost one had goes over the others (`health`).
 //! - **Shutdown.** [`Net`](super::Net) waits when it is dropped until the streams that it relays are over, at most
 //!   until nothing has passed for [`Config::timeout`](crate::Config::timeout).
 
@@ -36,6 +36,7 @@ mod tests;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::bootstrap::interface::LocalAddress;
 use crate::bootstrap::job_secret;
@@ -44,6 +45,7 @@ use crate::error::Result;
 use crate::net::address::handle::Handle;
 use crate::secret::Secret;
 use crate::threads::{Thread, lock};
+use crate::transport::tcp::SocketOptions;
 use forwarder::Forwarder;
 use nodes::Nodes;
 
@@ -51,6 +53,8 @@ pub(super) use hop::{SourceRoute, start, through};
 
 /// The listener in the hello of a dialer that requests a relay.
 pub(super) const LISTENER: u32 = 0;
+/// Longest time for making the rest of a stream's route.
+const LIMIT: Duration = Duration::from_secs(10);
 /// Most relays of a stream.
 const MOST: usize = 3;
 
@@ -59,6 +63,12 @@ const MOST: usize = 3;
 pub(super) struct Relays {
     pub(super) key: Secret,
     pub(super) nodes: Nodes,
+    ports: Vec<LocalAddress>,
+    sockets: SocketOptions,
+    /// Longest time for making the rest of a stream's route.
+    limit: Duration,
+    /// Time after which streams that carry nothing do not hold up the end of this process.
+    patience: Duration,
     /// Threads that make relayed streams.
     setups: Mutex<Vec<Thread>>,
     /// The relay thread, which is started with the first relayed stream.
@@ -67,11 +77,15 @@ pub(super) struct Relays {
 }
 
 impl Relays {
-    pub(super) fn new(config: &Config, ports: &[LocalAddress], host: u64) -> Result<Relays> {
+    pub(super) fn new(config: &Config, ports: &[LocalAddress], sockets: &SocketOptions, host: u64) -> Result<Relays> {
         let key = job_secret(&Secret::new([0; 32]), config)?.derive("net relay", &[]);
         Ok(Relays {
             key,
             nodes: Nodes::open(config.net_relay_port as u16, ports, host, key),
+            ports: ports.to_vec(),
+            sockets: sockets.clone(),
+            limit: LIMIT.min(config.connect_timeout),
+            patience: config.timeout,
             setups: Mutex::default(),
             forwarder: Mutex::default(),
             shutting_down: AtomicBool::new(false),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::error::Result;
-use crate::net::data::request::Activity;
+use crate::net::worker::activity::Activity;
 use crate::net::worker::thread::{Spins, Worker};
 use crate::threads::Thread;
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,10 +17,9 @@ use rustix::io::Errno;
 use crate::bootstrap::unacknowledged;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
-use crate::net::connection::{Connection, Remaining};
-use crate::net::data::request::Activity;
-use crate::net::rdma::Devices;
+use crate::net::worker::activity::Activity;
 use crate::net::worker::contention::Contention;
+use crate::net::worker::service::{Remaining, Service};
 use crate::threads::{Thread, lock, poll, try_lock};
 
 /// Longest time that the socket of a closed connection waits for the peer to close, too.
@@ -32,39 +31,33 @@ const INLINE_LEASE: Duration = Duration::from_millis(2);
 /// The bell's key among events.
 const BELL: u64 = 0;
 
-/// Something to do for a worker thread.
-#[derive(Debug)]
-pub(in crate::net) enum Task {
-    /// A new stream, which this thread serves from now on.
-    Add(Arc<Connection>, usize),
-    /// The stream may have something to send.
-    Work(Arc<Connection>, usize),
-    /// There may be a posted buffer for the fragment that the stream holds.
-    Read(Arc<Connection>, usize),
-    /// The sender has retired this stream, and others bring its fragments.
-    Leave(Arc<Connection>, usize),
-    /// A new queue pair, which this thread serves from now on.
-    Watch(Arc<Connection>, usize),
-    /// The queue pair is closed.
-    Unwatch(Arc<Connection>, usize),
-    /// The asynchronous events of RDMA devices, which this thread handles from now on.
-    Hear(Arc<Devices>),
-    /// The stream's owner has closed it; `linger`: what is in the kernel should still arrive.
-    Close { connection: Arc<Connection>, stream: usize, linger: bool },
+/// Something to do for a worker thread, with what it serves under a key.
+pub(in crate::net) enum Job {
+    /// Serve this from now on. `edge`: a stream, which reports each change once, also that it takes more.
+    Add { key: u64, service: Box<dyn Service>, edge: bool },
+    /// There may be something to send.
+    Write(u64),
+    /// There may be something to read, though no event reports it.
+    Read(u64),
+    /// Serve it no longer.
+    Remove(u64),
+    /// The owner has closed it; what is in the kernel should still arrive.
+    Linger(u64),
 }
 
 /// State shared with the worker thread.
 #[derive(Debug)]
 pub(in crate::net) struct Worker {
     bell: Arc<Doorbell>,
-    /// Tasks for the thread; `None` once it has ended.
-    inbox: Mutex<Option<Vec<Task>>>,
+    /// Jobs for the thread; `None` once it has ended.
+    inbox: Mutex<Option<Vec<Job>>>,
     any: AtomicBool,
     asleep: AtomicBool,
     stop: AtomicBool,
     /// Number of times that an owner has driven the thread's progress inline.
     turns: AtomicUsize,
     epoll: Arc<OwnedFd>,
+    next_key: AtomicU64,
     run: Mutex<Run>,
 }
 
@@ -91,10 +84,7 @@ impl Worker {
             spins,
             active: Instant::now(),
             contention: Contention::default(),
-            streams: HashMap::new(),
-            queues: HashMap::new(),
-            devices: HashMap::new(),
-            next_key: BELL,
+            services: HashMap::new(),
             again: Vec::new(),
             held: Vec::new(),
             lingering: 0,
@@ -107,6 +97,7 @@ impl Worker {
             stop: AtomicBool::new(false),
             turns: AtomicUsize::new(0),
             epoll,
+            next_key: AtomicU64::new(BELL + 1),
             run: Mutex::new(run),
         });
         let (name, what) = (format!("tinynccl-net{index}"), "a thread of the network".to_owned());
@@ -121,9 +112,14 @@ impl Worker {
         self.bell.ring();
     }
 
-    pub(in crate::net) fn push(&self, task: Task) {
+    /// Returns a key under which the worker has nothing yet.
+    pub(in crate::net) fn new_key(&self) -> u64 {
+        self.next_key.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(in crate::net) fn push(&self, job: Job) {
         match &mut *lock(&self.inbox) {
-            Some(inbox) => inbox.push(task),
+            Some(inbox) => inbox.push(job),
             None => return,
         }
         self.any.store(true, Ordering::Release);
@@ -139,24 +135,34 @@ impl Worker {
     }
 }
 
-/// A stream that this thread serves.
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Job::Add { key, .. } => write!(f, "Add({key})"),
+            Job::Write(key) => write!(f, "Write({key})"),
+            Job::Read(key) => write!(f, "Read({key})"),
+            Job::Remove(key) => write!(f, "Remove({key})"),
+            Job::Linger(key) => write!(f, "Linger({key})"),
+        }
+    }
+}
+
+/// A descriptor that this thread serves.
 struct Served {
-    connection: Arc<Connection>,
-    stream: usize,
-    /// Time at which the stream goes at the latest, as its owner is gone; `None` while it has one.
+    service: Box<dyn Service>,
+    /// Time at which it goes at the latest, as its owner is gone; `None` while it has one.
     until: Option<Instant>,
 }
 
 impl Served {
     /// Returns true if the owner has closed it, and the peer's kernel does not have all of its bytes yet.
     fn has_unsent(&self) -> bool {
-        let Some(of) = self.connection.stream(self.stream).filter(|_| self.until.is_some()) else { return false };
-        unacknowledged(of) > 0
+        self.until.is_some() && self.service.fd().is_some_and(|fd| unacknowledged(fd) > 0)
     }
 }
 
-/// Streams, queue pairs and devices that a thread serves. Owners of connections drive their progress inline while they
-/// wait, and the thread when they do not.
+/// Descriptors that a thread serves. Owners of connections drive their progress inline while they wait, and the thread
+/// when they do not.
 struct Run {
     epoll: Arc<OwnedFd>,
     activity: Arc<Activity>,
@@ -164,15 +170,12 @@ struct Run {
     /// Time at which there was something to do last.
     active: Instant,
     contention: Contention,
-    streams: HashMap<u64, Served>,
-    queues: HashMap<u64, (Arc<Connection>, usize)>,
-    devices: HashMap<u64, (Arc<Devices>, usize)>,
-    next_key: u64,
-    /// Streams whose time slice was over before they were done.
+    services: HashMap<u64, Served>,
+    /// Keys of services whose time slice was over before they were done.
     again: Vec<u64>,
-    /// Streams that wait for a receive, each with the time at which it stops to wait.
+    /// Keys of services that wait, each with the time at which it is read again.
     held: Vec<(u64, Instant)>,
-    /// Streams whose owner is gone.
+    /// Services whose owner is gone.
     lingering: usize,
 }
 
@@ -198,10 +201,10 @@ impl Events {
     }
 }
 
-/// Without its connections, which name their workers.
+/// Without its services, which name their workers.
 impl fmt::Debug for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Run").field("streams", &self.streams.len()).finish_non_exhaustive()
+        f.debug_struct("Run").field("services", &self.services.len()).finish_non_exhaustive()
     }
 }
 
@@ -223,12 +226,10 @@ impl Worker {
         // What is left names this worker.
         let left = lock(&self.inbox).take();
         drop(left);
-        for served in run.streams.values() {
-            served.connection.fail("its network was shut down before it was closed".to_owned());
+        for served in run.services.values() {
+            served.service.fail("its network was shut down before it was closed");
         }
-        run.streams.clear();
-        run.queues.clear();
-        run.devices.clear();
+        run.services.clear();
     }
 
     /// Drives the worker's progress inline, on the thread of an owner that waits for its connection, unless another
@@ -236,7 +237,7 @@ impl Worker {
     pub(in crate::net) fn drive_progress(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
         if let Some(mut run) = try_lock(&self.run) {
-            run.tasks(self);
+            run.jobs(self);
             run.turns();
             run.events(self, Events::new().wait(&self.epoll, Duration::ZERO));
             run.sweep();
@@ -257,7 +258,7 @@ impl Worker {
 impl Run {
     /// Runs one round of the worker thread.
     fn round(&mut self, worker: &Worker) {
-        let mut busy = self.tasks(worker);
+        let mut busy = self.jobs(worker);
         busy |= self.turns();
         let patience = if self.activity.any() { self.spins.busy } else { self.spins.idle };
         let spinning = busy || self.active.elapsed() < patience;
@@ -298,10 +299,10 @@ impl Run {
     /// Finishes before the thread ends: what was sent over closed connections must reach the peers' kernels. Closing a
     /// socket with bytes in it that no thread has read would reset the connection.
     fn finish(&mut self, worker: &Worker) {
-        self.tasks(worker);
+        self.jobs(worker);
         let until = Instant::now() + LINGER;
         let slice = Duration::from_millis(10);
-        while self.streams.values().any(Served::has_unsent) && Instant::now() < until {
+        while self.services.values().any(Served::has_unsent) && Instant::now() < until {
             self.events(worker, Events::new().wait(&self.epoll, slice));
         }
     }
@@ -312,151 +313,87 @@ impl Run {
         next.map_or(most, |next| next.saturating_duration_since(Instant::now()).min(most))
     }
 
-    /// Executes the tasks of other threads; true when there were some.
-    fn tasks(&mut self, worker: &Worker) -> bool {
+    /// Executes the jobs from other threads; true when there were some.
+    fn jobs(&mut self, worker: &Worker) -> bool {
         if !worker.any.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let tasks = lock(&worker.inbox).as_mut().map(std::mem::take).unwrap_or_default();
-        for task in tasks {
-            match task {
-                Task::Add(connection, stream) => self.add(connection, stream),
-                Task::Work(connection, stream) => {
-                    // For whichever stream has the position now.
-                    if let Some(of) = connection.beside(stream) {
-                        of.queued.store(false, Ordering::Release);
-                        let stream = of.number();
-                        if lock(&of.writer).pump(&connection, stream, usize::MAX) == Remaining::More {
-                            connection.wake(stream);
-                        }
+        let jobs = lock(&worker.inbox).as_mut().map(std::mem::take).unwrap_or_default();
+        for job in jobs {
+            match job {
+                Job::Add { key, service, edge } => self.add(key, service, edge),
+                Job::Write(key) => {
+                    let served = self.services.get(&key);
+                    if served.is_some_and(|served| served.service.writable(false) == Remaining::More) {
+                        worker.push(Job::Write(key));
                     }
                 }
-                Task::Read(connection, stream) => {
-                    if let Some(of) = connection.stream(stream) {
-                        self.again.push(of.key.load(Ordering::Relaxed));
-                    }
-                }
-                Task::Leave(connection, stream) => {
-                    if let Some(of) = connection.stream(stream) {
-                        // Its thread gives it another key when another one begins in its position.
-                        if lock(&of.reader).retire(&connection, stream) {
-                            self.remove(of.key.load(Ordering::Relaxed));
-                        }
-                    }
-                }
-                Task::Watch(connection, queue) => self.watch(connection, queue),
-                Task::Unwatch(connection, queue) => {
-                    if let Some(fd) = connection.rdma.watched(queue) {
-                        // It may never have been added.
-                        let _ = epoll::delete(&self.epoll, fd);
-                    }
-                    self.queues.retain(|_, (of, number)| *number != queue || !Arc::ptr_eq(of, &connection));
-                }
-                Task::Hear(devices) => self.hear(&devices),
-                Task::Close { connection, stream, linger } => self.close(&connection, stream, linger),
+                Job::Read(key) => self.again.push(key),
+                Job::Remove(key) => self.remove(key),
+                Job::Linger(key) => self.linger(key),
             }
         }
         true
     }
 
-    fn add(&mut self, connection: Arc<Connection>, stream: usize) {
-        let Some(of) = connection.stream(stream) else { return };
-        self.next_key += 1;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        if let Err(e) = epoll::add(&self.epoll, of, epoll::EventData::new_u64(self.next_key), flags) {
-            connection.fail(format!("waiting for stream {stream}: {}", std::io::Error::from(e)));
+    fn add(&mut self, key: u64, service: Box<dyn Service>, edge: bool) {
+        let flags = match edge {
+            true => epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET,
+            false => epoll::EventFlags::IN,
+        };
+        if let Some(fd) = service.fd()
+            && let Err(e) = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), flags)
+        {
+            log::warn!("net: waiting for events: {}", std::io::Error::from(e));
+            service.fail(&format!("waiting for its events: {}", std::io::Error::from(e)));
         }
-        // The one before it in its position left the epoll when its socket was closed.
-        self.streams.remove(&of.key.swap(self.next_key, Ordering::Relaxed));
-        self.streams.insert(self.next_key, Served { connection, stream, until: None });
+        // Another descriptor under the same key left the epoll when it was closed.
+        self.services.insert(key, Served { service, until: None });
     }
 
-    fn watch(&mut self, connection: Arc<Connection>, queue: usize) {
-        let Some(fd) = connection.rdma.watched(queue) else { return };
-        self.next_key += 1;
-        if let Err(e) = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(self.next_key), epoll::EventFlags::IN) {
-            connection.fail(format!("waiting for a queue pair: {}", std::io::Error::from(e)));
-        }
-        self.queues.insert(self.next_key, (connection, queue));
-    }
-
-    fn hear(&mut self, devices: &Arc<Devices>) {
-        for (number, fd) in devices.watched() {
-            self.next_key += 1;
-            match epoll::add(&self.epoll, fd, epoll::EventData::new_u64(self.next_key), epoll::EventFlags::IN) {
-                Ok(()) => drop(self.devices.insert(self.next_key, (devices.clone(), number))),
-                Err(e) => log::warn!("net: waiting for events of an RDMA device: {}", std::io::Error::from(e)),
-            }
-        }
-    }
-
-    fn close(&mut self, connection: &Arc<Connection>, stream: usize, linger: bool) {
-        let Some(key) = connection.stream(stream).map(|of| of.key.load(Ordering::Relaxed)) else { return };
-        let Some(served) = self.streams.get_mut(&key) else { return };
-        if linger {
-            served.until = Some(Instant::now() + LINGER);
-            self.lingering += 1;
-            // What came before is read now, the end with the event that it makes.
-            self.event(key, epoll::EventFlags::IN);
-        } else {
-            self.remove(key);
-        }
+    /// Serves a stream whose owner is gone until the peer has closed it, too, or [`LINGER`] is over.
+    fn linger(&mut self, key: u64) {
+        let Some(served) = self.services.get_mut(&key) else { return };
+        served.until = Some(Instant::now() + LINGER);
+        self.lingering += 1;
+        // What came before is read now, the end with the event that it makes.
+        self.event(key, epoll::EventFlags::IN);
     }
 
     fn remove(&mut self, key: u64) {
-        let Some(Served { connection, stream, until }) = self.streams.remove(&key) else { return };
+        let Some(Served { service, until }) = self.services.remove(&key) else { return };
         self.lingering -= usize::from(until.is_some());
-        if let Some(of) = connection.stream(stream) {
-            // The socket goes with the last stream of the connection, and no event of it must come before.
-            let _ = epoll::delete(&self.epoll, of);
-        }
+        self.unwatch(&*service);
     }
 
-    /// Handles the events of a device; one that is lost is not watched any more.
-    fn said(&mut self, key: u64) {
-        let Some((devices, number)) = self.devices.get(&key) else { return };
-        if !devices.event(*number) {
-            if let Some((_, fd)) = devices.watched().nth(*number) {
-                let _ = epoll::delete(&self.epoll, fd);
-            }
-            self.devices.remove(&key);
+    /// Takes a descriptor out of the epoll: others may hold it open, and no event of it must come.
+    fn unwatch(&self, service: &dyn Service) {
+        if let Some(fd) = service.fd() {
+            // It may never have been added.
+            let _ = epoll::delete(&self.epoll, fd);
         }
     }
 
     fn event(&mut self, key: u64, flags: epoll::EventFlags) {
-        if let Some((connection, queue)) = self.queues.get(&key) {
-            connection.rdma.event(connection, *queue);
-            return;
-        }
-        let Some(Served { connection, stream, until }) = self.streams.get(&key) else { return self.said(key) };
+        let Some(Served { service, until }) = self.services.get(&key) else { return };
         self.held.retain(|(held, _)| *held != key);
-        let Some(of) = connection.stream(*stream) else { return };
-        let mut left = Remaining::Nothing;
         let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
-        let mut over = false;
+        let mut remaining = Remaining::Nothing;
         if flags.intersects(epoll::EventFlags::IN | end) {
-            let mut reader = lock(&of.reader);
-            left = reader.pump(connection, *stream, flags.intersects(end));
-            over = until.is_some() && reader.is_over();
+            remaining = service.readable(flags.intersects(end));
         }
-        {
-            let mut writer = lock(&of.writer);
-            if flags.contains(epoll::EventFlags::OUT) {
-                writer.unblock();
-            }
-            if writer.pump(connection, *stream, usize::MAX) == Remaining::More {
-                left = Remaining::More;
-            }
-        }
-        match left {
-            _ if over => self.remove(key),
+        let more = service.writable(flags.contains(epoll::EventFlags::OUT)) == Remaining::More;
+        match remaining {
+            Remaining::Ended if until.is_some() => self.remove(key),
+            Remaining::Unwatch => self.unwatch(&**service),
+            _ if more => self.again.push(key),
             Remaining::More => self.again.push(key),
             Remaining::Held(until) => self.held.push((key, until)),
-            Remaining::Nothing => {}
+            Remaining::Nothing | Remaining::Ended => {}
         }
     }
 
-    /// Serves the streams that have more to do; true when there were some.
+    /// Serves those that have more to do; true when there were some.
     fn turns(&mut self) -> bool {
         let mut again = std::mem::take(&mut self.again);
         if !self.held.is_empty() {
@@ -465,18 +402,18 @@ impl Run {
         }
         let any = !again.is_empty();
         for key in again {
-            // The end of the stream, if it has come, is read where it is.
+            // The end of a stream, if it has come, is read where it is.
             self.event(key, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
         }
         any
     }
 
-    /// Removes the streams of closed connections whose time is over.
+    /// Removes closed services whose time is over.
     fn sweep(&mut self) {
         if self.lingering > 0 {
             let now = Instant::now();
             let late: Vec<u64> =
-                self.streams.iter().filter(|(_, s)| s.until.is_some_and(|u| u <= now)).map(|(k, _)| *k).collect();
+                self.services.iter().filter(|(_, s)| s.until.is_some_and(|u| u <= now)).map(|(k, _)| *k).collect();
             late.into_iter().for_each(|key| self.remove(key));
         }
     }
