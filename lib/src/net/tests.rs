@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::config::Config;
 use crate::net::connection::ends;
-use crate::net::data::frame::{Frame, Kind};
+use crate::net::data::control::Kind;
+use crate::net::data::core::{Paths, Side};
+use crate::net::data::frame::Frame;
 use crate::net::data::receiver::Target;
 
-const SEVERAL: connection::Paths = connection::Paths { several: true, relayed: false };
+const SEVERAL: Paths = Paths { several: true, relayed: false };
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -110,7 +112,7 @@ fn a_sender_is_done_before_the_receive_is_posted() {
 fn a_piece_waits_for_its_receive_while_nobody_waits_for_others() {
     let mut memory = vec![0u8; 60_000];
     let ends = Ends::new();
-    let connection::Side::In(receiver) = &ends.into.connection.side else { panic!("a receiver") };
+    let Side::In(receiver) = &ends.into.connection.side else { panic!("a receiver") };
     let fragment = |tag| Frame::fragment(tag, 0, 60_000, 0, 60_000);
     let target = |tag, stream| match receiver.target(&fragment(tag), stream).unwrap() {
         None => "waits",

@@ -2,11 +2,12 @@
 //! ([`rails`](crate::net::health::monitor)).
 
 use std::net::Shutdown;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::net::connection::{Connection, Side};
-use crate::net::data::frame::{Frame, Kind};
+use crate::net::connection::Connection;
+use crate::net::data::control::Kind;
+use crate::net::data::core::Side;
+use crate::net::data::frame::Frame;
 use crate::net::data::stream::{State, Stream};
 use crate::net::worker::thread::Job;
 use crate::threads::lock;
@@ -15,7 +16,7 @@ impl Connection {
     /// Takes in that the peer has closed a stream, between two fragments. What came over the others before still
     /// counts.
     #[cold]
-    pub(in crate::net) fn end_of_stream(self: &Arc<Connection>, index: usize) {
+    pub(in crate::net) fn end_of_stream(&self, index: usize) {
         if let Some(stream) = self.stream(index) {
             if stream.is(State::New) {
                 // The sender never had it.
@@ -35,7 +36,7 @@ impl Connection {
 
     /// Fails a stream over, for the reason `detail`. The others carry on, if there are others.
     #[cold]
-    pub(in crate::net) fn fail_stream(self: &Arc<Connection>, index: usize, detail: String) {
+    pub(in crate::net) fn fail_stream(&self, index: usize, detail: String) {
         let Some(stream) = self.stream(index) else { return };
         {
             let _one_at_a_time = lock(&self.losing);
@@ -60,7 +61,7 @@ impl Connection {
     /// nothing is shut: the other end may have nothing but this one left, and its end would be that of the connection.
     /// Both ends agree first, and the sender decides. True if that is new.
     #[cold]
-    pub(in crate::net) fn suspect(self: &Arc<Connection>, index: usize, suspected: bool) -> bool {
+    pub(in crate::net) fn suspect(&self, index: usize, suspected: bool) -> bool {
         let Some(stream) = self.stream(index) else { return false };
         let new = stream.suspect(suspected);
         if new {
@@ -74,7 +75,7 @@ impl Connection {
     /// Fails over a suspected stream: the sender retires it unless it may be the last one, and the receiver requests
     /// that.
     #[cold]
-    pub(in crate::net) fn retire(self: &Arc<Connection>, index: usize, detail: &str) {
+    pub(in crate::net) fn retire(&self, index: usize, detail: &str) {
         let Some(stream) = self.stream(index) else { return };
         if self.side.receives() {
             self.resend_control();
@@ -93,7 +94,7 @@ impl Connection {
 
     /// Logs that this end retires a stream, notifies the peer, and fails over queue pairs that have no stream beside
     /// them any more.
-    fn retired(self: &Arc<Connection>, stream: &Stream, index: usize, detail: &str) {
+    fn retired(&self, stream: &Stream, index: usize, detail: &str) {
         stream.load.reset();
         log::warn!("net: {}: stream {index} over {}: {detail}; others carry on", self.name, stream.describe());
         self.resend_control();
@@ -104,7 +105,7 @@ impl Connection {
 
     /// Notifies the peer of all streams that are lost: it may not have received that, if it went over one of them. The
     /// receiver also requests that the sender retire those that stand still.
-    pub(in crate::net) fn resend_control(self: &Arc<Connection>) {
+    pub(in crate::net) fn resend_control(&self) {
         let kind = match self.side {
             Side::Out(_) => Kind::Retire,
             Side::In(_) => Kind::StreamFailed,
@@ -120,12 +121,7 @@ impl Connection {
 
     /// Handles a control frame of the peer's about a stream, which came over the stream `over`.
     #[cold]
-    pub(in crate::net) fn handle_control(
-        self: &Arc<Connection>,
-        over: usize,
-        kind: Kind,
-        frame: &Frame,
-    ) -> Result<(), String> {
+    pub(in crate::net) fn handle_stream_control(&self, over: usize, kind: Kind, frame: &Frame) -> Result<(), String> {
         let about = frame.stream();
         if kind == Kind::Retire && self.side.receives() && self.is_free(about) {
             // The sender's end alone was made, or this one is late.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::net::connection::{Connection, Paths, Side};
+use crate::net::connection::Connection;
+use crate::net::data::core::{Paths, Side};
 use crate::net::data::receiver::ReceiveQueue;
 use crate::net::data::request::{MAX_GROUP, Request};
 use crate::net::data::sender::SendQueue;
@@ -53,7 +54,7 @@ impl Sender {
         let Some(slot) = self.connection.requests.take(len.max(1), 1, len) else {
             return self.connection.status().check().map(|()| None);
         };
-        sender.post(&self.connection, slot, data, len, tag);
+        sender.post(&*self.connection, slot, data, len, tag);
         Ok(Some(slot))
     }
 }
@@ -104,7 +105,7 @@ impl Receiver {
     pub(in crate::net) unsafe fn post(&self, group: &[(*mut u8, usize, i32)]) -> Option<usize> {
         let Side::In(receiver) = &self.connection.side else { return None };
         let slot = self.connection.requests.take(group.len(), group.len(), 0)?;
-        receiver.post(&self.connection, slot, group);
+        receiver.post(&*self.connection, slot, group);
         Some(slot)
     }
 }

@@ -8,8 +8,11 @@
 //! | `stream` | a TCP connection: its socket, its state, what the kernel holds of it |
 //! | `rate` | bytes in flight on a rail and its measured rate: the scheduler's input |
 //! | `frame`, `control` | header of a fragment, and control frames that any stream may carry |
+//! | `core` | streams of a connection, and what is posted on it |
+//! | `upcalls` | the trait through which these files call the connection above |
 
 pub(super) mod control;
+pub(super) mod core;
 pub(super) mod frame;
 pub(super) mod rate;
 pub(super) mod reader;
@@ -17,4 +20,5 @@ pub(super) mod receiver;
 pub(super) mod request;
 pub(super) mod sender;
 pub(super) mod stream;
+pub(super) mod upcalls;
 pub(super) mod writer;

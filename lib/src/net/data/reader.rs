@@ -1,17 +1,18 @@
 //! Reading of fragments and control frames from a stream.
 
 use std::io::IoSliceMut;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use crate::net::connection::{Connection, Side};
-use crate::net::data::frame::{Frame, Kind};
+use crate::net::data::control::Kind;
+use crate::net::data::core::Side;
+use crate::net::data::frame::Frame;
 use crate::net::data::receiver::{ReceiveQueue, Target};
 use crate::net::data::stream::{State, Stream};
+use crate::net::data::upcalls::Upcalls;
 use crate::net::data::writer::COPIED;
 use crate::net::worker::service::Remaining;
 
@@ -48,7 +49,7 @@ impl Reader {
     }
 
     /// Stops reading, as the sender has retired the stream, and replies; others bring what has not come whole.
-    pub(in crate::net) fn retire(&mut self, connection: &Arc<Connection>, index: usize) {
+    pub(in crate::net) fn retire(&mut self, connection: &impl Upcalls, index: usize) {
         let Side::In(receiver) = &connection.side else { return };
         self.ended = true;
         if let Some((frame, target, _)) = self.fragment.take() {
@@ -61,7 +62,7 @@ impl Reader {
     }
 
     /// Reads until nothing is there or the time slice is over. `hung_up`: the peer is known to have closed.
-    pub(in crate::net) fn pump(&mut self, connection: &Arc<Connection>, stream: usize, hung_up: bool) -> Remaining {
+    pub(in crate::net) fn pump(&mut self, connection: &impl Upcalls, stream: usize, hung_up: bool) -> Remaining {
         let Some(socket) = connection.stream(stream) else { return Remaining::Nothing };
         let (mut read, mut drained) = (0, false);
         while !self.ended {
@@ -102,7 +103,7 @@ impl Reader {
     }
 
     #[cold]
-    fn end(&mut self, connection: &Arc<Connection>, stream: usize, error: Option<std::io::Error>) {
+    fn end(&mut self, connection: &impl Upcalls, stream: usize, error: Option<std::io::Error>) {
         self.ended = true;
         let within = match &self.fragment {
             Some((frame, _, at)) => format!(" after {at} of {} bytes of a fragment", frame.len),
@@ -188,7 +189,7 @@ impl Reader {
     }
 
     /// Takes frames and short fragments out of what was read ahead, until more is needed.
-    fn parse(&mut self, connection: &Arc<Connection>, (index, stream): (usize, &Stream)) -> Result<(), String> {
+    fn parse(&mut self, connection: &impl Upcalls, (index, stream): (usize, &Stream)) -> Result<(), String> {
         loop {
             if let Some((frame, target, at)) = &mut self.fragment {
                 let rest = frame.len as usize - *at;
@@ -248,12 +249,6 @@ impl Reader {
                 (_, Some(Kind::Pong)) if connection.several() => {}
                 (Side::In(_), Some(Kind::Join)) => drop(stream.advance(State::Alive)),
                 (Side::Out(sender), Some(Kind::Cts)) => sender.handle_cts(connection, &frame)?,
-                (_, Some(kind @ (Kind::QpInfo | Kind::Rts))) => {
-                    connection.rdma.handle_control(connection, kind, &frame)?
-                }
-                (_, Some(kind)) if frame.queue().is_some() => {
-                    connection.rdma.handle_control(connection, kind, &frame)?
-                }
                 (_, Some(kind)) => connection.handle_control(index, kind, &frame)?,
                 (_, None) => return Err(format!("expected what this end receives, got {frame:x?}")),
             }

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::config::Config;
-use crate::net::connection::Connection;
+use crate::net::data::control::Kind;
 use crate::net::data::control::Outbox;
-use crate::net::data::frame::{self, Frame, Kind, charge};
+use crate::net::data::frame::{self, Frame, charge};
 use crate::net::data::request::{MAX_GROUP, MAX_REQUESTS};
 use crate::net::data::sender::WHOLE;
-use crate::net::rdma;
+use crate::net::data::upcalls::Upcalls;
 use crate::threads::lock;
 
 /// Tags of a connection.
@@ -88,7 +88,7 @@ impl ReceiveQueue {
     }
 
     /// Posts the receives of a group.
-    pub(in crate::net) fn post(&self, connection: &Arc<Connection>, slot: usize, group: &[(*mut u8, usize, i32)]) {
+    pub(in crate::net) fn post(&self, connection: &impl Upcalls, slot: usize, group: &[(*mut u8, usize, i32)]) {
         for (index, &(data, capacity, tag)) in group.iter().enumerate() {
             let (buffer, early, expected, held) = {
                 let mut tags = lock(&self.tags);
@@ -124,13 +124,7 @@ impl ReceiveQueue {
     }
 
     /// Copies a fragment that came early into its posted buffer.
-    fn copy(
-        &self,
-        connection: &Arc<Connection>,
-        buffer: &PostedBuffer,
-        frame: &Frame,
-        data: &[u8],
-    ) -> Result<(), String> {
+    fn copy(&self, connection: &impl Upcalls, buffer: &PostedBuffer, frame: &Frame, data: &[u8]) -> Result<(), String> {
         buffer.check(frame.tag, frame.total)?;
         // SAFETY: `check` has compared the fragment's end with the length of the memory, which is valid by the contract
         // of `Receiver::receive`; the source is our own memory.
@@ -178,7 +172,7 @@ impl ReceiveQueue {
     /// Takes in a fragment that is read whole.
     pub(in crate::net) fn arrived(
         &self,
-        connection: &Arc<Connection>,
+        connection: &impl Upcalls,
         frame: Frame,
         target: Target,
     ) -> Result<(), String> {
@@ -207,7 +201,7 @@ impl ReceiveQueue {
     }
 
     /// Counts a fragment that is in its posted buffer.
-    fn placed(&self, connection: &Arc<Connection>, buffer: &PostedBuffer, frame: &Frame) {
+    fn placed(&self, connection: &impl Upcalls, buffer: &PostedBuffer, frame: &Frame) {
         let len = frame.len as usize;
         let whole = buffer.add(len, Some(frame.total as usize));
         let mut report = false;
@@ -235,8 +229,8 @@ impl ReceiveQueue {
     }
 
     /// Finishes a receive whose message is complete.
-    fn finish(&self, connection: &Connection, buffer: &PostedBuffer) {
-        if connection.rdma.is_on() {
+    fn finish(&self, connection: &impl Upcalls, buffer: &PostedBuffer) {
+        if connection.has_rdma() {
             lock(&self.advertised).remove(&buffer.id());
         }
         if let Some(request) = connection.requests.get(buffer.slot) {
@@ -245,12 +239,12 @@ impl ReceiveQueue {
     }
 
     /// Sends CTS frames for a posted receive, if its message may be a long one.
-    fn send_cts(&self, connection: &Arc<Connection>, buffer: &Arc<PostedBuffer>) {
-        if buffer.capacity <= WHOLE || !connection.rdma.any() {
+    fn send_cts(&self, connection: &impl Upcalls, buffer: &Arc<PostedBuffer>) {
+        if buffer.capacity <= WHOLE || !connection.has_queue_pair() {
             return;
         }
         lock(&self.advertised).insert(buffer.id(), buffer.clone());
-        connection.send_control(connection.rdma.cts_frames(
+        connection.send_control(connection.cts_frames(
             (buffer.tag, buffer.number),
             buffer.data,
             buffer.capacity,
@@ -259,7 +253,7 @@ impl ReceiveQueue {
     }
 
     /// Sends CTS frames for all posted receives: there is a new queue pair, or some control frames are lost.
-    pub(in crate::net) fn send_all_cts(&self, connection: &Arc<Connection>) {
+    pub(in crate::net) fn send_all_cts(&self, connection: &impl Upcalls) {
         let tags = lock(&self.tags);
         tags.all
             .values()
@@ -268,7 +262,7 @@ impl ReceiveQueue {
     }
 
     /// Takes in the sender's request for the CTS frame of a long message.
-    pub(in crate::net) fn handle_rts(&self, connection: &Arc<Connection>, frame: &Frame) -> Result<(), String> {
+    pub(in crate::net) fn handle_rts(&self, connection: &impl Upcalls, frame: &Frame) -> Result<(), String> {
         let mut tags = lock(&self.tags);
         let known = tags.named(frame.tag)?;
         known.long = true;
@@ -289,11 +283,11 @@ impl ReceiveQueue {
     }
 
     /// Takes in a fragment that has come by RDMA.
-    pub(in crate::net) fn written(&self, connection: &Connection, imm: u32, len: usize) -> Result<(), String> {
+    pub(in crate::net) fn written(&self, connection: &impl Upcalls, imm: u32, len: usize) -> Result<(), String> {
         let (id, index, last) = frame::read_imm(imm);
         let buffer = lock(&self.advertised).get(&id).cloned();
         let buffer = buffer.ok_or_else(|| format!("expected a fragment for a posted receive, got one for {id}"))?;
-        if buffer.add(len, last.then_some(index * rdma::RDMA_FRAGMENT + len)) {
+        if buffer.add(len, last.then_some(index * frame::RDMA_FRAGMENT + len)) {
             if let Some(known) = lock(&self.tags).all.get_mut(&buffer.tag) {
                 known.received(buffer.number);
             }

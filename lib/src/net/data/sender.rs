@@ -2,15 +2,16 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::Shutdown;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crate::config::Config;
-use crate::net::connection::Connection;
-use crate::net::data::frame::{self, Cts, Frame, charge};
+use crate::net::data::control::Cts;
+use crate::net::data::core::Core;
+use crate::net::data::frame::{self, Frame, charge};
 use crate::net::data::request::{MAX_GROUP, MAX_REQUESTS};
 use crate::net::data::stream::{State, Stream};
-use crate::net::rdma;
+use crate::net::data::upcalls::Upcalls;
 use crate::threads::{lock, try_lock};
 
 /// A message is not cut below this.
@@ -141,14 +142,7 @@ impl SendQueue {
     }
 
     /// Takes a message, and writes it at once if it is short and a stream is free.
-    pub(in crate::net) fn post(
-        &self,
-        connection: &Arc<Connection>,
-        slot: usize,
-        data: *const u8,
-        len: usize,
-        tag: i32,
-    ) {
+    pub(in crate::net) fn post(&self, connection: &impl Upcalls, slot: usize, data: *const u8, len: usize, tag: i32) {
         let fragment = if len <= WHOLE {
             len
         } else {
@@ -156,14 +150,14 @@ impl SendQueue {
             len.div_ceil(parts).next_multiple_of(4 << 10).clamp(WHOLE, self.chunk)
         };
         connection.requests.begins(len);
-        let mut rdma = len > WHOLE && connection.rdma.takes(data, len);
+        let mut rdma = len > WHOLE && connection.takes_rdma(data, len);
         let mut rts = None;
         {
             let mut queue = lock(&self.queue);
             let number = queue.tag(tag).next;
             queue.tag(tag).next += 1;
             // Under the lock: the last queue pair may be lost just now.
-            rdma &= connection.rdma.any();
+            rdma &= connection.has_queue_pair();
             match queue.credits.get(&(tag, number)) {
                 // A message that is too long for its receive is refused there.
                 Some(credit) => rdma &= credit.bytes >= len as u64 && !credit.keys.is_empty(),
@@ -176,7 +170,7 @@ impl SendQueue {
             self.note(&queue);
         }
         if rdma {
-            connection.rdma.pump(connection);
+            connection.pump_rdma();
             if let Some(rts) = rts {
                 connection.send_control(vec![rts]);
             }
@@ -204,7 +198,7 @@ impl SendQueue {
     }
 
     /// Has all streams look for something to send, if there is something.
-    pub(in crate::net) fn wake(&self, connection: &Arc<Connection>) {
+    pub(in crate::net) fn wake(&self, connection: &Core) {
         if self.waiting.load(Ordering::Acquire) > 0 {
             connection.wake_some(usize::MAX, usize::MAX);
         }
@@ -261,10 +255,10 @@ impl SendQueue {
         };
         let (index, key, address, id) = jobs.iter().enumerate().find_map(found)?;
         let job = jobs.get_mut(index)?;
-        let (at, len) = (job.at, (job.len - job.at).min(rdma::RDMA_FRAGMENT));
+        let (at, len) = (job.at, (job.len - job.at).min(frame::RDMA_FRAGMENT));
         job.at += len;
         let last = job.at == job.len;
-        let imm = frame::imm(id, at / rdma::RDMA_FRAGMENT, last);
+        let imm = frame::imm(id, at / frame::RDMA_FRAGMENT, last);
         // SAFETY: `at` is at most the length of the memory.
         let data = Source(unsafe { job.data.0.add(at) });
         let bytes = Payload::Posted(job.slot, data);
@@ -277,7 +271,7 @@ impl SendQueue {
     }
 
     /// Takes in a CTS frame. One for a message that goes over streams is ignored.
-    pub(in crate::net) fn handle_cts(&self, connection: &Arc<Connection>, frame: &Frame) -> Result<(), String> {
+    pub(in crate::net) fn handle_cts(&self, connection: &impl Upcalls, frame: &Frame) -> Result<(), String> {
         let Cts { address, bytes, id, key } = frame.as_cts();
         let at = (frame.tag, frame.number);
         {
@@ -301,13 +295,13 @@ impl SendQueue {
                 }
             }
         }
-        connection.rdma.pump(connection);
+        connection.pump_rdma();
         self.wake(connection);
         Ok(())
     }
 
     /// Moves to the streams what waits for CTS frames, as the last queue pair is lost.
-    pub(in crate::net) fn fall_back_to_streams(&self, connection: &Arc<Connection>) {
+    pub(in crate::net) fn fall_back_to_streams(&self, connection: &Core) {
         {
             let mut queue = lock(&self.queue);
             queue.jobs.iter_mut().for_each(|job| job.rdma = false);
@@ -317,7 +311,7 @@ impl SendQueue {
     }
 
     /// Queues fragments that did not arrive by RDMA for the streams, where they are charged to the window.
-    pub(in crate::net) fn resend(&self, connection: &Arc<Connection>, fragments: VecDeque<Fragment>) {
+    pub(in crate::net) fn resend(&self, connection: &Core, fragments: VecDeque<Fragment>) {
         {
             let mut queue = lock(&self.queue);
             for fragment in fragments {
@@ -330,12 +324,7 @@ impl SendQueue {
     }
 
     /// Takes in that the receiver has placed `bytes` bytes of a tag in all, as [`charge`] counts them.
-    pub(in crate::net) fn handle_window_update(
-        &self,
-        connection: &Arc<Connection>,
-        tag: i32,
-        bytes: u64,
-    ) -> Result<(), String> {
+    pub(in crate::net) fn handle_window_update(&self, connection: &Core, tag: i32, bytes: u64) -> Result<(), String> {
         {
             let mut queue = lock(&self.queue);
             let known = queue.tags.iter_mut().find(|t| t.tag == tag).filter(|t| bytes <= t.sent);
@@ -348,12 +337,7 @@ impl SendQueue {
     }
 
     /// Takes in that the receiver has read `fragments` fragments from a stream in all.
-    pub(in crate::net) fn handle_ack(
-        &self,
-        connection: &Arc<Connection>,
-        stream: &Stream,
-        fragments: u64,
-    ) -> Result<(), String> {
+    pub(in crate::net) fn handle_ack(&self, connection: &Core, stream: &Stream, fragments: u64) -> Result<(), String> {
         {
             let mut writer = lock(&stream.writer);
             // What was sent last over a stream that others replace is read late.
@@ -370,7 +354,7 @@ impl SendQueue {
     /// other fragments go over other streams.
     pub(in crate::net) fn handle_retire_ack(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Core,
         stream: &Stream,
         fragments: u64,
     ) -> Result<(), String> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::bootstrap::interface;
 use crate::fork::Kept;
-use crate::net::data::frame::Kind;
+use crate::net::data::control::Kind;
 use crate::net::data::rate::Load;
 use crate::net::data::reader::Reader;
 use crate::net::data::writer::Writer;

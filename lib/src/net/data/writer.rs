@@ -3,16 +3,17 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use crate::net::connection::{Connection, Side};
-use crate::net::data::frame::{Frame, Kind};
+use crate::net::data::control::Kind;
+use crate::net::data::core::{Core, Side};
+use crate::net::data::frame::Frame;
 use crate::net::data::sender::{Fragment, Payload, Source, WHOLE};
 use crate::net::data::stream::{State, Stream};
+use crate::net::data::upcalls::Upcalls;
 use crate::net::worker::service::Remaining;
 
 /// Longest fragment that is copied behind its header, as one buffer costs the kernel less than two, and that is
@@ -94,7 +95,7 @@ impl Writer {
     }
 
     /// Writes until there is nothing of at most `most` bytes, the kernel takes no more, or the time slice is over.
-    pub(in crate::net) fn pump(&mut self, connection: &Arc<Connection>, index: usize, most: usize) -> Remaining {
+    pub(in crate::net) fn pump(&mut self, connection: &impl Upcalls, index: usize, most: usize) -> Remaining {
         let Some(stream) = connection.stream(index) else { return Remaining::Nothing };
         let mut written = 0;
         while !self.blocked && !connection.is_closed() && stream.is(State::Alive) {
@@ -126,7 +127,7 @@ impl Writer {
     }
 
     /// Loads the next frame or fragment to write; false if there is none.
-    fn load(&mut self, connection: &Arc<Connection>, (index, stream): (usize, &Stream), most: usize) -> bool {
+    fn load(&mut self, connection: &impl Upcalls, (index, stream): (usize, &Stream), most: usize) -> bool {
         self.head.clear();
         (self.head_at, self.at, self.len, self.fragment) = (0, 0, 0, false);
         if connection.relayed()
@@ -203,12 +204,7 @@ impl Writer {
     }
 
     /// Takes in that the peer has read `fragments` fragments from this stream in all.
-    pub(in crate::net) fn acked(
-        &mut self,
-        connection: &Connection,
-        stream: &Stream,
-        fragments: u64,
-    ) -> Result<(), String> {
+    pub(in crate::net) fn acked(&mut self, connection: &Core, stream: &Stream, fragments: u64) -> Result<(), String> {
         let written = self.acked + self.sent.len() as u64 - u64::from(self.fragment && !self.is_written());
         if fragments > written {
             return Err(format!("expected at most {written} fragments to be read, got {fragments}"));
@@ -230,7 +226,7 @@ impl Writer {
     }
 
     /// The fragments of a lost stream, which others take.
-    pub(in crate::net) fn take_unacked(&mut self, connection: &Connection, stream: &Stream) -> VecDeque<Fragment> {
+    pub(in crate::net) fn take_unacked(&mut self, connection: &Core, stream: &Stream) -> VecDeque<Fragment> {
         stream.load.cancel(self.sent.iter().map(|fragment| counted(fragment.len())).sum());
         if let Some((slot, amount)) = self.done.take()
             && let Some(request) = connection.requests.get(slot)

@@ -1,5 +1,6 @@
 //! The RDMA ports of a process, and asynchronous events of their devices.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, Weak};
@@ -7,12 +8,16 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::net::connection::Connection;
 use crate::net::worker::service::{Remaining, Service};
 use crate::net::worker::thread::{Job, Worker};
 use crate::threads::lock;
 use crate::transport::verbs::rails::{Rail as Nic, Rails as Nics};
 use crate::transport::verbs::sys::Timing;
+
+/// A user of RDMA ports, which is notified when one goes up or down.
+pub(in crate::net) trait PortListener: fmt::Debug + Send + Sync {
+    fn port(&self, ip: IpAddr, up: bool);
+}
 
 /// The RDMA ports of a process.
 #[derive(Debug)]
@@ -21,7 +26,7 @@ pub(in crate::net) struct Devices {
     /// Timeout and retries of a queue pair where other rails can take over.
     impatient: Timing,
     /// Connections that have had queue pairs.
-    connections: Mutex<Vec<Weak<Connection>>>,
+    listeners: Mutex<Vec<Weak<dyn PortListener>>>,
 }
 
 impl Devices {
@@ -33,7 +38,7 @@ impl Devices {
         match Nics::open(0, config) {
             Ok(nics) => {
                 let impatient = within(nics.timing, config.net_rail_timeout);
-                Ok(Some(Arc::new(Devices { nics, impatient, connections: Mutex::default() })))
+                Ok(Some(Arc::new(Devices { nics, impatient, listeners: Mutex::default() })))
             }
             Err(e @ Error::Config { .. }) => Err(e),
             Err(e) => {
@@ -63,10 +68,10 @@ impl Devices {
     }
 
     /// Registers a connection, which is notified of ports that go up or down.
-    pub(super) fn subscribe(&self, connection: &Arc<Connection>) {
-        let mut connections = lock(&self.connections);
-        connections.retain(|one| one.strong_count() > 0 && one.as_ptr() != Arc::as_ptr(connection));
-        connections.push(Arc::downgrade(connection));
+    pub(super) fn subscribe(&self, listener: Arc<dyn PortListener>) {
+        let mut listeners = lock(&self.listeners);
+        listeners.retain(|one| one.strong_count() > 0 && !std::ptr::addr_eq(one.as_ptr(), Arc::as_ptr(&listener)));
+        listeners.push(Arc::downgrade(&listener));
     }
 
     /// Handles the asynchronous events of a device. False once it is lost, and has no more.
@@ -78,12 +83,12 @@ impl Devices {
             let of = |nic: &&Nic| Arc::ptr_eq(&nic.device, device) && event.concerns(nic.port.address.port);
             changed.extend(self.nics.all().iter().filter(of).map(|nic| (nic.port.address.ip(), up)));
         });
-        let connections: Vec<Arc<Connection>> = match changed.is_empty() {
+        let listeners: Vec<Arc<dyn PortListener>> = match changed.is_empty() {
             true => Vec::new(),
-            false => lock(&self.connections).iter().filter_map(Weak::upgrade).collect(),
+            false => lock(&self.listeners).iter().filter_map(Weak::upgrade).collect(),
         };
-        for connection in connections {
-            changed.iter().for_each(|&(ip, up)| connection.rdma.port(&connection, ip, up));
+        for listener in listeners {
+            changed.iter().for_each(|&(ip, up)| listener.port(ip, up));
         }
         device.failure().is_none()
     }

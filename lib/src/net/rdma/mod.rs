@@ -1,7 +1,7 @@
 //! Long messages by RDMA: written from the sender's memory to that of the posted receive, and no thread copies them.
 //!
 //! Between two NICs with RDMA ports, the sender offers a queue pair beside its stream there
-//! ([`QpInfo`](super::data::frame::QpInfo)), and the receiver answers with its own. From then on a message over 32 KiB
+//! ([`QpInfo`](super::data::QpInfo)), and the receiver answers with its own. From then on a message over 32 KiB
 //! waits until the receiver has sent a CTS frame with the address of its receive (a [`Cts`]), as under NCCL's own
 //! transport for InfiniBand. The sender requests that. While the messages of a tag are long, the receiver sends a
 //! credit for each receive when it is posted; short ones should not pay for it, whose receives are often as long. A
@@ -29,19 +29,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 
 use crate::error::{Error, Result};
-use crate::net::connection::{Connection, Side};
-use crate::net::data::frame::{self, Cts, Frame, Kind};
+use crate::net::data::control::{self, Cts, Kind, QpInfo};
+use crate::net::data::core::Side;
+use crate::net::data::frame::{Frame, RDMA_FRAGMENT};
 use crate::net::data::rate;
 use crate::net::data::stream::{Rail, State, Stream};
+use crate::net::data::upcalls::Upcalls;
 use crate::net::worker::thread::{Job, Worker};
 use crate::threads::lock;
 use crate::transport::verbs::rails::Registered;
 use crate::transport::verbs::sys::Access;
-pub(super) use devices::{Devices, watch};
+pub(super) use devices::{Devices, PortListener, watch};
 use queue::{Posted, Queue, Site};
 
-/// Length of the fragments of a message, alike at both ends.
-pub(super) const RDMA_FRAGMENT: usize = 512 << 10;
 /// Most fragments of a queue pair in flight.
 const DEPTH: usize = 8;
 /// Most queue pairs in the state of a connection.
@@ -126,7 +126,7 @@ impl Queues {
     }
 
     /// Returns our port on the NIC pair of a stream, if there is one.
-    fn site<'a>(&'a self, connection: &Connection, stream: Option<&'a Stream>) -> Option<Site<'a>> {
+    fn site<'a>(&'a self, connection: &impl Upcalls, stream: Option<&'a Stream>) -> Option<Site<'a>> {
         let (devices, stream) = (self.devices.as_ref()?, stream?);
         let rail = stream.rail?;
         let timing = devices.timing(connection.several());
@@ -135,7 +135,7 @@ impl Queues {
 
     /// Offers a queue pair beside a stream, if there is a port on its NIC pair and no queue pair yet. Returns the
     /// control frame for the peer.
-    pub(super) fn offer(&self, connection: &Arc<Connection>, index: usize, stream: &Stream) -> Option<Frame> {
+    pub(super) fn offer(&self, connection: &impl Upcalls, index: usize, stream: &Stream) -> Option<Frame> {
         if connection.relayed() {
             return None;
         }
@@ -157,7 +157,7 @@ impl Queues {
     }
 
     /// Offers queue pairs beside the streams on NIC pairs for which `on` is true, and notifies the peer.
-    pub(super) fn offer_where(&self, connection: &Arc<Connection>, on: impl Fn(Rail) -> bool) {
+    pub(super) fn offer_where(&self, connection: &impl Upcalls, on: impl Fn(Rail) -> bool) {
         let Side::Out(_) = connection.side else { return };
         let here = connection.alive().filter(|(_, stream)| stream.rail.is_some_and(&on));
         let offers: Vec<Frame> = here.filter_map(|(index, stream)| self.offer(connection, index, stream)).collect();
@@ -166,7 +166,7 @@ impl Queues {
         }
     }
 
-    fn insert(&self, connection: &Arc<Connection>, number: usize, made: Result<Queue, String>) -> Result<(), String> {
+    fn insert(&self, connection: &impl Upcalls, number: usize, made: Result<Queue, String>) -> Result<(), String> {
         let _inserting = lock(&self.inserting);
         if connection.is_closed() {
             return Err("the connection is closed".to_owned());
@@ -176,10 +176,7 @@ impl Queues {
             slot.set(queue).map_err(|_| format!("queue pair {number} exists"))
         });
         match (&kept, self.get(number)) {
-            (Ok(()), Some(_)) => {
-                self.devices.iter().for_each(|devices| devices.subscribe(connection));
-                connection.serve_queue_pair(number);
-            }
+            (Ok(()), Some(_)) => connection.serve_queue_pair(number),
             (Err(why), _) => log::warn!("net: {}: no RDMA: {why}", connection.name()),
             _ => {}
         }
@@ -188,7 +185,7 @@ impl Queues {
 
     /// Handles a control frame of the peer's about a queue pair, or a request for a CTS frame.
     #[cold]
-    pub(super) fn handle_control(&self, connection: &Arc<Connection>, kind: Kind, frame: &Frame) -> Result<(), String> {
+    pub(super) fn handle_control(&self, connection: &impl Upcalls, kind: Kind, frame: &Frame) -> Result<(), String> {
         match (kind, &connection.side) {
             (Kind::QpInfo, Side::In(_)) => {
                 self.accept_offer(connection, frame);
@@ -224,7 +221,7 @@ impl Queues {
     }
 
     /// Answers the sender's offer of a queue pair.
-    fn accept_offer(&self, connection: &Arc<Connection>, frame: &Frame) {
+    fn accept_offer(&self, connection: &impl Upcalls, frame: &Frame) {
         let theirs = frame.as_qp_info();
         let number = usize::from(theirs.queue);
         if self.get(number).is_some() {
@@ -239,7 +236,7 @@ impl Queues {
                 None => "RDMA is off (TINYNCCL_NET_RDMA)".to_owned(),
             }),
         };
-        let none = Frame::qp_info(&frame::QpInfo { qpn: 0, ..theirs });
+        let none = Frame::qp_info(&QpInfo { qpn: 0, ..theirs });
         let kept = self.insert(connection, number, made);
         let answer = self.get(number).filter(|_| kept.is_ok()).map(|queue| {
             log::info!("net: {}: long messages by RDMA, {}", connection.name(), queue.ports);
@@ -254,7 +251,7 @@ impl Queues {
     }
 
     /// Handles the receiver's answer to an offer: connects the queue pair, or gives it up.
-    fn complete(&self, connection: &Arc<Connection>, frame: &Frame) {
+    fn complete(&self, connection: &impl Upcalls, frame: &Frame) {
         let theirs = frame.as_qp_info();
         let number = usize::from(theirs.queue);
         let site = self.site(connection, connection.stream(theirs.stream));
@@ -276,7 +273,7 @@ impl Queues {
 
     /// Stops this end of a queue pair that the sender has retired, and replies with the number of fragments that came
     /// over it.
-    fn retire(&self, connection: &Arc<Connection>, frame: &Frame) -> Result<(), String> {
+    fn retire(&self, connection: &impl Upcalls, frame: &Frame) -> Result<(), String> {
         let number = frame.queue().ok_or("expected the number of a queue pair")?;
         let mut arrived = 0;
         if let Some(queue) = self.get(number) {
@@ -284,13 +281,13 @@ impl Queues {
             arrived = queue.stop_and_count(connection)?;
             queue.state.advance(State::Retired);
         }
-        connection.send_control(vec![Frame::control(Kind::RetireAck, frame::queue(number), arrived)]);
+        connection.send_control(vec![Frame::control(Kind::RetireAck, control::queue(number), arrived)]);
         Ok(())
     }
 
     /// Fails a queue pair over, for the reason `why`.
     #[cold]
-    fn fail(&self, connection: &Arc<Connection>, number: usize, why: &str) {
+    fn fail(&self, connection: &impl Upcalls, number: usize, why: &str) {
         let Some(queue) = self.get(number) else { return };
         if connection.is_closed() || !queue.state.advance(State::Retiring) {
             return;
@@ -311,18 +308,18 @@ impl Queues {
     }
 
     /// Fails over the queue pairs of a rail whose streams are all lost, which may show before they fail.
-    pub(super) fn fail_rail(&self, connection: &Arc<Connection>, rail: Rail) {
+    pub(super) fn fail_rail(&self, connection: &impl Upcalls, rail: Rail) {
         self.fail_where(connection, |of| of == rail, "no stream gets through there");
     }
 
-    fn fail_where(&self, connection: &Arc<Connection>, on: impl Fn(Rail) -> bool, why: &str) {
+    fn fail_where(&self, connection: &impl Upcalls, on: impl Fn(Rail) -> bool, why: &str) {
         for (number, _) in self.existing().filter(|(_, queue)| on(queue.rail) && !queue.state.is(State::Retired)) {
             self.fail(connection, number, why);
         }
     }
 
     /// Offers queue pairs at a port that went up, or fails over those of one that went down.
-    pub(super) fn port(&self, connection: &Arc<Connection>, ip: IpAddr, up: bool) {
+    pub(super) fn port(&self, connection: &impl Upcalls, ip: IpAddr, up: bool) {
         match up {
             true => self.offer_where(connection, |rail| rail.ours == ip),
             false => self.fail_where(connection, |rail| rail.ours == ip, "the port is down"),
@@ -332,7 +329,7 @@ impl Queues {
     /// Returns the control frames about lost queue pairs for the peer.
     pub(super) fn retiring(&self, kind: Kind) -> impl Iterator<Item = Frame> {
         let lost = self.existing().filter(|(_, queue)| queue.state.is(State::Retiring));
-        lost.map(move |(number, _)| Frame::control(kind, frame::queue(number), 0))
+        lost.map(move |(number, _)| Frame::control(kind, control::queue(number), 0))
     }
 
     /// Returns the CTS frames of a posted receive: one for each queue pair, or one without a key if the memory is
@@ -348,7 +345,7 @@ impl Queues {
     }
 
     /// Has queue pairs take what is posted and has a CTS frame.
-    pub(super) fn pump(&self, connection: &Arc<Connection>) {
+    pub(super) fn pump(&self, connection: &impl Upcalls) {
         while let Some((first, _)) = self.alive().next()
             && self.next(connection, first)
         {}
@@ -362,7 +359,7 @@ impl Queues {
 
     /// Posts the next fragment over the queue pair where it would arrive first, or over another if all CTS frames
     /// lack the key of that one; false when there is nothing to do before the next event.
-    fn next(&self, connection: &Arc<Connection>, number: usize) -> bool {
+    fn next(&self, connection: &impl Upcalls, number: usize) -> bool {
         let first = self.first_to_arrive(number);
         match self.post(connection, first) {
             Posted::Fragment => true,
@@ -373,7 +370,7 @@ impl Queues {
         }
     }
 
-    fn post(&self, connection: &Arc<Connection>, number: usize) -> Posted {
+    fn post(&self, connection: &impl Upcalls, number: usize) -> Posted {
         let (Side::Out(sender), Some(queue)) = (&connection.side, self.get(number)) else { return Posted::Nothing };
         queue.post(connection, sender, number).unwrap_or_else(|why| {
             self.fail(connection, number, &why);
@@ -382,7 +379,7 @@ impl Queues {
     }
 
     /// Takes in the completions of a queue pair, and gives it more.
-    pub(super) fn event(&self, connection: &Arc<Connection>, number: usize) {
+    pub(super) fn event(&self, connection: &impl Upcalls, number: usize) {
         let Some(queue) = self.get(number) else { return };
         if let Err(why) = queue.arm().and_then(|()| queue.poll(connection)) {
             self.fail(connection, number, &why);
@@ -391,7 +388,7 @@ impl Queues {
     }
 
     /// Takes in the completions that came before the end of a stream.
-    pub(super) fn drain(&self, connection: &Arc<Connection>) {
+    pub(super) fn drain(&self, connection: &impl Upcalls) {
         for (_, queue) in self.alive() {
             // The end of the connection says more than that of a queue pair.
             let _ = queue.poll(connection);
@@ -411,6 +408,13 @@ impl Queues {
     #[cfg(test)]
     fn arrived(&self) -> u64 {
         self.existing().map(|(_, queue)| queue.done()).sum()
+    }
+
+    /// Has `listener` notified of our ports that go up or down.
+    pub(super) fn listen(&self, listener: Arc<dyn PortListener>) {
+        if let Some(devices) = &self.devices {
+            devices.subscribe(listener);
+        }
     }
 
     /// Returns the worker that serves a queue pair, and its key there.

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use super::DEPTH;
 use crate::error::Result;
-use crate::net::connection::{Connection, Side};
-use crate::net::data::frame::{Frame, QpInfo};
+use crate::net::data::control::QpInfo;
+use crate::net::data::core::Side;
+use crate::net::data::frame::Frame;
 use crate::net::data::rate::Load;
 use crate::net::data::sender::{Fragment, SendQueue};
 use crate::net::data::stream::{Rail, State, StateCell};
+use crate::net::data::upcalls::Upcalls;
 use crate::net::worker::thread::Worker;
 use crate::threads::lock;
 use crate::transport::verbs::rails::{Device, Rail as Nic};
@@ -159,7 +161,7 @@ impl Queue {
     }
 
     /// Posts the next fragment, if there is one for it; an error is the end of the queue pair.
-    pub(super) fn post(&self, connection: &Connection, sender: &SendQueue, number: usize) -> Result<Posted, String> {
+    pub(super) fn post(&self, connection: &impl Upcalls, sender: &SendQueue, number: usize) -> Result<Posted, String> {
         let mut work = lock(&self.work);
         let Work { qp: Some(qp), sent, .. } = &mut *work else { return Ok(Posted::Full) };
         if sent.len() >= DEPTH || !self.state.is(State::Alive) || connection.is_closed() {
@@ -189,7 +191,7 @@ impl Queue {
     }
 
     /// Takes in completions. An error is the end of the queue pair.
-    pub(super) fn poll(&self, connection: &Connection) -> Result<(), String> {
+    pub(super) fn poll(&self, connection: &impl Upcalls) -> Result<(), String> {
         let mut work = lock(&self.work);
         let mut failed = None;
         loop {
@@ -232,7 +234,7 @@ impl Queue {
     }
 
     /// Stops the receiving end, and returns the number of fragments that have arrived, of which there will not be more.
-    pub(super) fn stop_and_count(&self, connection: &Connection) -> Result<u64, String> {
+    pub(super) fn stop_and_count(&self, connection: &impl Upcalls) -> Result<u64, String> {
         self.stop();
         let until = Instant::now() + STOPPED;
         loop {
@@ -254,7 +256,7 @@ impl Queue {
     /// the streams. `None` if this is known already.
     pub(super) fn handle_retire_ack(
         &self,
-        connection: &Connection,
+        connection: &impl Upcalls,
         arrived: u64,
     ) -> Result<Option<VecDeque<Fragment>>, String> {
         // What is known here to have arrived is taken in first.
@@ -285,7 +287,7 @@ impl Queue {
 
 impl Work {
     /// Finishes the oldest fragment, which has arrived.
-    fn arrived(&mut self, connection: &Connection, of: &Queue) {
+    fn arrived(&mut self, connection: &impl Upcalls, of: &Queue) {
         self.done += 1;
         let Some(fragment) = self.sent.pop_front() else { return };
         of.load.arrived(fragment.memory().1);
@@ -296,7 +298,7 @@ impl Work {
         }
     }
 
-    fn complete(&mut self, connection: &Connection, outcome: Outcome, of: &Queue) -> Result<(), String> {
+    fn complete(&mut self, connection: &impl Upcalls, outcome: Outcome, of: &Queue) -> Result<(), String> {
         match (outcome, &connection.side) {
             (Outcome::Sent, Side::Out(_)) => self.arrived(connection, of),
             (Outcome::Written { len, word: imm }, Side::In(receiver)) => {

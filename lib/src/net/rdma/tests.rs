@@ -145,15 +145,16 @@ fn streams_take_over_what_a_lost_queue_pair_had() {
                 std::thread::yield_now();
             }
             let end = if round % 2 == 0 { &sender.connection } else { &receiver.connection };
-            end.rdma.fail(end, 0, "a test breaks it");
+            end.rdma.fail(&**end, 0, "a test breaks it");
             let lens: Vec<usize> = sent.iter().map(Vec::len).collect();
             assert_eq!(sends.into_iter().flat_map(wait).collect::<Vec<_>>(), lens);
             assert_eq!(recvs.into_iter().flat_map(wait).collect::<Vec<_>>(), lens);
         }
         assert!(sent == got, "round {round}");
         until("both ends to know", || {
-            let gone =
-                |connection: &Connection| connection.rdma.get(0).is_some_and(|queue| queue.state.is(State::Retired));
+            let gone = |connection: &crate::net::connection::Connection| {
+                connection.rdma.get(0).is_some_and(|queue| queue.state.is(State::Retired))
+            };
             (gone(&sender.connection) && gone(&receiver.connection)).then_some(())
         });
         // Another one comes, unless nothing had arrived.
