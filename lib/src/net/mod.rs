@@ -41,7 +41,8 @@
 //! | `health` | which streams stand still, and when one is failed over |
 //! | `connection` | a connection: its ends, how it loses streams, how it closes |
 //! | `rdma` | queue pairs beside streams, for long messages |
-//! | `data` | messages to fragments, fragments to posted buffers, and streams that carry them |
+//! | `data` | messages to fragments, fragments to posted buffers, and both to a stream and from it |
+//! | `stream` | one TCP stream: its socket, its state, the rate of its rail |
 //! | `worker` | threads that serve descriptors by epoll |
 
 mod address;
@@ -52,6 +53,7 @@ mod health;
 mod links;
 mod rdma;
 mod relay;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -73,10 +75,11 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::transport::tcp::SocketOptions;
+use address::unresponsive::Unresponsive;
 use connect::Context;
 use connect::acceptor::Acceptor;
-use connect::dialer::Unresponsive;
 use connect::redial::Redialer;
+use data::request::wrong_process;
 use health::monitor::Monitor;
 use rdma::Devices;
 use relay::Relays;
@@ -88,6 +91,7 @@ pub struct Net {
     inner: Arc<Context>,
     // Dropped before the workers, which serve what it accepts.
     acceptor: Acceptor,
+    redialer: Arc<Redialer>,
     origin: Origin,
 }
 
@@ -124,13 +128,12 @@ impl Net {
             sockets,
             workers,
             monitor: Monitor::default(),
-            redialer: Redialer::default(),
             unresponsive: Unresponsive::default(),
             relays,
             devices,
         });
         let acceptor = Acceptor::open(&inner)?;
-        Ok(Net { inner, acceptor, origin: Origin::here() })
+        Ok(Net { inner, acceptor, redialer: Arc::default(), origin: Origin::here() })
     }
 
     /// Addresses announced to peers, most useful first.
@@ -168,37 +171,25 @@ impl Net {
     /// [`Error::Os`] when no thread can be started.
     pub fn connect(&self, handle: &Handle) -> Result<Connecting> {
         self.check("connect")?;
-        connect::dialer::start(&self.inner, handle.clone())
+        connect::dialer::start(&self.inner, &self.redialer, handle.clone())
     }
 }
 
 impl Net {
     fn check(&self, op: &str) -> Result<()> {
-        if self.origin.is_here() { Ok(()) } else { Err(elsewhere(op)) }
+        if self.origin.is_here() { Ok(()) } else { Err(wrong_process(op)) }
     }
-}
-
-/// The error of a call in a forked child.
-#[cold]
-fn elsewhere(op: &str) -> Error {
-    let here = std::process::id();
-    Error::invalid(
-        op,
-        format!(
-            "process {here} was forked from the one that has the connection: make the call there, or run a new program here"
-        ),
-    )
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
         if !self.origin.is_here() {
             // Its threads are the parent's, and so are the locks that they held when this process was forked.
-            return std::mem::forget(self.inner.clone());
+            return std::mem::forget((self.inner.clone(), self.redialer.clone()));
         }
         self.inner.relays.shut_down();
         // Its threads have the rest of this, too, while they dial.
         self.inner.monitor.stop();
-        self.inner.redialer.stop();
+        self.redialer.stop();
     }
 }

@@ -8,9 +8,10 @@ use super::*;
 use crate::config::Config;
 use crate::net::connection::ends;
 use crate::net::data::control::Kind;
-use crate::net::data::core::{Paths, Side};
 use crate::net::data::frame::Frame;
 use crate::net::data::receiver::Target;
+use crate::net::data::session::Paths;
+use crate::net::data::side::Side;
 
 const SEVERAL: Paths = Paths { several: true, relayed: false };
 
@@ -313,7 +314,7 @@ fn lost_streams_cost_no_message_and_repeat_none() {
                         if random().is_multiple_of(2) {
                             connection.fail_stream(stream, "a test loses it".to_owned());
                         } else {
-                            // As if it stood still, at this end.
+                            // As if it stalled, at this end.
                             connection.suspect(stream, true);
                             connection.retire(stream, "a test doubts it");
                         }

@@ -12,7 +12,7 @@ const LAYERS: [(&str, &str, &str); 5] = [
          config half_open strangers secret interrupt doorbell threads sync unix fork",
     ),
     ("src/comm", "comm", "start calls engine state"),
-    ("src/net", "net", "links connect relay address health connection rdma data worker"),
+    ("src/net", "net", "links connect relay address health connection rdma data stream worker"),
     (
         "src/cuda",
         "cuda",

@@ -18,7 +18,8 @@ use crate::net::address::{ACCEPTOR, DIALER, ports};
 use crate::net::connect::Context;
 use crate::net::connection::Connection;
 use crate::net::connection::ends::{self, Receiver};
-use crate::net::data::core::Paths;
+use crate::net::data::request::wrong_process;
+use crate::net::data::session::Paths;
 use crate::net::relay::{self, SourceRoute};
 use crate::secret::{self, Proof, Secret};
 use crate::strangers::Strangers;
@@ -141,7 +142,7 @@ impl Listener {
     /// [`Config::connect_timeout`](crate::Config::connect_timeout) since this was first called for it.
     pub fn accept(&self) -> Result<Option<Receiver>> {
         if !self.origin.is_here() {
-            return Err(crate::net::elsewhere("accept"));
+            return Err(wrong_process("accept"));
         }
         let mut asked = lock(&self.asked);
         let mut listeners = lock(&self.shared.listeners);

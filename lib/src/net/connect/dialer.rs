@@ -1,6 +1,5 @@
 //! Connecting to a handle: a thread finds the paths, opens the streams and shakes hands.
 
-use std::collections::HashMap;
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,9 +13,10 @@ use crate::net::address::handle::Handle;
 use crate::net::address::ports::{self, Route};
 use crate::net::address::{ACCEPTOR, DIALER};
 use crate::net::connect::Context;
+use crate::net::connect::redial::Redialer;
 use crate::net::connection::Connection;
 use crate::net::connection::ends::{self, Sender};
-use crate::net::data::core::Paths;
+use crate::net::data::session::Paths;
 use crate::net::relay::{self, SourceRoute};
 use crate::secret;
 use crate::threads::{Thread, lock};
@@ -33,8 +33,6 @@ const HANDSHAKES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(25);
 /// Time that the other paths may take to answer after the first one: a later one is dialed again, like a lost rail.
 const GRACE: Duration = Duration::from_millis(250);
-/// Time for which a path that did not answer is left out where another one does.
-const UNRESPONSIVE: Duration = Duration::from_secs(10);
 /// Longest time that a lost rail may take to answer.
 const REDIAL: Duration = Duration::from_secs(2);
 
@@ -53,7 +51,7 @@ struct State {
 }
 
 impl Connecting {
-    /// The connection, once it stands.
+    /// The connection, once it is established.
     ///
     /// # Errors
     /// [`Error::Connection`] with the ports of both ends when no path leads to the peer, or with the failure of each
@@ -69,15 +67,15 @@ impl Drop for Connecting {
     }
 }
 
-pub(in crate::net) fn start(inner: &Arc<Context>, handle: Handle) -> Result<Connecting> {
+pub(in crate::net) fn start(inner: &Arc<Context>, redialer: &Arc<Redialer>, handle: Handle) -> Result<Connecting> {
     let state = Arc::new(State::default());
-    let (ours, inner) = (state.clone(), inner.clone());
+    let (ours, inner, redialer) = (state.clone(), inner.clone(), redialer.clone());
     let what = "a thread that connects".to_owned();
     let thread = Thread::start("connect", "tinynccl-dial".to_owned(), what, move || {
         let stopped = || ours.stop.load(Ordering::Acquire).then(|| Error::invalid("connect", "closed meanwhile"));
-        let made = dial(&inner, &handle, &stopped);
+        let made = dial(&inner, &redialer, &handle, &stopped);
         // The owner may have the last reference to what this holds, and joins this thread.
-        drop(inner);
+        drop((inner, redialer));
         *lock(&ours.made) = Some(made);
     })?;
     Ok(Connecting { state, _thread: thread })
@@ -123,7 +121,12 @@ fn no_route(inner: &Context) -> String {
     )
 }
 
-fn dial(inner: &Arc<Context>, handle: &Handle, stopped: &(dyn Fn() -> Option<Error> + Sync)) -> Result<Sender> {
+fn dial(
+    inner: &Arc<Context>,
+    redialer: &Redialer,
+    handle: &Handle,
+    stopped: &(dyn Fn() -> Option<Error> + Sync),
+) -> Result<Sender> {
     let wait = Wait::new(DIALER, ACCEPTOR, inner.config.connect_timeout, stopped);
     let handle = &inner.relays.nodes.complete(handle, &wait)?;
     let direct = ports::routes(&inner.ports, &handle.addresses, handle.host == inner.host);
@@ -232,7 +235,7 @@ fn dial(inner: &Arc<Context>, handle: &Handle, stopped: &(dyn Fn() -> Option<Err
     let sender = ends::sender(name, (sockets, paths), &inner.resources())?;
     if paths.several {
         inner.monitor.watch(&inner.config, &sender.connection)?;
-        inner.redialer.watch(inner, &sender.connection, redial)?;
+        redialer.watch(inner, &sender.connection, redial)?;
     }
     Ok(sender)
 }
@@ -424,7 +427,7 @@ fn open_all(
         let over = || stopped().or_else(late);
         let made = match attempt(inner, handle, route, &Wait::new(DIALER, ACCEPTOR, limit, &over)) {
             Err(Failure::Final(_)) if stopped().is_none() && is_late() => {
-                Err(Failure::Slow(format!("no answer within {GRACE:?} of the first route that failures answer")))
+                Err(Failure::Slow(format!("no answer within {GRACE:?} of the first route that did answer")))
             }
             made => made,
         };
@@ -437,7 +440,7 @@ fn open_all(
     std::thread::scope(|scope| {
         let start = |route: &'_ Route| {
             let route = route.clone();
-            let name = "tinynccl-dial-path".to_owned();
+            let name = "tinynccl-route".to_owned();
             std::thread::Builder::new().name(name).spawn_scoped(scope, move || open(&route))
         };
         // The last one in this thread.
@@ -450,22 +453,6 @@ fn open_all(
         };
         others.into_iter().map(join).chain([last]).collect()
     })
-}
-
-/// Paths that have not answered lately, of all connections.
-#[derive(Debug, Default)]
-pub(in crate::net) struct Unresponsive(Mutex<HashMap<Route, Instant>>);
-
-impl Unresponsive {
-    fn is(&self, route: &Route) -> bool {
-        let mut all = lock(&self.0);
-        all.retain(|_, at| at.elapsed() < UNRESPONSIVE);
-        all.contains_key(route)
-    }
-
-    fn note(&self, route: &Route) {
-        lock(&self.0).insert(route.clone(), Instant::now());
-    }
 }
 
 /// Sends the listener the error that there will be no connection, over any path, also one that is not for data.

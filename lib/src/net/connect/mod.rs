@@ -17,14 +17,13 @@ use std::sync::Arc;
 
 use crate::bootstrap::interface::LocalAddress;
 use crate::config::Config;
+use crate::net::address::unresponsive::Unresponsive;
 use crate::net::connection::ends::Resources;
 use crate::net::health::monitor::Monitor;
 use crate::net::rdma::Devices;
 use crate::net::relay::Relays;
 use crate::net::worker::pool::Workers;
 use crate::transport::tcp::SocketOptions;
-use dialer::Unresponsive;
-use redial::Redialer;
 
 /// State of a process's network that dialing and accepting share.
 #[derive(Debug)]
@@ -37,7 +36,6 @@ pub(super) struct Context {
     pub(super) sockets: SocketOptions,
     pub(super) workers: Workers,
     pub(super) monitor: Monitor,
-    pub(super) redialer: Redialer,
     pub(super) unresponsive: Unresponsive,
     pub(super) relays: Arc<Relays>,
     pub(super) devices: Option<Arc<Devices>>,

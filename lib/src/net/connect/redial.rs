@@ -11,9 +11,9 @@ use crate::net::address::ports::Route;
 use crate::net::connect::Context;
 use crate::net::connect::dialer::Redial;
 use crate::net::connection::Connection;
-use crate::net::data::stream::Stream;
+use crate::net::connection::core::DataStream;
 use crate::net::health::monitor::Up;
-use crate::net::health::watch::{Shared, Watch};
+use crate::net::health::watch::{Watch, WatchList};
 use crate::threads::Thread;
 
 /// Time before a lost rail is dialed, and longest time between two tries.
@@ -65,9 +65,9 @@ impl Redialer {
         redial: Redial,
     ) -> Result<()> {
         let inner = Arc::downgrade(inner);
-        self.0.add(connection, Arc::new(redial), |shared| {
+        self.0.add(connection, Arc::new(redial), |list| {
             let what = "the thread that redials rails".to_owned();
-            Thread::start("net", "tinynccl-redial".to_owned(), what, move || run(&shared, &inner))
+            Thread::start("net", "tinynccl-redial".to_owned(), what, move || run(&list, &inner))
         })
     }
 
@@ -77,18 +77,18 @@ impl Redialer {
     }
 }
 
-fn run(shared: &Shared<Arc<Redial>>, inner: &Weak<Context>) {
+fn run(list: &WatchList<Arc<Redial>>, inner: &Weak<Context>) {
     let mut tries = Tries::default();
-    while !shared.is_stopped() {
+    while !list.is_stopped() {
         let watched: Vec<(Weak<Connection>, Arc<Redial>)> = {
-            let watched = shared.wait(INTERVAL);
+            let watched = list.wait(INTERVAL);
             watched.iter().map(|w| (w.connection.clone(), w.state.clone())).collect()
         };
         tries.keep(watched.iter().map(|(_, redial)| &**redial));
         let up = Up::new(interface::up);
         for (connection, redial) in &watched {
             let (Some(connection), Some(inner)) = (connection.upgrade(), inner.upgrade()) else { continue };
-            tries.redial_lost(&inner, (&connection, redial), &up, &|| shared.is_stopped());
+            tries.redial_lost(&inner, (&connection, redial), &up, &|| list.is_stopped());
         }
     }
 }
@@ -118,8 +118,8 @@ impl Tries {
         stopped: &dyn Fn() -> bool,
     ) {
         for (number, route) in redial.routes.iter().enumerate() {
-            // One that stands still may not recover for as long as its NIC pair was disconnected.
-            let works = |(index, stream): &(usize, &Stream)| {
+            // One that is stalled may not recover for as long as its NIC pair was disconnected.
+            let works = |(index, stream): &(usize, &DataStream)| {
                 redial.route_of(connection, *index) == number && !stream.is_suspect()
             };
             if connection.alive().filter(works).count() >= redial.streams_of(number) {

@@ -1,14 +1,16 @@
-//! Loss of a connection's streams, and the agreement of both ends on it: streams end, fail, or stand still
-//! ([`rails`](crate::net::health::monitor)).
+//! Loss of a connection's streams, and the agreement of both ends on it: streams end, fail, or stall
+//! ([`health`](crate::net::health)).
 
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
 
 use crate::net::connection::Connection;
+use crate::net::connection::core::DataStream;
 use crate::net::data::control::Kind;
-use crate::net::data::core::Side;
 use crate::net::data::frame::Frame;
-use crate::net::data::stream::{State, Stream};
+use crate::net::data::sender::SendQueue;
+use crate::net::data::side::Side;
+use crate::net::stream::{State, Stream};
 use crate::net::worker::thread::Job;
 use crate::threads::lock;
 
@@ -30,7 +32,7 @@ impl Connection {
         self.resend_control();
         if self.alive().next().is_none() && !self.is_closed() {
             let who = if self.relayed() { "the peer or a relay" } else { "the peer" };
-            self.status().fail(self.error(format!("{who} closed it; {}", self.elsewhere())));
+            self.status().fail(self.error(format!("{who} closed it; {}", self.advice())));
         }
     }
 
@@ -49,7 +51,7 @@ impl Connection {
                 return stream.shut(Shutdown::Both);
             }
             if !self.several() || self.alive().all(|(other, _)| other == index) {
-                return self.fail(format!("stream {index}: {detail}; {}", self.elsewhere()));
+                return self.fail(format!("stream {index}: {detail}; {}", self.advice()));
             }
             stream.advance(State::Retiring);
         }
@@ -57,7 +59,7 @@ impl Connection {
         self.retired(stream, index, &detail);
     }
 
-    /// Marks a stream as standing still for too long, or as moving again. What its kernel has may still arrive, so
+    /// Marks a stream as stalled for too long, or as moving again. What its kernel has may still arrive, so
     /// nothing is shut: the other end may have nothing but this one left, and its end would be that of the connection.
     /// Both ends agree first, and the sender decides. True if that is new.
     #[cold]
@@ -104,7 +106,7 @@ impl Connection {
     }
 
     /// Notifies the peer of all streams that are lost: it may not have received that, if it went over one of them. The
-    /// receiver also requests that the sender retire those that stand still.
+    /// receiver also requests that the sender retire those that stall.
     pub(in crate::net) fn resend_control(&self) {
         let kind = match self.side {
             Side::Out(_) => Kind::Retire,
@@ -168,8 +170,26 @@ impl Connection {
                 stream.worker.push(Job::Read(stream.key));
                 Ok(())
             }
-            (Kind::RetireAck, Side::Out(sender)) => sender.handle_retire_ack(self, stream, frame.number),
+            (Kind::RetireAck, Side::Out(sender)) => self.handle_retire_ack(sender, stream, frame.number),
             _ => Err(format!("expected what this end receives, got {frame:x?}")),
         }
+    }
+
+    /// Takes in that the receiver has read `fragments` fragments from a lost stream, and reads no more from it: the
+    /// other fragments go over other streams.
+    fn handle_retire_ack(&self, sender: &SendQueue, stream: &DataStream, fragments: u64) -> Result<(), String> {
+        let unacked = {
+            let mut writer = lock(&stream.writer);
+            if !stream.is(State::Retiring) {
+                // The peer sent this twice.
+                return Ok(());
+            }
+            writer.acked(&self.requests, stream, fragments)?;
+            stream.advance(State::Retired);
+            stream.shut(Shutdown::Both);
+            writer.take_unacked(&self.requests, stream)
+        };
+        sender.resend_unacked(self, unacked);
+        Ok(())
     }
 }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::net::connection::Connection;
-use crate::net::data::core::{Paths, Side};
 use crate::net::data::receiver::ReceiveQueue;
 use crate::net::data::request::{MAX_GROUP, Request};
 use crate::net::data::sender::SendQueue;
+use crate::net::data::session::Paths;
+use crate::net::data::side::Side;
 use crate::net::rdma::Devices;
 use crate::net::worker::pool::Workers;
 

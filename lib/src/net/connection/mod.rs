@@ -1,6 +1,7 @@
 //! A connection: its streams, what is posted on it, and how it ends.
 
 mod closing;
+pub(super) mod core;
 pub(super) mod ends;
 mod service;
 mod upcalls;
@@ -11,10 +12,13 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::error::Result;
 use crate::fork::Origin;
-use crate::net::data::core::{Core, Paths, Side};
-use crate::net::data::stream::{State, Stream};
+use crate::net::connection::core::{Core, DataStream};
+use crate::net::data::request::wrong_process;
+use crate::net::data::session::Paths;
+use crate::net::data::side::Side;
 use crate::net::data::writer::Writer;
 use crate::net::rdma::{Devices, Queues};
+use crate::net::stream::{State, Stream};
 use crate::net::worker::pool::Workers;
 use crate::net::worker::thread::Job;
 use crate::threads::lock;
@@ -110,16 +114,16 @@ impl Connection {
         if let Some(stream) = position.get() {
             return stream.renew(index, &socket, state, first(stream));
         }
-        let others = self.alive().map(|(_, stream)| stream);
+        let others = self.alive().map(|(_, stream)| &**stream);
         let stream = Stream::new(index, socket, state, (workers.next(self.side.receives(), false), false), others);
-        *lock(&stream.writer) = first(&stream);
-        position.set(stream).map_err(|_| std::io::Error::other("its position is taken"))
+        let first = first(&stream);
+        position.set(DataStream::new(stream, first)).map_err(|_| std::io::Error::other("its position is taken"))
     }
 
     /// Fails in a forked child.
     #[inline]
     pub(in crate::net) fn check_here(&self, op: &str) -> Result<()> {
-        if self.origin.is_here() { Ok(()) } else { Err(crate::net::elsewhere(op)) }
+        if self.origin.is_here() { Ok(()) } else { Err(wrong_process(op)) }
     }
 
     /// Acknowledges what the owner has received: a message is complete here before its acknowledgement is written, and

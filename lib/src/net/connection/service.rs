@@ -11,7 +11,7 @@ use crate::net::worker::service::{Remaining, Service};
 use crate::net::worker::thread::Job;
 use crate::threads::lock;
 
-/// Whichever stream has this position.
+/// The stream that has a position now, whatever its number.
 struct StreamService {
     connection: Arc<Connection>,
     position: usize,
@@ -19,7 +19,7 @@ struct StreamService {
 
 impl Service for StreamService {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.connection.beside(self.position).map(AsFd::as_fd)
+        self.connection.beside(self.position).map(|stream| stream.as_fd())
     }
 
     fn readable(&self, hung_up: bool) -> Remaining {
@@ -46,7 +46,7 @@ impl Service for StreamService {
     }
 
     fn fail(&self, detail: &str) {
-        self.connection.fail(format!("stream {}: {detail}", self.position));
+        self.connection.fail(detail.to_owned());
     }
 }
 
@@ -67,7 +67,7 @@ impl Service for QueuePairService {
     }
 
     fn fail(&self, detail: &str) {
-        self.connection.fail(format!("queue pair {}: {detail}", self.number));
+        self.connection.fail(detail.to_owned());
     }
 }
 

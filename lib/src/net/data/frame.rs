@@ -32,6 +32,11 @@ pub(in crate::net) fn read_imm(imm: u32) -> (u16, usize, bool) {
     ((imm & 0x7ff) as u16, (imm >> 12) as usize, imm & 1 << 11 != 0)
 }
 
+/// Longest message that is not cut into fragments.
+pub(in crate::net) const WHOLE: usize = 32 << 10;
+/// Longest fragment that is copied behind its header, as one buffer costs the kernel less than two, and that is
+/// acknowledged with others.
+pub(in crate::net) const COPIED: usize = 2 << 10;
 /// Length of the fragments of a message that goes by RDMA, alike at both ends.
 pub(in crate::net) const RDMA_FRAGMENT: usize = 512 << 10;
 /// Window charge of each fragment besides its bytes: empty messages are bounded, too.

@@ -8,12 +8,10 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use crate::net::data::control::Kind;
-use crate::net::data::core::Side;
-use crate::net::data::frame::Frame;
+use crate::net::data::frame::{COPIED, Frame};
 use crate::net::data::receiver::{ReceiveQueue, Target};
-use crate::net::data::stream::{State, Stream};
-use crate::net::data::upcalls::Upcalls;
-use crate::net::data::writer::COPIED;
+use crate::net::data::side::{Directed, Side};
+use crate::net::stream::{State, Stream};
 use crate::net::worker::service::Remaining;
 
 /// Bytes that a stream reads in its time slice, before others of its thread have theirs.
@@ -49,8 +47,8 @@ impl Reader {
     }
 
     /// Stops reading, as the sender has retired the stream, and replies; others bring what has not come whole.
-    pub(in crate::net) fn retire(&mut self, connection: &impl Upcalls, index: usize) {
-        let Side::In(receiver) = &connection.side else { return };
+    pub(in crate::net) fn retire(&mut self, connection: &impl Directed, index: usize) {
+        let Side::In(receiver) = connection.side() else { return };
         self.ended = true;
         if let Some((frame, target, _)) = self.fragment.take() {
             receiver.discard(&frame, &target);
@@ -62,11 +60,11 @@ impl Reader {
     }
 
     /// Reads until nothing is there or the time slice is over. `hung_up`: the peer is known to have closed.
-    pub(in crate::net) fn pump(&mut self, connection: &impl Upcalls, stream: usize, hung_up: bool) -> Remaining {
+    pub(in crate::net) fn pump(&mut self, connection: &impl Directed, stream: usize, hung_up: bool) -> Remaining {
         let Some(socket) = connection.stream(stream) else { return Remaining::Nothing };
         let (mut read, mut drained) = (0, false);
         while !self.ended {
-            if connection.is_closed() {
+            if connection.session().is_closed() {
                 self.discard(socket);
                 return Remaining::Nothing;
             }
@@ -89,7 +87,7 @@ impl Reader {
                 Ok((0, _)) => self.end(connection, stream, None),
                 Ok((n, room)) => {
                     read += n;
-                    if connection.relayed() {
+                    if connection.session().relayed() {
                         socket.probe.count_received();
                     }
                     drained = n < room && !hung_up;
@@ -103,7 +101,7 @@ impl Reader {
     }
 
     #[cold]
-    fn end(&mut self, connection: &impl Upcalls, stream: usize, error: Option<std::io::Error>) {
+    fn end(&mut self, connection: &impl Directed, stream: usize, error: Option<std::io::Error>) {
         self.ended = true;
         let within = match &self.fragment {
             Some((frame, _, at)) => format!(" after {at} of {} bytes of a fragment", frame.len),
@@ -189,7 +187,7 @@ impl Reader {
     }
 
     /// Takes frames and short fragments out of what was read ahead, until more is needed.
-    fn parse(&mut self, connection: &impl Upcalls, (index, stream): (usize, &Stream)) -> Result<(), String> {
+    fn parse(&mut self, connection: &impl Directed, (index, stream): (usize, &Stream)) -> Result<(), String> {
         loop {
             if let Some((frame, target, at)) = &mut self.fragment {
                 let rest = frame.len as usize - *at;
@@ -214,10 +212,10 @@ impl Reader {
                 if *at < frame.len as usize {
                     return Ok(());
                 }
-                if let (Some((frame, target, _)), Side::In(receiver)) = (self.fragment.take(), &connection.side) {
+                if let (Some((frame, target, _)), Side::In(receiver)) = (self.fragment.take(), connection.side()) {
                     receiver.arrived(connection, frame, target)?;
                     self.fragments += 1;
-                    if connection.several()
+                    if connection.session().several()
                         && (frame.len > COPIED as u64 || self.fragments - self.acknowledged >= SHORT_ONES)
                     {
                         self.acknowledged = self.fragments;
@@ -229,24 +227,24 @@ impl Reader {
                 return Ok(());
             };
             let frame = Frame::parse(bytes)?;
-            if let (Side::In(receiver), None) = (&connection.side, frame.kind()) {
+            if let (Side::In(receiver), None) = (connection.side(), frame.kind()) {
                 let Some(target) = self.target(receiver, index, &frame)? else { return Ok(()) };
-                connection.requests.begins(frame.total as usize);
+                connection.session().requests.begins(frame.total as usize);
                 self.fragment = Some((frame, target, 0));
                 self.from += Frame::BYTES;
                 continue;
             }
             self.from += Frame::BYTES;
-            match (&connection.side, frame.kind()) {
+            match (connection.side(), frame.kind()) {
                 (Side::Out(sender), Some(Kind::WindowUpdate)) => {
                     sender.handle_window_update(connection, frame.tag, frame.number)?
                 }
-                (Side::Out(sender), Some(Kind::Ack)) => sender.handle_ack(connection, stream, frame.number)?,
-                (_, Some(Kind::Ping)) if connection.several() => {
+                (Side::Out(_), Some(Kind::Ack)) => connection.handle_ack(index, frame.number)?,
+                (_, Some(Kind::Ping)) if connection.session().several() => {
                     stream.probe.pong();
                     connection.wake(index);
                 }
-                (_, Some(Kind::Pong)) if connection.several() => {}
+                (_, Some(Kind::Pong)) if connection.session().several() => {}
                 (Side::In(_), Some(Kind::Join)) => drop(stream.advance(State::Alive)),
                 (Side::Out(sender), Some(Kind::Cts)) => sender.handle_cts(connection, &frame)?,
                 (_, Some(kind)) => connection.handle_control(index, kind, &frame)?,

@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex};
 use crate::config::Config;
 use crate::net::data::control::Kind;
 use crate::net::data::control::Outbox;
-use crate::net::data::frame::{self, Frame, charge};
+use crate::net::data::frame::{self, Frame, WHOLE, charge};
 use crate::net::data::request::{MAX_GROUP, MAX_REQUESTS};
-use crate::net::data::sender::WHOLE;
 use crate::net::data::upcalls::Upcalls;
 use crate::threads::lock;
 
@@ -219,7 +218,7 @@ impl ReceiveQueue {
                 known.received(frame.number);
             }
         }
-        if report && connection.several() {
+        if report && connection.session().several() {
             // The stream that the fragment came over may be one that takes nothing any more.
             connection.wake_some(1, 0);
         }
@@ -233,7 +232,7 @@ impl ReceiveQueue {
         if connection.has_rdma() {
             lock(&self.advertised).remove(&buffer.id());
         }
-        if let Some(request) = connection.requests.get(buffer.slot) {
+        if let Some(request) = connection.session().requests.get(buffer.slot) {
             request.received(buffer.index, buffer.total.load(Ordering::Acquire));
         }
     }

@@ -18,6 +18,18 @@ pub const MAX_REQUESTS: usize = 256;
 /// thread copies to and from GPUs instead.
 const SHORT: usize = 8 << 10;
 
+/// The error of a call in a forked child.
+#[cold]
+pub(in crate::net) fn wrong_process(op: &str) -> Error {
+    let here = std::process::id();
+    Error::invalid(
+        op,
+        format!(
+            "process {here} was forked from the one that has the connection: make the call there, or run a new program here"
+        ),
+    )
+}
+
 /// Wakes an owner that sleeps until a request is done or the connection fails. Owners that poll have none.
 #[derive(Debug)]
 pub(in crate::net) struct Alarm {
@@ -68,7 +80,7 @@ impl Status {
 
     /// True, or an error in a forked child, which has no part in what its parent's threads do.
     fn is_here(&self) -> Result<bool> {
-        if self.origin.is_here() { Ok(true) } else { Err(crate::net::elsewhere("test")) }
+        if self.origin.is_here() { Ok(true) } else { Err(wrong_process("test")) }
     }
 
     /// Fails the connection with `error`; true the first time.

@@ -1,21 +1,15 @@
 //! Posted messages, cut into fragments that streams and queue pairs take.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::Shutdown;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::config::Config;
 use crate::net::data::control::Cts;
-use crate::net::data::core::Core;
-use crate::net::data::frame::{self, Frame, charge};
+use crate::net::data::frame::{self, Frame, WHOLE, charge};
 use crate::net::data::request::{MAX_GROUP, MAX_REQUESTS};
-use crate::net::data::stream::{State, Stream};
-use crate::net::data::upcalls::Upcalls;
-use crate::threads::{lock, try_lock};
-
-/// A message is not cut below this.
-pub(in crate::net) const WHOLE: usize = 32 << 10;
+use crate::net::data::upcalls::{Streams, Upcalls};
+use crate::threads::lock;
 
 /// Fragments per stream of a long message where NIC pairs differ in speed: the last one keeps the others waiting.
 const FINER: usize = 2;
@@ -146,10 +140,11 @@ impl SendQueue {
         let fragment = if len <= WHOLE {
             len
         } else {
-            let parts = connection.eligible(len).count().max(1) * if connection.is_uneven() { FINER } else { 1 };
+            let (streams, uneven) = connection.spread(len);
+            let parts = streams.max(1) * if uneven { FINER } else { 1 };
             len.div_ceil(parts).next_multiple_of(4 << 10).clamp(WHOLE, self.chunk)
         };
-        connection.requests.begins(len);
+        connection.session().requests.begins(len);
         let mut rdma = len > WHOLE && connection.takes_rdma(data, len);
         let mut rts = None;
         {
@@ -177,16 +172,7 @@ impl SendQueue {
             return;
         }
         if len <= self.inline {
-            for (index, stream) in connection.eligible(len) {
-                if connection.several() && connection.first_to_arrive(index, len).is_err() {
-                    continue;
-                }
-                let Some(mut writer) = try_lock(&stream.writer) else { continue };
-                if writer.is_idle() {
-                    writer.pump(connection, index, self.inline);
-                    break;
-                }
-            }
+            connection.write_inline(len, self.inline);
         }
         if self.waiting.load(Ordering::Acquire) > 0 {
             connection.wake_some(len.div_ceil(fragment.max(1)).max(1), len);
@@ -198,7 +184,7 @@ impl SendQueue {
     }
 
     /// Has all streams look for something to send, if there is something.
-    pub(in crate::net) fn wake(&self, connection: &Core) {
+    pub(in crate::net) fn wake(&self, connection: &impl Streams) {
         if self.waiting.load(Ordering::Acquire) > 0 {
             connection.wake_some(usize::MAX, usize::MAX);
         }
@@ -301,7 +287,7 @@ impl SendQueue {
     }
 
     /// Moves to the streams what waits for CTS frames, as the last queue pair is lost.
-    pub(in crate::net) fn fall_back_to_streams(&self, connection: &Core) {
+    pub(in crate::net) fn fall_back_to_streams(&self, connection: &impl Streams) {
         {
             let mut queue = lock(&self.queue);
             queue.jobs.iter_mut().for_each(|job| job.rdma = false);
@@ -311,7 +297,7 @@ impl SendQueue {
     }
 
     /// Queues fragments that did not arrive by RDMA for the streams, where they are charged to the window.
-    pub(in crate::net) fn resend(&self, connection: &Core, fragments: VecDeque<Fragment>) {
+    pub(in crate::net) fn resend(&self, connection: &impl Streams, fragments: VecDeque<Fragment>) {
         {
             let mut queue = lock(&self.queue);
             for fragment in fragments {
@@ -324,7 +310,12 @@ impl SendQueue {
     }
 
     /// Takes in that the receiver has placed `bytes` bytes of a tag in all, as [`charge`] counts them.
-    pub(in crate::net) fn handle_window_update(&self, connection: &Core, tag: i32, bytes: u64) -> Result<(), String> {
+    pub(in crate::net) fn handle_window_update(
+        &self,
+        connection: &impl Streams,
+        tag: i32,
+        bytes: u64,
+    ) -> Result<(), String> {
         {
             let mut queue = lock(&self.queue);
             let known = queue.tags.iter_mut().find(|t| t.tag == tag).filter(|t| bytes <= t.sent);
@@ -336,42 +327,11 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Takes in that the receiver has read `fragments` fragments from a stream in all.
-    pub(in crate::net) fn handle_ack(&self, connection: &Core, stream: &Stream, fragments: u64) -> Result<(), String> {
-        {
-            let mut writer = lock(&stream.writer);
-            // What was sent last over a stream that others replace is read late.
-            if stream.is(State::Retired) {
-                return Ok(());
-            }
-            writer.acked(connection, stream, fragments)?;
-        }
-        self.wake(connection);
-        Ok(())
-    }
-
-    /// Takes in that the receiver has read `fragments` fragments from a lost stream, and reads no more from it: the
-    /// other fragments go over other streams.
-    pub(in crate::net) fn handle_retire_ack(
-        &self,
-        connection: &Core,
-        stream: &Stream,
-        fragments: u64,
-    ) -> Result<(), String> {
-        let left = {
-            let mut writer = lock(&stream.writer);
-            if !stream.is(State::Retiring) {
-                // The peer sent this twice.
-                return Ok(());
-            }
-            writer.acked(connection, stream, fragments)?;
-            stream.advance(State::Retired);
-            stream.shut(Shutdown::Both);
-            writer.take_unacked(connection, stream)
-        };
+    /// Queues fragments that a retired stream had and the receiver has not read: they go over other streams.
+    pub(in crate::net) fn resend_unacked(&self, connection: &impl Streams, unacked: VecDeque<Fragment>) {
         let rts: Vec<Frame> = {
             let mut queue = lock(&self.queue);
-            queue.resend.extend(left);
+            queue.resend.extend(unacked);
             self.note(&queue);
             // These control frames may be lost with the stream.
             let waiting =
@@ -382,7 +342,6 @@ impl SendQueue {
             connection.send_control(rts);
         }
         self.wake(connection);
-        Ok(())
     }
 
     /// Forgets what was not begun; true when there was nothing.

@@ -9,16 +9,13 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use crate::net::data::control::Kind;
-use crate::net::data::core::{Core, Side};
-use crate::net::data::frame::Frame;
-use crate::net::data::sender::{Fragment, Payload, Source, WHOLE};
-use crate::net::data::stream::{State, Stream};
-use crate::net::data::upcalls::Upcalls;
+use crate::net::data::frame::{COPIED, Frame, WHOLE};
+use crate::net::data::request::Requests;
+use crate::net::data::sender::{Fragment, Payload, Source};
+use crate::net::data::side::{Directed, Side};
+use crate::net::stream::{Due, State, Stream};
 use crate::net::worker::service::Remaining;
 
-/// Longest fragment that is copied behind its header, as one buffer costs the kernel less than two, and that is
-/// acknowledged with others.
-pub(in crate::net) const COPIED: usize = 2 << 10;
 /// Payload that a stream writes in its time slice, before others of its thread have theirs.
 const TURN: usize = 2 << 20;
 
@@ -95,10 +92,10 @@ impl Writer {
     }
 
     /// Writes until there is nothing of at most `most` bytes, the kernel takes no more, or the time slice is over.
-    pub(in crate::net) fn pump(&mut self, connection: &impl Upcalls, index: usize, most: usize) -> Remaining {
+    pub(in crate::net) fn pump(&mut self, connection: &impl Directed, index: usize, most: usize) -> Remaining {
         let Some(stream) = connection.stream(index) else { return Remaining::Nothing };
         let mut written = 0;
-        while !self.blocked && !connection.is_closed() && stream.is(State::Alive) {
+        while !self.blocked && !connection.session().is_closed() && stream.is(State::Alive) {
             if self.is_idle() {
                 if written >= TURN {
                     return Remaining::More;
@@ -118,7 +115,7 @@ impl Writer {
             }
             if self.is_written()
                 && let Some((slot, amount)) = self.done.take()
-                && let Some(request) = connection.requests.get(slot)
+                && let Some(request) = connection.session().requests.get(slot)
             {
                 request.finish(amount);
             }
@@ -127,19 +124,23 @@ impl Writer {
     }
 
     /// Loads the next frame or fragment to write; false if there is none.
-    fn load(&mut self, connection: &impl Upcalls, (index, stream): (usize, &Stream), most: usize) -> bool {
+    fn load(&mut self, connection: &impl Directed, (index, stream): (usize, &Stream), most: usize) -> bool {
         self.head.clear();
         (self.head_at, self.at, self.len, self.fragment) = (0, 0, 0, false);
-        if connection.relayed()
-            && let Some(kind) = stream.probe.next_control()
+        if connection.session().relayed()
+            && let Some(due) = stream.probe.due()
         {
+            let kind = match due {
+                Due::Ping => Kind::Ping,
+                Due::Pong => Kind::Pong,
+            };
             self.head.extend(bytemuck::bytes_of(&Frame::control(kind, 0, 0)));
             return true;
         }
         if connection.avoids(stream) {
             return false;
         }
-        if let Some(frame) = connection.next_control() {
+        if let Some(frame) = connection.session().next_control() {
             if !stream.is(State::Alive) {
                 // Control frames that were lost with it are sent again after the loss, but this one may have been among
                 // them.
@@ -149,15 +150,16 @@ impl Writer {
             self.head.extend(bytemuck::bytes_of(&frame));
             return true;
         }
-        match &connection.side {
+        match connection.side() {
             Side::In(receiver) => {
-                let fragments = if connection.several() { stream.acknowledge.swap(0, Ordering::AcqRel) } else { 0 };
+                let fragments =
+                    if connection.session().several() { stream.acknowledge.swap(0, Ordering::AcqRel) } else { 0 };
                 let ack = (fragments > 0).then(|| Frame::control(Kind::Ack, 0, fragments));
                 let Some(frame) = ack.or_else(|| receiver.next_window_update()) else { return false };
                 self.head.extend(bytemuck::bytes_of(&frame));
             }
             Side::Out(sender) => {
-                if connection.several()
+                if connection.session().several()
                     && sender.waiting.load(Ordering::Acquire) > 0
                     && let Err(other) = connection.first_to_arrive(index, WHOLE)
                 {
@@ -165,7 +167,7 @@ impl Writer {
                     return false;
                 }
                 let Some(fragment) = sender.take(most) else { return false };
-                self.begin(fragment, connection.several().then_some(stream));
+                self.begin(fragment, connection.session().several().then_some(stream));
             }
         }
         true
@@ -204,7 +206,7 @@ impl Writer {
     }
 
     /// Takes in that the peer has read `fragments` fragments from this stream in all.
-    pub(in crate::net) fn acked(&mut self, connection: &Core, stream: &Stream, fragments: u64) -> Result<(), String> {
+    pub(in crate::net) fn acked(&mut self, requests: &Requests, stream: &Stream, fragments: u64) -> Result<(), String> {
         let written = self.acked + self.sent.len() as u64 - u64::from(self.fragment && !self.is_written());
         if fragments > written {
             return Err(format!("expected at most {written} fragments to be read, got {fragments}"));
@@ -216,7 +218,7 @@ impl Writer {
             self.acked += 1;
             bytes += counted(fragment.len());
             if let Some((slot, amount)) = fragment.share()
-                && let Some(request) = connection.requests.get(slot)
+                && let Some(request) = requests.get(slot)
             {
                 request.finish(amount);
             }
@@ -226,10 +228,10 @@ impl Writer {
     }
 
     /// The fragments of a lost stream, which others take.
-    pub(in crate::net) fn take_unacked(&mut self, connection: &Core, stream: &Stream) -> VecDeque<Fragment> {
+    pub(in crate::net) fn take_unacked(&mut self, requests: &Requests, stream: &Stream) -> VecDeque<Fragment> {
         stream.load.cancel(self.sent.iter().map(|fragment| counted(fragment.len())).sum());
         if let Some((slot, amount)) = self.done.take()
-            && let Some(request) = connection.requests.get(slot)
+            && let Some(request) = requests.get(slot)
         {
             // It was copied, and is not needed any more.
             request.finish(amount);

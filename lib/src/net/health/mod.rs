@@ -1,4 +1,4 @@
-//! Health of the rails of connections that have several: which streams stand still, and when one is failed over.
+//! Health of the rails of connections that have several: which streams stall, and when one is failed over.
 //!
 //! | file | idea |
 //! |---|---|

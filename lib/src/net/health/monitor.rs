@@ -6,11 +6,11 @@
 //! again and receives its acknowledgement. That is a matter of the two kernels: a peer that is stopped, or that has no
 //! receive posted, still acknowledges, or closes its window. It counts alike whether the network drops what was sent,
 //! or this host what is to be sent (a full queue, a hole for long packets). A cut cable takes the interfaces at both of
-//! its ends down; a stream of such an interface is suspected as soon as it stands still. A kernel without a route sends
+//! its ends down; a stream of such an interface is suspected as soon as it is stalled. A kernel without a route sends
 //! nothing at all, as it does to a peer whose window is full; there the missing route shows it.
 //!
 //! A stream that is suspected carries nothing more while another one works, and is trusted again as soon as it moves.
-//! The ends of a connection see different streams stand still, and neither may close what may be the last one of the
+//! The ends of a connection see different streams stall, and neither may close what may be the last one of the
 //! other. So the sender alone retires a stream, once another one works; the receiver requests that, and the socket is
 //! closed when both know. Until then what comes over it counts. With no stream that works all of them stay, lost rails
 //! are dialed again, and the connection ends when its owner gives up.
@@ -29,15 +29,16 @@ use crate::bootstrap::interface;
 use crate::config::Config;
 use crate::error::Result;
 use crate::net::connection::Connection;
-use crate::net::data::stream::{InFlight, Rail, State, Stream};
-use crate::net::health::watch::{Shared, Watch, Watched};
+use crate::net::connection::core::DataStream;
+use crate::net::health::watch::{Watch, WatchList, Watched};
+use crate::net::stream::{InFlight, Rail, State};
 use crate::threads::Thread;
 
 /// Factor by which a peer behind relays may take longer to answer.
 const RELAYED_FACTOR: u32 = 10;
 /// Checks of a stream within a short time limit; it is suspected only after more than half as many.
 const CHECKS: u32 = 5;
-/// Time between two control frames to the peer about a stream that stands still.
+/// Time between two control frames to the peer about a stream that is stalled.
 const REMIND: Duration = Duration::from_millis(500);
 /// Time between two checks, at least and at most.
 const BETWEEN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
@@ -50,7 +51,7 @@ pub(in crate::net) struct Monitor(Watch<History>);
 #[derive(Debug, Default)]
 struct History {
     seen: HashMap<(Sign, usize), Seen>,
-    /// Time at which the peer was last notified of streams that stand still.
+    /// Time at which the peer was last notified of streams that stall.
     reminded: Option<Instant>,
 }
 
@@ -75,14 +76,14 @@ struct Seen {
     checks: u32,
 }
 
-/// Time that a stream has stood still, and the number of checks that have seen it.
+/// Time that a stream has stalled, and the number of checks that have seen it.
 #[derive(Debug, Clone, Copy)]
-struct Stood {
+struct Stall {
     time: Duration,
     checks: u32,
 }
 
-impl Stood {
+impl Stall {
     fn reaches(self, limit: Duration) -> bool {
         self.checks > CHECKS / 2 && self.time >= limit
     }
@@ -91,7 +92,7 @@ impl Stood {
 /// The addresses of interfaces that are up, listed when they are needed; `None` where they cannot be listed.
 pub(in crate::net) type Up = LazyCell<Option<Vec<IpAddr>>>;
 
-/// A stream that stands still.
+/// A stream that is stalled.
 struct Stuck {
     index: usize,
     rail: Option<Rail>,
@@ -102,9 +103,9 @@ impl Monitor {
     /// Watches a new connection until it ends.
     pub(in crate::net) fn watch(&self, config: &Config, connection: &Arc<Connection>) -> Result<()> {
         let limit = config.net_rail_timeout;
-        self.0.add(connection, History::default(), |shared| {
+        self.0.add(connection, History::default(), |list| {
             let what = "the thread that monitors rails".to_owned();
-            Thread::start("net", "tinynccl-monitor".to_owned(), what, move || run(&shared, limit))
+            Thread::start("net", "tinynccl-health".to_owned(), what, move || run(&list, limit))
         })
     }
 
@@ -115,10 +116,10 @@ impl Monitor {
 }
 
 /// Checks all connections in turn until the monitor is stopped.
-fn run(shared: &Shared<History>, limit: Duration) {
+fn run(list: &WatchList<History>, limit: Duration) {
     let tick = (limit / CHECKS).clamp(BETWEEN.0, BETWEEN.1);
-    while !shared.is_stopped() {
-        let mut watched = shared.wait(tick);
+    while !list.is_stopped() {
+        let mut watched = list.wait(tick);
         let up = Up::new(interface::up);
         for Watched { connection, state } in watched.iter_mut() {
             if let Some(connection) = connection.upgrade() {
@@ -128,51 +129,51 @@ fn run(shared: &Shared<History>, limit: Duration) {
     }
 }
 
-/// Checks a connection once: what has stood still for too long is suspected, and failed over if another path works.
+/// Checks a connection once: what has stalled for too long is suspected, and failed over if another path works.
 fn check(connection: &Arc<Connection>, History { seen, reminded }: &mut History, limit: Duration, up: &Up) {
     let now = Instant::now();
     // What is gone does not come back.
     seen.retain(|(_, index), _| connection.stream(*index).is_some_and(|stream| !stream.is(State::Retired)));
-    let mut stands = |count: Sign, index: usize, flight: InFlight| {
+    let mut stall = |count: Sign, index: usize, flight: InFlight| {
         let InFlight { unacked, unsent, acked, .. } = flight;
         let seen = seen.entry((count, index)).or_insert(Seen { acked, at: now, checks: 0 });
         if !(unacked || unsent) || acked != seen.acked {
             *seen = Seen { acked, at: now, checks: 0 };
         }
         seen.checks += 1;
-        Stood { time: now - seen.at, checks: seen.checks }
+        Stall { time: now - seen.at, checks: seen.checks }
     };
     let is_down = |rail: Rail| up.as_ref().is_some_and(|all| !all.contains(&rail.ours));
     let mut stuck: Vec<Stuck> = Vec::new();
     for (index, stream) in connection.alive() {
         let flight = stream.in_flight().unwrap_or_default();
-        let stood = stands(Sign::Kernel, index, flight);
+        let stalled = stall(Sign::Kernel, index, flight);
         let patience = limit.max(patience(flight.rto));
-        let stands_still = stood.reaches(patience);
-        let why = if stood.checks > 1 && stream.rail.is_some_and(is_down) {
+        let is_stalled = stalled.reaches(patience);
+        let why = if stalled.checks > 1 && stream.rail.is_some_and(is_down) {
             "its interface is down".to_owned()
-        } else if stands_still && flight.unacked {
+        } else if is_stalled && flight.unacked {
             format!("the peer's kernel has acknowledged nothing for {patience:?}")
-        } else if stands_still && flight.open {
+        } else if is_stalled && flight.open {
             format!("this host has sent nothing of it for {patience:?}, and the peer's kernel would take it")
-        } else if stands_still && stream.rail.is_some_and(|rail| !rail.is_routed()) {
+        } else if is_stalled && stream.rail.is_some_and(|rail| !rail.is_routed()) {
             "this host has no route over it any more".to_owned()
         } else if connection.relayed() {
             let received = |pinged| InFlight { unacked: pinged, acked: stream.probe.received(), ..InFlight::default() };
-            if stands(Sign::Quiet, index, received(true)).reaches(limit)
+            if stall(Sign::Quiet, index, received(true)).reaches(limit)
                 && !stream.probe.is_pinged()
                 && connection.requests.any()
             {
                 stream.probe.ping();
                 connection.wake(index);
             }
-            if !stands(Sign::Pinged, index, received(stream.probe.is_pinged())).reaches(limit * RELAYED_FACTOR) {
+            if !stall(Sign::Pinged, index, received(stream.probe.is_pinged())).reaches(limit * RELAYED_FACTOR) {
                 connection.suspect(index, false);
                 continue;
             }
             format!("no reply through its relays for {:?}", limit * RELAYED_FACTOR)
         } else {
-            if stood.checks <= 1 {
+            if stalled.checks <= 1 {
                 connection.suspect(index, false);
             }
             continue;
@@ -183,7 +184,7 @@ fn check(connection: &Arc<Connection>, History { seen, reminded }: &mut History,
     let ended = connection.streams().filter(|(_, stream)| connection.relayed() && stream.is(State::Ended));
     for (index, _) in ended {
         let closed = InFlight { unacked: true, ..InFlight::default() };
-        if stands(Sign::Ended, index, closed).reaches(limit) && connection.alive().next().is_some() {
+        if stall(Sign::Ended, index, closed).reaches(limit) && connection.alive().next().is_some() {
             connection.fail_stream(index, "a relay has closed it".to_owned());
         }
     }
@@ -195,7 +196,8 @@ fn check(connection: &Arc<Connection>, History { seen, reminded }: &mut History,
         *reminded = Some(now);
     }
     for Stuck { index, rail, why } in &stuck {
-        let works = |(other, stream): (usize, &Stream)| stream.rail != *rail && stuck.iter().all(|s| s.index != other);
+        let works =
+            |(other, stream): (usize, &DataStream)| stream.rail != *rail && stuck.iter().all(|s| s.index != other);
         if connection.alive().any(works) {
             if fresh.contains(index) || !connection.side.receives() {
                 connection.retire(*index, why);

@@ -21,13 +21,13 @@ pub(in crate::net) struct Watched<T> {
 /// The connections that a thread watches, and the thread, which starts with the first one.
 #[derive(Debug)]
 pub(in crate::net) struct Watch<T> {
-    shared: Arc<Shared<T>>,
+    list: Arc<WatchList<T>>,
     thread: Mutex<Option<Thread>>,
 }
 
-/// State shared with the thread.
+/// Connections that the thread watches.
 #[derive(Debug)]
-pub(in crate::net) struct Shared<T> {
+pub(in crate::net) struct WatchList<T> {
     watched: Mutex<Vec<Watched<T>>>,
     changed: Condvar,
     stop: AtomicBool,
@@ -36,7 +36,7 @@ pub(in crate::net) struct Shared<T> {
 impl<T> Default for Watch<T> {
     fn default() -> Self {
         let (watched, changed, stop) = (Mutex::default(), Condvar::new(), AtomicBool::new(false));
-        Watch { shared: Arc::new(Shared { watched, changed, stop }), thread: Mutex::default() }
+        Watch { list: Arc::new(WatchList { watched, changed, stop }), thread: Mutex::default() }
     }
 }
 
@@ -46,14 +46,14 @@ impl<T> Watch<T> {
         &self,
         connection: &Arc<Connection>,
         state: T,
-        start: impl FnOnce(Arc<Shared<T>>) -> Result<Thread>,
+        start: impl FnOnce(Arc<WatchList<T>>) -> Result<Thread>,
     ) -> Result<()> {
-        lock(&self.shared.watched).push(Watched { connection: Arc::downgrade(connection), state });
+        lock(&self.list.watched).push(Watched { connection: Arc::downgrade(connection), state });
         let mut thread = lock(&self.thread);
         if thread.is_none() {
-            *thread = Some(start(self.shared.clone())?);
+            *thread = Some(start(self.list.clone())?);
         }
-        self.shared.changed.notify_all();
+        self.list.changed.notify_all();
         Ok(())
     }
 
@@ -61,16 +61,16 @@ impl<T> Watch<T> {
     pub(in crate::net) fn stop(&self) {
         {
             // With the lock: a thread that has just checked sees it, or waits already.
-            let _watched = lock(&self.shared.watched);
-            self.shared.stop.store(true, Ordering::Release);
+            let _watched = lock(&self.list.watched);
+            self.list.stop.store(true, Ordering::Release);
         }
-        self.shared.changed.notify_all();
+        self.list.changed.notify_all();
         let thread = lock(&self.thread).take();
         drop(thread);
     }
 }
 
-impl<T> Shared<T> {
+impl<T> WatchList<T> {
     pub(in crate::net) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }

@@ -4,8 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::TAG;
-use super::slots::Slots;
+use super::slots::{Slots, TAG};
 use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::net::{MAX_GROUP, Sender};

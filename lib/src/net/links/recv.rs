@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::TAG;
 use super::send::lost;
-use super::slots::Slots;
+use super::slots::{Slots, TAG};
 use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::net::{MAX_GROUP, Net, Receiver};

@@ -30,11 +30,10 @@ use std::sync::{Arc, Mutex, Once, OnceLock};
 
 use crate::error::{Error, Result};
 use crate::net::data::control::{self, Cts, Kind, QpInfo};
-use crate::net::data::core::Side;
 use crate::net::data::frame::{Frame, RDMA_FRAGMENT};
-use crate::net::data::rate;
-use crate::net::data::stream::{Rail, State, Stream};
-use crate::net::data::upcalls::Upcalls;
+use crate::net::data::side::{Directed, Side};
+use crate::net::stream::rate;
+use crate::net::stream::{Rail, State, Stream};
 use crate::net::worker::thread::{Job, Worker};
 use crate::threads::lock;
 use crate::transport::verbs::rails::Registered;
@@ -126,17 +125,17 @@ impl Queues {
     }
 
     /// Returns our port on the NIC pair of a stream, if there is one.
-    fn site<'a>(&'a self, connection: &impl Upcalls, stream: Option<&'a Stream>) -> Option<Site<'a>> {
+    fn site<'a>(&'a self, connection: &impl Directed, stream: Option<&'a Stream>) -> Option<Site<'a>> {
         let (devices, stream) = (self.devices.as_ref()?, stream?);
         let rail = stream.rail?;
-        let timing = devices.timing(connection.several());
+        let timing = devices.timing(connection.session().several());
         Some(Site { nic: devices.at(rail.ours)?, timing, rail, worker: &stream.worker })
     }
 
     /// Offers a queue pair beside a stream, if there is a port on its NIC pair and no queue pair yet. Returns the
     /// control frame for the peer.
-    pub(super) fn offer(&self, connection: &impl Upcalls, index: usize, stream: &Stream) -> Option<Frame> {
-        if connection.relayed() {
+    pub(super) fn offer(&self, connection: &impl Directed, index: usize, stream: &Stream) -> Option<Frame> {
+        if connection.session().relayed() {
             return None;
         }
         let site = self.site(connection, Some(stream))?;
@@ -147,7 +146,7 @@ impl Queues {
             if !self.spent.swap(true, Ordering::Relaxed) {
                 log::warn!(
                     "net: {}: {MOST} queue pairs are lost, and its messages go over TCP from now on",
-                    connection.name()
+                    connection.session().name()
                 );
             }
             return None;
@@ -157,18 +156,19 @@ impl Queues {
     }
 
     /// Offers queue pairs beside the streams on NIC pairs for which `on` is true, and notifies the peer.
-    pub(super) fn offer_where(&self, connection: &impl Upcalls, on: impl Fn(Rail) -> bool) {
-        let Side::Out(_) = connection.side else { return };
-        let here = connection.alive().filter(|(_, stream)| stream.rail.is_some_and(&on));
-        let offers: Vec<Frame> = here.filter_map(|(index, stream)| self.offer(connection, index, stream)).collect();
+    pub(super) fn offer_where(&self, connection: &impl Directed, on: impl Fn(Rail) -> bool) {
+        let Side::Out(_) = connection.side() else { return };
+        let here = connection.alive_on(&on).into_iter();
+        let offer = |index| self.offer(connection, index, connection.stream(index)?);
+        let offers: Vec<Frame> = here.filter_map(offer).collect();
         if !offers.is_empty() {
             connection.send_control(offers);
         }
     }
 
-    fn insert(&self, connection: &impl Upcalls, number: usize, made: Result<Queue, String>) -> Result<(), String> {
+    fn insert(&self, connection: &impl Directed, number: usize, made: Result<Queue, String>) -> Result<(), String> {
         let _inserting = lock(&self.inserting);
-        if connection.is_closed() {
+        if connection.session().is_closed() {
             return Err("the connection is closed".to_owned());
         }
         let kept = made.and_then(|queue| {
@@ -177,7 +177,7 @@ impl Queues {
         });
         match (&kept, self.get(number)) {
             (Ok(()), Some(_)) => connection.serve_queue_pair(number),
-            (Err(why), _) => log::warn!("net: {}: no RDMA: {why}", connection.name()),
+            (Err(why), _) => log::warn!("net: {}: no RDMA: {why}", connection.session().name()),
             _ => {}
         }
         kept
@@ -185,8 +185,8 @@ impl Queues {
 
     /// Handles a control frame of the peer's about a queue pair, or a request for a CTS frame.
     #[cold]
-    pub(super) fn handle_control(&self, connection: &impl Upcalls, kind: Kind, frame: &Frame) -> Result<(), String> {
-        match (kind, &connection.side) {
+    pub(super) fn handle_control(&self, connection: &impl Directed, kind: Kind, frame: &Frame) -> Result<(), String> {
+        match (kind, connection.side()) {
             (Kind::QpInfo, Side::In(_)) => {
                 self.accept_offer(connection, frame);
                 Ok(())
@@ -209,8 +209,11 @@ impl Queues {
                 sender.resend(connection, left);
                 // Where nothing arrived, nothing would: a firewall, for example.
                 let again = frame.number > 0 && self.is_up(queue.rail.ours);
-                let stream = connection.alive().find(|(_, s)| again && s.rail == Some(queue.rail));
-                if let Some(offer) = stream.and_then(|(index, stream)| self.offer(connection, index, stream)) {
+                let alive = connection.alive_on(&|rail| again && rail == queue.rail);
+                if let Some(&index) = alive.first()
+                    && let Some(stream) = connection.stream(index)
+                    && let Some(offer) = self.offer(connection, index, stream)
+                {
                     connection.send_control(vec![offer]);
                 }
                 Ok(())
@@ -221,7 +224,7 @@ impl Queues {
     }
 
     /// Answers the sender's offer of a queue pair.
-    fn accept_offer(&self, connection: &impl Upcalls, frame: &Frame) {
+    fn accept_offer(&self, connection: &impl Directed, frame: &Frame) {
         let theirs = frame.as_qp_info();
         let number = usize::from(theirs.queue);
         if self.get(number).is_some() {
@@ -239,11 +242,11 @@ impl Queues {
         let none = Frame::qp_info(&QpInfo { qpn: 0, ..theirs });
         let kept = self.insert(connection, number, made);
         let answer = self.get(number).filter(|_| kept.is_ok()).map(|queue| {
-            log::info!("net: {}: long messages by RDMA, {}", connection.name(), queue.ports);
+            log::info!("net: {}: long messages by RDMA, {}", connection.session().name(), queue.ports);
             (queue, queue.qp_info(theirs.stream, number))
         });
         connection.send_control(vec![answer.as_ref().map_or(none, |(_, info)| *info)]);
-        if let (Some((queue, _)), Side::In(receiver)) = (answer, &connection.side)
+        if let (Some((queue, _)), Side::In(receiver)) = (answer, connection.side())
             && queue.state.advance(State::Alive)
         {
             receiver.send_all_cts(connection);
@@ -251,20 +254,20 @@ impl Queues {
     }
 
     /// Handles the receiver's answer to an offer: connects the queue pair, or gives it up.
-    fn complete(&self, connection: &impl Upcalls, frame: &Frame) {
+    fn complete(&self, connection: &impl Directed, frame: &Frame) {
         let theirs = frame.as_qp_info();
         let number = usize::from(theirs.queue);
         let site = self.site(connection, connection.stream(theirs.stream));
         let (Some(queue), Some(site)) = (self.get(number).filter(|q| q.state.is(State::New)), site) else { return };
         if theirs.qpn == 0 {
-            log::info!("net: {}: no RDMA over {}: the peer has no port there", connection.name(), queue.rail);
+            log::info!("net: {}: no RDMA over {}: the peer has no port there", connection.session().name(), queue.rail);
             queue.state.advance(State::Retired);
             queue.close();
             return;
         }
         match queue.complete(site.nic, &theirs) {
             Ok(()) => {
-                log::info!("net: {}: long messages by RDMA, {}", connection.name(), queue.ports);
+                log::info!("net: {}: long messages by RDMA, {}", connection.session().name(), queue.ports);
                 queue.state.advance(State::Alive);
             }
             Err(why) => self.fail(connection, number, &why),
@@ -273,7 +276,7 @@ impl Queues {
 
     /// Stops this end of a queue pair that the sender has retired, and replies with the number of fragments that came
     /// over it.
-    fn retire(&self, connection: &impl Upcalls, frame: &Frame) -> Result<(), String> {
+    fn retire(&self, connection: &impl Directed, frame: &Frame) -> Result<(), String> {
         let number = frame.queue().ok_or("expected the number of a queue pair")?;
         let mut arrived = 0;
         if let Some(queue) = self.get(number) {
@@ -287,19 +290,19 @@ impl Queues {
 
     /// Fails a queue pair over, for the reason `why`.
     #[cold]
-    fn fail(&self, connection: &impl Upcalls, number: usize, why: &str) {
+    fn fail(&self, connection: &impl Directed, number: usize, why: &str) {
         let Some(queue) = self.get(number) else { return };
-        if connection.is_closed() || !queue.state.advance(State::Retiring) {
+        if connection.session().is_closed() || !queue.state.advance(State::Retiring) {
             return;
         }
         queue.stop();
         let left = self.alive().count();
         log::warn!(
             "net: {}: RDMA {}: {why}; {left} other queue pairs and TCP carry on",
-            connection.name(),
+            connection.session().name(),
             queue.ports
         );
-        if let Side::Out(sender) = &connection.side
+        if let Side::Out(sender) = connection.side()
             && left == 0
         {
             sender.fall_back_to_streams(connection);
@@ -308,18 +311,18 @@ impl Queues {
     }
 
     /// Fails over the queue pairs of a rail whose streams are all lost, which may show before they fail.
-    pub(super) fn fail_rail(&self, connection: &impl Upcalls, rail: Rail) {
+    pub(super) fn fail_rail(&self, connection: &impl Directed, rail: Rail) {
         self.fail_where(connection, |of| of == rail, "no stream gets through there");
     }
 
-    fn fail_where(&self, connection: &impl Upcalls, on: impl Fn(Rail) -> bool, why: &str) {
+    fn fail_where(&self, connection: &impl Directed, on: impl Fn(Rail) -> bool, why: &str) {
         for (number, _) in self.existing().filter(|(_, queue)| on(queue.rail) && !queue.state.is(State::Retired)) {
             self.fail(connection, number, why);
         }
     }
 
     /// Offers queue pairs at a port that went up, or fails over those of one that went down.
-    pub(super) fn port(&self, connection: &impl Upcalls, ip: IpAddr, up: bool) {
+    pub(super) fn port(&self, connection: &impl Directed, ip: IpAddr, up: bool) {
         match up {
             true => self.offer_where(connection, |rail| rail.ours == ip),
             false => self.fail_where(connection, |rail| rail.ours == ip, "the port is down"),
@@ -345,7 +348,7 @@ impl Queues {
     }
 
     /// Has queue pairs take what is posted and has a CTS frame.
-    pub(super) fn pump(&self, connection: &impl Upcalls) {
+    pub(super) fn pump(&self, connection: &impl Directed) {
         while let Some((first, _)) = self.alive().next()
             && self.next(connection, first)
         {}
@@ -359,7 +362,7 @@ impl Queues {
 
     /// Posts the next fragment over the queue pair where it would arrive first, or over another if all CTS frames
     /// lack the key of that one; false when there is nothing to do before the next event.
-    fn next(&self, connection: &impl Upcalls, number: usize) -> bool {
+    fn next(&self, connection: &impl Directed, number: usize) -> bool {
         let first = self.first_to_arrive(number);
         match self.post(connection, first) {
             Posted::Fragment => true,
@@ -370,8 +373,8 @@ impl Queues {
         }
     }
 
-    fn post(&self, connection: &impl Upcalls, number: usize) -> Posted {
-        let (Side::Out(sender), Some(queue)) = (&connection.side, self.get(number)) else { return Posted::Nothing };
+    fn post(&self, connection: &impl Directed, number: usize) -> Posted {
+        let (Side::Out(sender), Some(queue)) = (connection.side(), self.get(number)) else { return Posted::Nothing };
         queue.post(connection, sender, number).unwrap_or_else(|why| {
             self.fail(connection, number, &why);
             Posted::Full
@@ -379,7 +382,7 @@ impl Queues {
     }
 
     /// Takes in the completions of a queue pair, and gives it more.
-    pub(super) fn event(&self, connection: &impl Upcalls, number: usize) {
+    pub(super) fn event(&self, connection: &impl Directed, number: usize) {
         let Some(queue) = self.get(number) else { return };
         if let Err(why) = queue.arm().and_then(|()| queue.poll(connection)) {
             self.fail(connection, number, &why);
@@ -388,7 +391,7 @@ impl Queues {
     }
 
     /// Takes in the completions that came before the end of a stream.
-    pub(super) fn drain(&self, connection: &impl Upcalls) {
+    pub(super) fn drain(&self, connection: &impl Directed) {
         for (_, queue) in self.alive() {
             // The end of the connection says more than that of a queue pair.
             let _ = queue.poll(connection);

@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 use super::DEPTH;
 use crate::error::Result;
 use crate::net::data::control::QpInfo;
-use crate::net::data::core::Side;
 use crate::net::data::frame::Frame;
-use crate::net::data::rate::Load;
 use crate::net::data::sender::{Fragment, SendQueue};
-use crate::net::data::stream::{Rail, State, StateCell};
-use crate::net::data::upcalls::Upcalls;
+use crate::net::data::side::{Directed, Side};
+use crate::net::stream::rate::Load;
+use crate::net::stream::{Rail, State, StateCell};
 use crate::net::worker::thread::Worker;
 use crate::threads::lock;
 use crate::transport::verbs::rails::{Device, Rail as Nic};
@@ -161,10 +160,10 @@ impl Queue {
     }
 
     /// Posts the next fragment, if there is one for it; an error is the end of the queue pair.
-    pub(super) fn post(&self, connection: &impl Upcalls, sender: &SendQueue, number: usize) -> Result<Posted, String> {
+    pub(super) fn post(&self, connection: &impl Directed, sender: &SendQueue, number: usize) -> Result<Posted, String> {
         let mut work = lock(&self.work);
         let Work { qp: Some(qp), sent, .. } = &mut *work else { return Ok(Posted::Full) };
-        if sent.len() >= DEPTH || !self.state.is(State::Alive) || connection.is_closed() {
+        if sent.len() >= DEPTH || !self.state.is(State::Alive) || connection.session().is_closed() {
             return Ok(Posted::Full);
         }
         let Some((fragment, to)) = sender.take_for(number as u8) else { return Ok(Posted::Nothing) };
@@ -191,7 +190,7 @@ impl Queue {
     }
 
     /// Takes in completions. An error is the end of the queue pair.
-    pub(super) fn poll(&self, connection: &impl Upcalls) -> Result<(), String> {
+    pub(super) fn poll(&self, connection: &impl Directed) -> Result<(), String> {
         let mut work = lock(&self.work);
         let mut failed = None;
         loop {
@@ -210,7 +209,7 @@ impl Queue {
             return Err(why);
         }
         if self.state.is(State::Alive)
-            && let Side::In(_) = connection.side
+            && let Side::In(_) = connection.side()
             && work.receives <= ENOUGH
             && let Some(qp) = &work.qp
         {
@@ -234,7 +233,7 @@ impl Queue {
     }
 
     /// Stops the receiving end, and returns the number of fragments that have arrived, of which there will not be more.
-    pub(super) fn stop_and_count(&self, connection: &impl Upcalls) -> Result<u64, String> {
+    pub(super) fn stop_and_count(&self, connection: &impl Directed) -> Result<u64, String> {
         self.stop();
         let until = Instant::now() + STOPPED;
         loop {
@@ -256,7 +255,7 @@ impl Queue {
     /// the streams. `None` if this is known already.
     pub(super) fn handle_retire_ack(
         &self,
-        connection: &impl Upcalls,
+        connection: &impl Directed,
         arrived: u64,
     ) -> Result<Option<VecDeque<Fragment>>, String> {
         // What is known here to have arrived is taken in first.
@@ -287,19 +286,19 @@ impl Queue {
 
 impl Work {
     /// Finishes the oldest fragment, which has arrived.
-    fn arrived(&mut self, connection: &impl Upcalls, of: &Queue) {
+    fn arrived(&mut self, connection: &impl Directed, of: &Queue) {
         self.done += 1;
         let Some(fragment) = self.sent.pop_front() else { return };
         of.load.arrived(fragment.memory().1);
         if let Some((slot, amount)) = fragment.share()
-            && let Some(request) = connection.requests.get(slot)
+            && let Some(request) = connection.session().requests.get(slot)
         {
             request.finish(amount);
         }
     }
 
-    fn complete(&mut self, connection: &impl Upcalls, outcome: Outcome, of: &Queue) -> Result<(), String> {
-        match (outcome, &connection.side) {
+    fn complete(&mut self, connection: &impl Directed, outcome: Outcome, of: &Queue) -> Result<(), String> {
+        match (outcome, connection.side()) {
             (Outcome::Sent, Side::Out(_)) => self.arrived(connection, of),
             (Outcome::Written { len, word: imm }, Side::In(receiver)) => {
                 self.receives -= 1;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::forwarder::Forwarder;
-use super::{LISTENER, MOST, Relays};
+use super::routes::MOST;
+use super::{LISTENER, Relays};
 use crate::bootstrap::interface::{LocalAddress, in_subnet};
 use crate::error::Error;
 use crate::net::address::{ACCEPTOR, DIALER};

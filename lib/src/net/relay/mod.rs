@@ -50,13 +50,12 @@ use forwarder::Forwarder;
 use nodes::Nodes;
 
 pub(super) use hop::{SourceRoute, start, through};
+pub(super) use routes::relays_text;
 
 /// The listener in the hello of a dialer that requests a relay.
 pub(super) const LISTENER: u32 = 0;
 /// Longest time for making the rest of a stream's route.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Most relays of a stream.
-const MOST: usize = 3;
 
 /// Relay state of a process: for streams of others, and for its own streams through others.
 #[derive(Debug)]
@@ -101,12 +100,6 @@ impl Relays {
         // It waits, without the lock.
         drop(forwarder);
     }
-}
-
-/// Returns the relays as text.
-pub(super) fn relays_text(relays: &[SocketAddr]) -> String {
-    let names: Vec<String> = relays.iter().map(|r| r.ip().to_string()).collect();
-    format!("relay{} {}", if names.len() > 1 { "s" } else { "" }, names.join(" and "))
 }
 
 /// Adds a stream's path to its connection's: the far end once, then all relays.

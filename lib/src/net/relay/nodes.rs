@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-use super::routes::routes;
-use super::{LISTENER, MOST};
+use super::LISTENER;
+use super::routes::{MOST, routes};
 use crate::bootstrap::interface::{LocalAddress, in_subnet};
 use crate::error::Result;
 use crate::fork::Kept;

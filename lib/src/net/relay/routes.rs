@@ -2,11 +2,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{MOST, relays_text};
 use crate::bootstrap::interface::{in_subnet, pair_up};
 use crate::net::address::handle::Handle;
 use crate::net::address::ports::{Remote, Route};
 use crate::transport::relay::Routes;
+
+/// Most relays of a stream.
+pub(super) const MOST: usize = 3;
+
+/// Returns the relays as text.
+pub(in crate::net) fn relays_text(relays: &[SocketAddr]) -> String {
+    let names: Vec<String> = relays.iter().map(|r| r.ip().to_string()).collect();
+    format!("relay{} {}", if names.len() > 1 { "s" } else { "" }, names.join(" and "))
+}
 
 /// Addresses of two neighbours in common subnets, one pair of them per NIC pair; of IPv4, where there are some.
 fn shared(from: &[Remote], to: &[Remote]) -> Vec<(IpAddr, IpAddr)> {

@@ -348,7 +348,8 @@ impl Run {
             service.fail(&format!("waiting for its events: {}", std::io::Error::from(e)));
         }
         // Another descriptor under the same key left the epoll when it was closed.
-        self.services.insert(key, Served { service, until: None });
+        let before = self.services.insert(key, Served { service, until: None });
+        self.lingering -= usize::from(before.is_some_and(|before| before.until.is_some()));
     }
 
     /// Serves a stream whose owner is gone until the peer has closed it, too, or [`LINGER`] is over.

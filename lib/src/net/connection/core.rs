@@ -1,61 +1,82 @@
 //! Streams of a connection, and what is posted on it: all that its data path works on.
 
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
+use std::ops::Deref;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::error::Error;
-use crate::net::data::control::Outbox;
 use crate::net::data::frame::Frame;
-use crate::net::data::rate;
-use crate::net::data::receiver::ReceiveQueue;
-use crate::net::data::request::{Requests, Status};
-use crate::net::data::sender::SendQueue;
-use crate::net::data::stream::{State, Stream};
+use crate::net::data::reader::Reader;
+use crate::net::data::session::{Paths, Session};
+use crate::net::data::side::Side;
+use crate::net::data::writer::Writer;
+use crate::net::stream::{State, Stream, rate};
 use crate::net::worker::activity::Activity;
 use crate::net::worker::thread::{Job, Worker};
+use crate::threads::lock;
 
 /// Messages of this length are worth waking threads that sleep.
 const LONG: usize = 128 << 10;
 
-/// Properties of the paths to the peer.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::net) struct Paths {
-    /// True if there is more than one: fragments are acknowledged, and those of a lost stream go over others.
-    pub(in crate::net) several: bool,
-    /// True if the paths lead through other nodes, which the connection's name lists.
-    pub(in crate::net) relayed: bool,
-}
-
-/// Sending or receiving end of a connection.
+/// A stream with what reads from it and writes to it.
 #[derive(Debug)]
-pub(in crate::net) enum Side {
-    Out(SendQueue),
-    In(ReceiveQueue),
+pub(in crate::net) struct DataStream {
+    stream: Stream,
+    pub(in crate::net) reader: Mutex<Reader>,
+    pub(in crate::net) writer: Mutex<Writer>,
 }
 
-impl Side {
-    pub(in crate::net) fn receives(&self) -> bool {
-        matches!(self, Side::In(_))
+impl DataStream {
+    /// `first`: what is written first.
+    pub(in crate::net) fn new(stream: Stream, first: Writer) -> DataStream {
+        DataStream { stream, reader: Mutex::default(), writer: Mutex::new(first) }
+    }
+
+    /// Begins again under a new number ([`Stream::renew`]), with `first` to write.
+    pub(in crate::net) fn renew(
+        &self,
+        number: usize,
+        socket: &TcpStream,
+        state: State,
+        first: Writer,
+    ) -> std::io::Result<()> {
+        self.check_rail(socket)?;
+        let (mut reader, mut writer) = (lock(&self.reader), lock(&self.writer));
+        self.stream.renew(number, socket, state)?;
+        (*reader, *writer) = (Reader::default(), first);
+        Ok(())
+    }
+}
+
+impl Deref for DataStream {
+    type Target = Stream;
+
+    #[inline]
+    fn deref(&self) -> &Stream {
+        &self.stream
     }
 }
 
 /// Streams of a connection, and what is posted on it.
 #[derive(Debug)]
 pub(in crate::net) struct Core {
-    pub(in crate::net) name: String,
+    pub(in crate::net) session: Session,
     /// Streams by position, which is the stream's number modulo the number of positions. A stream that replaces a lost
     /// one has its own, new number.
-    streams: Box<[OnceLock<Stream>]>,
+    streams: Box<[OnceLock<DataStream>]>,
     pub(in crate::net) side: Side,
-    pub(in crate::net) requests: Requests,
-    pub(in crate::net) paths: Paths,
-    closed: AtomicBool,
     /// The stream that is woken next.
     next: AtomicUsize,
-    /// Control frames about streams for the peer; any other stream may carry them.
-    outbox: Outbox,
+}
+
+impl Deref for Core {
+    type Target = Session;
+
+    #[inline]
+    fn deref(&self) -> &Session {
+        &self.session
+    }
 }
 
 impl Core {
@@ -67,22 +88,14 @@ impl Core {
         side: Side,
         activity: &Arc<Activity>,
     ) -> Core {
+        let streams = streams.into_iter().map(|stream| OnceLock::from(DataStream::new(stream, Writer::default())));
         let spare = std::iter::repeat_with(OnceLock::new).take(spare);
         Core {
-            name,
-            streams: streams.into_iter().map(OnceLock::from).chain(spare).collect(),
+            session: Session::new(name, side.receives(), paths, activity),
+            streams: streams.chain(spare).collect(),
             side,
-            requests: Requests::new(activity),
-            paths,
-            closed: AtomicBool::new(false),
             next: AtomicUsize::new(0),
-            outbox: Outbox::default(),
         }
-    }
-
-    /// Marks the connection as closed: no thread reads or writes for it any more.
-    pub(in crate::net) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
     }
 
     /// Number of stream positions.
@@ -92,60 +105,31 @@ impl Core {
 
     /// The position of this number, which has a stream or will have one.
     #[inline]
-    pub(in crate::net) fn position(&self, index: usize) -> Option<&OnceLock<Stream>> {
+    pub(in crate::net) fn position(&self, index: usize) -> Option<&OnceLock<DataStream>> {
         let position = if index < self.streams.len() { index } else { index % self.streams.len().max(1) };
         self.streams.get(position)
     }
 
-    /// Returns true if several paths lead to the peer.
-    #[inline]
-    pub(in crate::net) fn several(&self) -> bool {
-        self.paths.several
-    }
-
-    /// Returns true if the paths to the peer lead through other nodes.
-    pub(in crate::net) fn relayed(&self) -> bool {
-        self.paths.relayed
-    }
-
-    /// Advice for the reader of an error about a closed stream: the output to look at.
-    pub(in crate::net) fn elsewhere(&self) -> &'static str {
-        if self.relayed() {
-            "look at the output of that rank and of the relays for the first error"
-        } else {
-            "look at that rank's output for the first error"
-        }
-    }
-
-    pub(in crate::net) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The connection's failure state, and the alarm that wakes its owner.
-    pub(in crate::net) fn status(&self) -> &Status {
-        self.requests.status()
-    }
-
     /// The stream of this number, unless another one has its position by now.
     #[inline]
-    pub(in crate::net) fn stream(&self, index: usize) -> Option<&Stream> {
+    pub(in crate::net) fn stream(&self, index: usize) -> Option<&DataStream> {
         self.beside(index).filter(|stream| stream.number() == index)
     }
 
     /// The stream that has the position of this number now, whatever its own number.
     #[inline]
-    pub(in crate::net) fn beside(&self, index: usize) -> Option<&Stream> {
+    pub(in crate::net) fn beside(&self, index: usize) -> Option<&DataStream> {
         self.position(index)?.get()
     }
 
     /// The latest streams of all positions, with their numbers.
-    pub(in crate::net) fn streams(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
+    pub(in crate::net) fn streams(&self) -> impl Iterator<Item = (usize, &DataStream)> + Clone {
         self.streams.iter().filter_map(|position| position.get().map(|stream| (stream.number(), stream)))
     }
 
     /// Live streams that are not suspected; all live streams where all are suspected.
     #[inline]
-    fn working(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
+    fn working(&self) -> impl Iterator<Item = (usize, &DataStream)> + Clone {
         let any = self.several() && self.alive().any(|(_, stream)| stream.is_suspect()) && self.has_working();
         self.alive().filter(move |(_, stream)| !any || !stream.is_suspect())
     }
@@ -161,25 +145,15 @@ impl Core {
     }
 
     /// Streams in the state [`State::Alive`], with their numbers.
-    pub(in crate::net) fn alive(&self) -> impl Iterator<Item = (usize, &Stream)> + Clone {
+    pub(in crate::net) fn alive(&self) -> impl Iterator<Item = (usize, &DataStream)> + Clone {
         self.streams().filter(|(_, stream)| stream.is(State::Alive))
     }
 
     /// Returns true if a stream of this number may be added: both ends have retired the one before it, or the sender
     /// has never had that.
     pub(in crate::net) fn is_free(&self, index: usize) -> bool {
-        let is_past = |of: &Stream| of.number() < index && (of.is(State::Retired) || of.is(State::New));
+        let is_past = |of: &DataStream| of.number() < index && (of.is(State::Retired) || of.is(State::New));
         !self.is_over() && self.several() && self.beside(index).is_none_or(is_past)
-    }
-
-    #[inline]
-    pub(in crate::net) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    /// Returns true once the connection is closed or has failed.
-    pub(in crate::net) fn is_over(&self) -> bool {
-        self.is_closed() || self.status().check().is_err()
     }
 
     /// Has the thread of stream `index` look for something to send.
@@ -222,7 +196,7 @@ impl Core {
     }
 
     /// Streams that take a message of `len` bytes: all working ones, but those of bulk threads only if it is long.
-    pub(in crate::net) fn eligible(&self, len: usize) -> impl Iterator<Item = (usize, &Stream)> + Clone {
+    pub(in crate::net) fn eligible(&self, len: usize) -> impl Iterator<Item = (usize, &DataStream)> + Clone {
         self.working().filter(move |(_, stream)| !stream.bulk || len >= LONG)
     }
 
@@ -257,22 +231,9 @@ impl Core {
         }
     }
 
-    pub(in crate::net) fn error(&self, detail: String) -> Error {
-        let op = match self.side {
-            Side::Out(_) => "send",
-            Side::In(_) => "receive",
-        };
-        Error::Connection { op: op.to_owned(), connection: self.name.clone(), detail }
-    }
-
     /// Sends control frames to the peer, over whichever stream is free first.
     pub(in crate::net) fn send_control(&self, frames: Vec<Frame>) {
         self.outbox.put(frames);
         self.wake_some(usize::MAX, usize::MAX);
-    }
-
-    /// Takes the next control frame for the peer, if there is one.
-    pub(in crate::net) fn next_control(&self) -> Option<Frame> {
-        self.outbox.take()
     }
 }

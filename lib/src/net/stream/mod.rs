@@ -1,21 +1,27 @@
-//! One TCP connection of a connection: its socket, and whether it still carries anything.
+//! One TCP stream of a connection: its socket, its state, and the rail that it is on.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `probe` | pings to the far end of a relayed stream |
+//! | `rate` | bytes in flight on a rail and its measured rate: the scheduler's input |
+
+mod probe;
+pub(super) mod rate;
+
+pub(super) use probe::{Due, Probe};
 
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::bootstrap::interface;
 use crate::fork::Kept;
-use crate::net::data::control::Kind;
-use crate::net::data::rate::Load;
-use crate::net::data::reader::Reader;
-use crate::net::data::writer::Writer;
+use crate::net::stream::rate::Load;
 use crate::net::worker::thread::Worker;
-use crate::threads::lock;
 
 /// The addresses at a stream's ends, ours first. Streams with the same ones share a NIC pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +114,7 @@ pub(in crate::net) struct Stream {
     /// For long messages alone: its thread sleeps between them.
     pub(in crate::net) bulk: bool,
     state: StateCell,
-    /// It stands still, and carries nothing more as long as another one works.
+    /// It is stalled, and carries nothing more as long as another one works.
     suspected: AtomicBool,
     /// Key of the stream's position at its worker thread.
     pub(in crate::net) key: u64,
@@ -116,8 +122,6 @@ pub(in crate::net) struct Stream {
     pub(in crate::net) queued: AtomicBool,
     /// The sender has retired the stream, and the thread that reads from it has not replied yet.
     pub(in crate::net) retires: AtomicBool,
-    pub(in crate::net) writer: Mutex<Writer>,
-    pub(in crate::net) reader: Mutex<Reader>,
     /// Load of the NIC pair, shared by all streams of the connection on it.
     pub(in crate::net) load: Arc<Load>,
     /// Count of fragments read from the stream that is to be acknowledged next; 0 if nothing is.
@@ -147,8 +151,6 @@ impl Stream {
             suspected: AtomicBool::new(false),
             queued: AtomicBool::new(false),
             retires: AtomicBool::new(false),
-            writer: Mutex::default(),
-            reader: Mutex::default(),
             load,
             acknowledge: AtomicU64::new(0),
             probe: Probe::default(),
@@ -156,25 +158,13 @@ impl Stream {
     }
 
     /// Begins again under a new number: `socket`, on the same rail, takes the position of one that both ends have
-    /// retired.
-    pub(in crate::net) fn renew(
-        &self,
-        number: usize,
-        socket: &TcpStream,
-        state: State,
-        first: Writer,
-    ) -> std::io::Result<()> {
-        if rail(socket) != self.rail {
-            return Err(std::io::Error::other(format!("expected a stream over {}", self.describe())));
-        }
-        // Threads that write or read look at the number with these.
-        let (mut reader, mut writer) = (lock(&self.reader), lock(&self.writer));
+    /// retired. Called with what reads and writes locked, as they look at the number.
+    pub(in crate::net) fn renew(&self, number: usize, socket: &TcpStream, state: State) -> std::io::Result<()> {
         // SAFETY: a system call on two descriptors of ours; the number stays one of a TCP socket. Threads that are in
         // a call with the old one keep that until they are out of it.
         if unsafe { libc::dup3(socket.as_raw_fd(), self.socket.as_raw_fd(), libc::O_CLOEXEC) } < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        (*reader, *writer) = (Reader::default(), first);
         self.acknowledge.store(0, Ordering::Release);
         self.retires.store(false, Ordering::Release);
         self.probe.reset();
@@ -184,18 +174,26 @@ impl Stream {
         Ok(())
     }
 
+    /// Fails unless a socket is on this stream's rail.
+    pub(in crate::net) fn check_rail(&self, socket: &TcpStream) -> std::io::Result<()> {
+        if rail(socket) == self.rail {
+            return Ok(());
+        }
+        Err(std::io::Error::other(format!("expected a stream over {}", self.describe())))
+    }
+
     #[inline]
     pub(in crate::net) fn number(&self) -> usize {
         self.number.load(Ordering::Acquire)
     }
 
-    /// Returns true while the stream is taken to stand still.
+    /// Returns true while the stream is taken to stall.
     #[inline]
     pub(in crate::net) fn is_suspect(&self) -> bool {
         self.suspected.load(Ordering::Acquire)
     }
 
-    /// Sets whether the stream is taken to stand still; true if that is new.
+    /// Sets whether the stream is taken to stall; true if that is new.
     pub(in crate::net) fn suspect(&self, suspected: bool) -> bool {
         self.suspected.swap(suspected, Ordering::AcqRel) != suspected
     }
@@ -211,7 +209,7 @@ impl Stream {
         self.state.is(state)
     }
 
-    /// As [`StateCell::advance`].
+    /// Moves to `state`; true if the state was an earlier one.
     pub(in crate::net) fn advance(&self, state: State) -> bool {
         self.state.advance(state)
     }
@@ -267,73 +265,9 @@ impl AsFd for Stream {
     }
 }
 
-/// Liveness probe of a relayed stream's far end: a relay's kernel acknowledges what may get no further.
-#[derive(Debug, Default)]
-pub(in crate::net) struct Probe {
-    /// Reads that brought something.
-    received: AtomicU64,
-    /// Value of `received` when the peer was probed last, plus 1; 0 if it was not.
-    pinged: AtomicU64,
-    /// Control frames that this stream alone may carry: probes, and replies to them.
-    ping_due: AtomicBool,
-    pong_due: AtomicBool,
-}
-
-impl Probe {
-    pub(in crate::net) fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
-    }
-
-    pub(in crate::net) fn count_received(&self) {
-        self.received.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(in crate::net) fn ping(&self) {
-        self.pinged.store(self.received() + 1, Ordering::Relaxed);
-        self.ping_due.store(true, Ordering::Release);
-    }
-
-    /// Resets the probe state, as before the first control frame.
-    fn reset(&self) {
-        self.pinged.store(0, Ordering::Relaxed);
-        self.ping_due.store(false, Ordering::Relaxed);
-        self.pong_due.store(false, Ordering::Relaxed);
-    }
-
-    pub(in crate::net) fn pong(&self) {
-        self.pong_due.store(true, Ordering::Release);
-    }
-
-    /// Returns true if the peer was probed, and nothing has come since.
-    pub(in crate::net) fn is_pinged(&self) -> bool {
-        self.pinged.load(Ordering::Relaxed) == self.received() + 1
-    }
-
-    /// Takes the next control frame: a reply first, then a probe.
-    pub(in crate::net) fn next_control(&self) -> Option<Kind> {
-        let due = |flag: &AtomicBool| flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel);
-        if due(&self.pong_due) { Some(Kind::Pong) } else { due(&self.ping_due).then_some(Kind::Ping) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_probe_is_awaited_until_anything_comes() {
-        let probe = Probe::default();
-        assert!(!probe.is_pinged() && probe.next_control().is_none());
-        probe.ping();
-        probe.pong();
-        assert_eq!(
-            (probe.next_control(), probe.next_control(), probe.next_control()),
-            (Some(Kind::Pong), Some(Kind::Ping), None)
-        );
-        assert!(probe.is_pinged());
-        probe.count_received();
-        assert!(!probe.is_pinged() && probe.received() == 1);
-    }
 
     #[test]
     fn a_rail_without_its_address_is_not_routed() {
