@@ -2,7 +2,7 @@
 //!
 //! A [`Listener`] gives out a [`Handle`] of 128 bytes, which its owner sends to a peer out of band; the peer's
 //! [`Net::connect`] makes a [`Sender`] of it, and [`Listener::accept`] the [`Receiver`] at the other end. Data goes in
-//! that direction only. No call blocks: a thread shakes hands (`dial`), another one accepts (`door`), and separate
+//! that direction only. No call blocks: one thread shakes hands and another one accepts (`connect`), and separate
 //! threads read and write the sockets (`worker`).
 //!
 //! # A message
@@ -29,59 +29,45 @@
 //! If both NICs of a pair have an RDMA port, and memory is registered ([`Net::register`]), long messages are written
 //! from it to that of their receives, by queue pairs beside the streams (`rdma`).
 //!
-//! | module | idea |
+//! # Rooms
+//! Each imports only rooms below it (`lib/tests/cpu/arrows.rs`).
+//!
+//! | room | idea |
 //! |---|---|
-//! | `ports`, `handle` | this host's addresses, which pairs of two hosts' reach each other, the contents of a handle |
-//! | `dial`, `door` | both sides of the handshake, with the messages and proofs of [`transport`](crate::transport) |
-//! | `link`, `stream`, `leaving` | a connection: its streams, its requests, how it ends and how it loses streams |
 //! | `links` | links between ranks over such connections: [`endpoint`] |
-//! | `relay` | paths through other nodes, and being such a node |
+//! | `connect` | dialing, accepting, and dialing again where a rail was lost |
+//! | `relay` | routes through other nodes, and being such a node |
+//! | `address` | handles, and which addresses of two hosts reach each other |
+//! | `health` | which streams stand still, and when one is failed over |
+//! | `connection` | a connection: its ends, how it loses streams, how it closes |
 //! | `rdma` | queue pairs beside streams, for long messages |
-//! | `rails`, `redial` | streams that do not get through, and new ones in their place |
-//! | `outgoing`, `incoming` | messages to fragments, fragments to posted memory |
-//! | `output`, `input` | fragments and control frames to a stream, and from it |
-//! | `frame`, `outbox` | the header of a fragment, and control frames that any stream takes |
-//! | `request`, `worker` | posted sends and receives, and the threads |
-//! | `load` | bytes in flight on a NIC pair, and its measured rate |
-//! | `crowd` | detection of spinning threads that share a core |
+//! | `data` | messages to fragments, fragments to posted buffers, and both to a stream and from it |
+//! | `stream` | one TCP stream: its socket, its state, the rate of its rail |
+//! | `worker` | threads that serve descriptors by epoll |
 
-mod crowd;
-mod dial;
-mod door;
-mod ends;
-mod frame;
-mod handle;
-mod incoming;
-mod input;
-mod leaving;
-mod link;
+mod address;
+mod connect;
+mod connection;
+mod data;
+mod health;
 mod links;
-mod load;
-mod outbox;
-mod outgoing;
-mod output;
-mod ports;
-mod rails;
 mod rdma;
-mod redial;
 mod relay;
-mod request;
 mod stream;
 #[cfg(test)]
 mod tests;
 mod worker;
-mod workers;
 
 use std::sync::Arc;
 
 pub use crate::fork::forks;
-pub use dial::Connecting;
-pub use door::Listener;
-pub use ends::{Receiver, Sender};
-pub use handle::Handle;
+pub use address::handle::Handle;
+pub use connect::acceptor::Listener;
+pub use connect::dialer::Connecting;
+pub use connection::ends::{Receiver, Sender};
+pub use data::request::{MAX_GROUP, MAX_REQUESTS, Request};
 pub use links::endpoint;
 pub use rdma::Memory;
-pub use request::{MAX_GROUP, MAX_REQUESTS, Request};
 
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, local_addresses};
@@ -89,37 +75,24 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::transport::tcp::SocketOptions;
-use dial::Silent;
-use door::Door;
-use rails::Rails;
+use address::unresponsive::Unresponsive;
+use connect::Context;
+use connect::acceptor::Acceptor;
+use connect::redial::Redialer;
+use data::request::wrong_process;
+use health::monitor::Monitor;
 use rdma::Devices;
 use relay::Relays;
-use worker::Task;
-use workers::Workers;
+use worker::pool::Workers;
 
 /// A process's end of the network: its addresses, its threads, and its acceptor.
 #[derive(Debug)]
 pub struct Net {
-    inner: Arc<Inner>,
+    inner: Arc<Context>,
     // Dropped before the workers, which serve what it accepts.
-    door: Door,
+    acceptor: Acceptor,
+    redialer: Arc<Redialer>,
     origin: Origin,
-}
-
-/// State shared by dialing and accepting.
-#[derive(Debug)]
-struct Inner {
-    config: Config,
-    ports: Vec<LocalAddress>,
-    /// Addresses that carry no data; peers may still send an error there.
-    others: Vec<LocalAddress>,
-    host: u64,
-    sockets: SocketOptions,
-    workers: Workers,
-    rails: Rails,
-    silent: Silent,
-    relays: Relays,
-    devices: Option<Arc<Devices>>,
 }
 
 impl Net {
@@ -140,27 +113,27 @@ impl Net {
         others.retain(|other| !other.loopback && !ports.contains(other));
         let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let workers = Workers::start(config)?;
-        let host = handle::host(&Host::current());
-        let relays = Relays::new(config, &ports, host)?;
+        let host = address::handle::host(&Host::current());
+        let relays = Arc::new(Relays::new(config, &ports, &sockets, host)?);
         let devices = Devices::open(config)?;
         if let Some(devices) = &devices {
-            workers.next(true, false).push(Task::Hear(devices.clone()));
+            rdma::watch(devices, &workers.next(true, false));
         }
         let config = config.clone();
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(Context {
             config,
             ports,
             others,
             host,
             sockets,
             workers,
-            rails: Rails::default(),
-            silent: Silent::default(),
+            monitor: Monitor::default(),
+            unresponsive: Unresponsive::default(),
             relays,
             devices,
         });
-        let door = Door::open(&inner)?;
-        Ok(Net { inner, door, origin: Origin::here() })
+        let acceptor = Acceptor::open(&inner)?;
+        Ok(Net { inner, acceptor, redialer: Arc::default(), origin: Origin::here() })
     }
 
     /// Addresses announced to peers, most useful first.
@@ -170,7 +143,7 @@ impl Net {
 
     /// Returns the addresses of [`Net::ports`] as text, with interfaces and prefix lengths.
     pub fn describe(&self) -> String {
-        ports::list(&self.inner.ports)
+        address::ports::list(&self.inner.ports)
     }
 
     /// Registers memory for messages that go by RDMA. Without ports for that it does nothing; messages of memory that a
@@ -189,7 +162,7 @@ impl Net {
     /// [`Error::Os`] without random numbers.
     pub fn listen(&self) -> Result<(Handle, Listener)> {
         self.check("listen")?;
-        self.door.listen(&self.inner)
+        self.acceptor.listen(&self.inner)
     }
 
     /// Begins to connect to a listener.
@@ -198,36 +171,25 @@ impl Net {
     /// [`Error::Os`] when no thread can be started.
     pub fn connect(&self, handle: &Handle) -> Result<Connecting> {
         self.check("connect")?;
-        dial::start(&self.inner, handle.clone())
+        connect::dialer::start(&self.inner, &self.redialer, handle.clone())
     }
 }
 
 impl Net {
     fn check(&self, op: &str) -> Result<()> {
-        if self.origin.is_here() { Ok(()) } else { Err(elsewhere(op)) }
+        if self.origin.is_here() { Ok(()) } else { Err(wrong_process(op)) }
     }
-}
-
-/// The error of a call in a forked child.
-#[cold]
-fn elsewhere(op: &str) -> Error {
-    let here = std::process::id();
-    Error::invalid(
-        op,
-        format!(
-            "process {here} was forked from the one that has the connection: make the call there, or run a new program here"
-        ),
-    )
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
         if !self.origin.is_here() {
             // Its threads are the parent's, and so are the locks that they held when this process was forked.
-            return std::mem::forget(self.inner.clone());
+            return std::mem::forget((self.inner.clone(), self.redialer.clone()));
         }
-        self.inner.relays.leave();
+        self.inner.relays.shut_down();
         // Its threads have the rest of this, too, while they dial.
-        self.inner.rails.stop();
+        self.inner.monitor.stop();
+        self.redialer.stop();
     }
 }

@@ -6,8 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::config::Config;
+use crate::net::connection::ends;
+use crate::net::data::control::Kind;
+use crate::net::data::frame::Frame;
+use crate::net::data::receiver::Target;
+use crate::net::data::session::Paths;
+use crate::net::data::side::Side;
 
-const SEVERAL: link::Ways = link::Ways { several: true, relayed: false };
+const SEVERAL: Paths = Paths { several: true, relayed: false };
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -107,22 +113,22 @@ fn a_sender_is_done_before_the_receive_is_posted() {
 fn a_piece_waits_for_its_receive_while_nobody_waits_for_others() {
     let mut memory = vec![0u8; 60_000];
     let ends = Ends::new();
-    let link::Side::In(incoming) = &ends.into.link.side else { panic!("a receiver") };
-    let piece = |tag| frame::Frame::piece(tag, 0, 60_000, 0, 60_000);
-    let place = |tag, stream| match incoming.target(&piece(tag), stream).unwrap() {
+    let Side::In(receiver) = &ends.into.connection.side else { panic!("a receiver") };
+    let fragment = |tag| Frame::fragment(tag, 0, 60_000, 0, 60_000);
+    let target = |tag, stream| match receiver.target(&fragment(tag), stream).unwrap() {
         None => "waits",
-        Some(incoming::Target::Early(_)) => "early",
-        Some(incoming::Target::Posted(_)) => "posted",
+        Some(Target::Early(_)) => "early",
+        Some(Target::Posted(_)) => "posted",
     };
     let mut post = |tag| {
-        // SAFETY: it lives longer than the link.
+        // SAFETY: it lives longer than the connection.
         assert!(unsafe { ends.into.receive(&[(memory.as_mut_ptr(), 60_000, tag)]) }.unwrap().is_some());
     };
-    assert_eq!((place(1, Some(0)), place(1, None), place(2, Some(1))), ("waits", "early", "waits"));
-    incoming.is_late(2);
-    assert_eq!((place(2, Some(1)), place(1, Some(0))), ("early", "waits"));
+    assert_eq!((target(1, Some(0)), target(1, None), target(2, Some(1))), ("waits", "early", "waits"));
+    receiver.mark_late(2);
+    assert_eq!((target(2, Some(1)), target(1, Some(0))), ("early", "waits"));
     post(1);
-    assert_eq!((place(1, Some(0)), place(3, Some(1))), ("posted", "early"));
+    assert_eq!((target(1, Some(0)), target(3, Some(1))), ("posted", "early"));
 }
 
 #[test]
@@ -130,7 +136,7 @@ fn a_message_that_is_too_long_is_an_error_with_both_lengths() {
     let net = net(|_| ());
     let (sender, receiver) = pair(&net, &net);
     let (data, mut got) = (pattern(100, 0), [0u8; 50]);
-    // SAFETY: both live until the link is dropped.
+    // SAFETY: both live until the connection is dropped.
     unsafe {
         let recv = receiver.receive(&[(got.as_mut_ptr(), 50, 0)]).unwrap().unwrap();
         sender.send(data.as_ptr(), 100, 0).unwrap().unwrap();
@@ -156,9 +162,9 @@ fn a_handshake_that_breaks_is_tried_again() {
     let (ours, theirs) = (net(|_| ()), net(|_| ()));
     let (handle, listener) = theirs.listen().unwrap();
     // Passes on all but the first connection and the third.
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
-    let ports = (door.local_addr().unwrap().port(), 0);
-    let behind = handle.door(Ipv4Addr::LOCALHOST.into());
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let ports = (proxy.local_addr().unwrap().port(), 0);
+    let behind = handle.acceptor_at(Ipv4Addr::LOCALHOST.into());
     let copy = |mut from: TcpStream, mut to: TcpStream| {
         std::thread::spawn(move || {
             let _ = std::io::copy(&mut from, &mut to);
@@ -169,7 +175,7 @@ fn a_handshake_that_breaks_is_tried_again() {
         let passing = scope.spawn(|| {
             let mut threads = Vec::new();
             for number in 0..6 {
-                let (near, _) = door.accept().unwrap();
+                let (near, _) = proxy.accept().unwrap();
                 if number % 2 == 1 || number > 2 {
                     let far = TcpStream::connect(behind).unwrap();
                     threads.push(copy(near.try_clone().unwrap(), far.try_clone().unwrap()));
@@ -195,7 +201,7 @@ fn a_handshake_that_breaks_is_tried_again() {
 }
 
 #[test]
-fn no_way_is_an_error_at_both_ends_that_names_all_ports() {
+fn no_route_is_an_error_at_both_ends_that_names_all_ports() {
     // Loopback of two "hosts": no data gets from one to the other.
     let (ours, theirs) = (net(|_| ()), net(|_| ()));
     let (handle, listener) = theirs.listen().unwrap();
@@ -212,7 +218,7 @@ fn no_way_is_an_error_at_both_ends_that_names_all_ports() {
     }
 }
 
-/// Streams of a link whose two ends are here, as if over several rails.
+/// Streams of a connection whose two ends are here, as if over several rails.
 pub(super) struct Ends {
     net: Net,
     pub(super) out: Sender,
@@ -226,30 +232,32 @@ impl Ends {
 
     fn over(net: Net) -> Ends {
         let (outs, intos) = (0..4).map(sockets).unzip();
-        let out = ends::sender("out".to_owned(), (outs, SEVERAL), &net.inner).unwrap();
-        let into = ends::receiver("in".to_owned(), (intos, SEVERAL), &net.inner).unwrap();
+        let out = ends::sender("out".to_owned(), (outs, SEVERAL), &net.inner.resources()).unwrap();
+        let into = ends::receiver("in".to_owned(), (intos, SEVERAL), &net.inner.resources()).unwrap();
         Ends { net, out, into }
     }
 
     /// Returns the numbers of the streams that both ends take for alive.
     fn alive(&self) -> Vec<usize> {
-        let there = |index: usize| self.into.link.alive().any(|(i, _)| i == index);
-        self.out.link.alive().map(|(index, _)| index).filter(|index| there(*index)).collect()
+        let there = |index: usize| self.into.connection.alive().any(|(i, _)| i == index);
+        self.out.connection.alive().map(|(index, _)| index).filter(|index| there(*index)).collect()
     }
 
-    /// Adds a stream in a position that both ends have left, or in a new one.
+    /// Adds a stream in a position that both ends have retired, or in a new one.
     fn add(&self) {
-        let (out, into) = (&self.out.link, &self.into.link);
-        let next = |link: &link::Link, place| link.beside(place).map_or(place, |s| s.number() + link.places());
-        let numbers = (0..out.places()).map(|place| next(out, place).max(next(into, place)));
+        let (out, into) = (&self.out.connection, &self.into.connection);
+        let next = |connection: &connection::Connection, position| {
+            connection.beside(position).map_or(position, |s| s.number() + connection.positions())
+        };
+        let numbers = (0..out.positions()).map(|position| next(out, position).max(next(into, position)));
         let free: Vec<usize> = numbers.filter(|number| out.is_free(*number) && into.is_free(*number)).collect();
         let Some(&index) = free.first() else { return };
-        let (ours, theirs) = sockets(index % out.places());
+        let (ours, theirs) = sockets(index % out.positions());
         let workers = &self.net.inner.workers;
         assert!(into.add(index, theirs, workers) && out.add(index, ours, workers));
         // Now and then the peer has one that the sender never had.
         if let Some(&last) = free.last().filter(|last| index.is_multiple_of(5) && **last != index) {
-            let (own, stray) = sockets(last % out.places());
+            let (own, stray) = sockets(last % out.positions());
             assert!(into.add(last, stray, workers));
             if index.is_multiple_of(2) {
                 // It ends by a reset.
@@ -301,13 +309,14 @@ fn lost_streams_cost_no_message_and_repeat_none() {
                     let alive = ends.alive();
                     if alive.len() > 2 {
                         let stream = alive[random() % alive.len()];
-                        let link = if random().is_multiple_of(2) { &ends.out.link } else { &ends.into.link };
+                        let connection =
+                            if random().is_multiple_of(2) { &ends.out.connection } else { &ends.into.connection };
                         if random().is_multiple_of(2) {
-                            link.lose(stream, "a test loses it".to_owned());
+                            connection.fail_stream(stream, "a test loses it".to_owned());
                         } else {
-                            // As if it stood still, at this end.
-                            link.doubt(stream, true);
-                            link.retire(stream, "a test doubts it");
+                            // As if it stalled, at this end.
+                            connection.suspect(stream, true);
+                            connection.retire(stream, "a test doubts it");
                         }
                         lost += 1;
                     }
@@ -360,27 +369,27 @@ pub(super) fn numbers(seed: u64) -> impl FnMut() -> usize {
 }
 
 #[test]
-fn words_that_make_no_sense_end_the_connection() {
-    let cases: [(bool, frame::Word, i32, u64); 5] = [
-        (true, frame::Word::Read, 0, 1),
-        (true, frame::Word::Left, 1, 0),
-        (true, frame::Word::Agreed, 99, 0),
-        (false, frame::Word::Lost, 1, 0),
-        (false, frame::Word::Left, -1, 0),
+fn control_frames_that_make_no_sense_end_the_connection() {
+    let cases: [(bool, Kind, i32, u64); 5] = [
+        (true, Kind::Ack, 0, 1),
+        (true, Kind::Retire, 1, 0),
+        (true, Kind::RetireAck, 99, 0),
+        (false, Kind::StreamFailed, 1, 0),
+        (false, Kind::Retire, -1, 0),
     ];
-    for (to_sender, word, about, number) in cases {
+    for (to_sender, kind, about, number) in cases {
         let net = net(|_| ());
         let (ours, theirs) = sockets(0);
         let all = (vec![ours, sockets(1).0], SEVERAL);
-        let (sender, receiver, link);
+        let (sender, receiver, connection);
         if to_sender {
-            sender = ends::sender("x".to_owned(), all, &net.inner).unwrap();
-            link = sender.link.clone();
+            sender = ends::sender("x".to_owned(), all, &net.inner.resources()).unwrap();
+            connection = sender.connection.clone();
         } else {
-            receiver = ends::receiver("x".to_owned(), all, &net.inner).unwrap();
-            link = receiver.link.clone();
+            receiver = ends::receiver("x".to_owned(), all, &net.inner.resources()).unwrap();
+            connection = receiver.connection.clone();
         }
-        (&theirs).write_all(bytemuck::bytes_of(&frame::Frame::say(word, about, number))).unwrap();
-        until("its end", || link.is_over().then_some(()));
+        (&theirs).write_all(bytemuck::bytes_of(&Frame::control(kind, about, number))).unwrap();
+        until("its end", || connection.is_over().then_some(()));
     }
 }

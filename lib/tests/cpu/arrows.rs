@@ -14,6 +14,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("src/comm", "comm", "start calls engine state"),
     ("src/cuda", "cuda", "start calls comm hosted phased peer path kernels checked window driver"),
     ("src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
+    ("src/net", "net", "links connect relay address health connection rdma data stream worker"),
     (
         "src/transport",
         "transport",
@@ -51,7 +52,10 @@ const LAYERS: &[(&str, &str, &str)] = &[
 /// The code of a file, without comments and without what is compiled for tests alone.
 fn code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
-    let text = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
+    // A module in a file of its own is no end of the code.
+    let inline = |&(at, mark): &(usize, &str)| text[at + mark.len()..].lines().next().is_some_and(|l| l.ends_with('{'));
+    let tests = text.match_indices("\n#[cfg(test)]\nmod ").find(inline);
+    let text = &text[..tests.map_or(text.len(), |(at, _)| at)];
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.collect::<Vec<_>>().join("\n")
 }

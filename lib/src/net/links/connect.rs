@@ -51,7 +51,7 @@ pub(super) fn join(
         if matches!(rustix::net::recv(&socket, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT), Ok((0, _))) {
             return Err(who.lost("connect", CLOSED));
         }
-        wait.pause(LOOK, || "the connections of its rails do not stand".to_owned())?;
+        wait.pause(LOOK, || "the connections of its connections are not established".to_owned())?;
     }
     socket.write_all(&[READY]).map_err(|e| who.lost("connect", &e.to_string()))?;
     read_exact(&mut socket, &mut [0], wait, "its rails do not stand").map_err(|failure| failure.of(&who))?;

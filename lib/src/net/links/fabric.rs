@@ -72,7 +72,7 @@ impl Fabric for RailsFabric {
             Err(e) => return Ok(Err(e)),
         };
         match connect::join(&self.net, socket, who, (accept.options, accept.bell, accept.wait), &self.linger) {
-            // It has given up, and may come again.
+            // It has stopped, and may come again.
             Err(e @ Error::PeerLost { .. }) => Ok(Err(e.to_string())),
             made => made.map(Ok),
         }

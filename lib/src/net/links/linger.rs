@@ -1,11 +1,10 @@
-//! Messages that are committed and not sent yet; a link that is dropped leaves them to the endpoint's thread.
+//! Messages that are committed and not sent yet; a link that is dropped hands them to the endpoint's thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::TAG;
-use super::slots::Slots;
+use super::slots::{Slots, TAG};
 use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::net::{MAX_GROUP, Sender};
@@ -43,10 +42,10 @@ impl Unsent {
 
     /// Returns the slots whose messages were sent since the last call.
     pub(super) fn collect(&mut self) -> Vec<usize> {
-        let link = &self.sender.link;
+        let connection = &self.sender.connection;
         let is_done = |request: usize| {
             let done = |r: &crate::net::Request| r.is_done() && r.test(&mut [0; MAX_GROUP]).is_ok();
-            link.requests.get(request).is_some_and(done)
+            connection.requests.get(request).is_some_and(done)
         };
         self.open.extract_if(.., |(_, request)| is_done(*request)).map(|(slot, _)| slot).collect()
     }
@@ -71,9 +70,9 @@ impl Closing for Ending {
 
     fn is_done(&mut self) -> bool {
         self.bell.drain();
-        self.unsent.sender.link.fate().alarm(&self.bell).arm();
+        self.unsent.sender.connection.status().alarm(&self.bell).arm();
         self.unsent.collect();
-        self.unsent.is_empty() || self.unsent.sender.link.is_over() || Instant::now() >= self.until
+        self.unsent.is_empty() || self.unsent.sender.connection.is_over() || Instant::now() >= self.until
     }
 
     fn needs_this_process(&self) -> bool {
@@ -81,20 +80,20 @@ impl Closing for Ending {
     }
 }
 
-/// Leaves the unsent messages of a dropped link to the endpoint's thread.
-pub(super) fn leave(unsent: &mut Unsent, linger: &Linger) {
+/// Hands the unsent messages of a dropped link to the endpoint's thread.
+pub(super) fn hand_over(unsent: &mut Unsent, linger: &Linger) {
     let Unsent { sender, slots, open } = unsent;
     let left = Unsent { sender: sender.clone(), slots: slots.clone(), open: std::mem::take(open) };
     if !linger.origin.is_here() {
         // The connection, and the threads that read its memory, are its parent's.
         return std::mem::forget(left);
     }
-    if left.is_empty() || left.sender.link.is_over() {
+    if left.is_empty() || left.sender.connection.is_over() {
         return;
     }
     match Doorbell::new() {
         Ok(bell) => {
-            left.sender.link.fate().alarm(&bell).move_to(bell.clone());
+            left.sender.connection.status().alarm(&bell).move_to(bell.clone());
             linger.take(Box::new(Ending { unsent: left, bell, until: Instant::now() + LINGER }));
         }
         Err(e) => log::warn!("a link over rails is closed at once: {e}"),

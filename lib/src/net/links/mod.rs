@@ -33,9 +33,6 @@ use crate::error::Result;
 use crate::secret::Secret;
 use crate::transport::{Endpoint, tcp};
 
-/// Tag of all messages.
-const TAG: i32 = 0;
-
 /// Makes an [`Endpoint`] as [`Endpoint::new`] does, over rails if `TINYNCCL_TCP_RAILS` is set.
 ///
 /// # Errors

@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::TAG;
 use super::send::lost;
-use super::slots::Slots;
+use super::slots::{Slots, TAG};
 use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::net::{MAX_GROUP, Net, Receiver};
@@ -37,7 +36,7 @@ impl RailsRecv {
         (bell, linger): (&Arc<Doorbell>, &Arc<Linger>),
     ) -> Result<RailsRecv> {
         let mut link = RailsRecv {
-            peer: Peer { address: receiver.link.name().to_owned(), ..who },
+            peer: Peer { address: receiver.connection.name().to_owned(), ..who },
             receiver: Arc::new(receiver),
             slots: Arc::new(Slots::new(net, options)?),
             posted: VecDeque::with_capacity(options.depth),
@@ -52,9 +51,9 @@ impl RailsRecv {
 
     /// Posts a receive for the next message into a slot without one.
     fn post(&mut self, slot: usize) {
-        let (place, room) = self.slots.message(slot);
+        let (memory, len) = self.slots.message(slot);
         // SAFETY: nothing reads the slot before its request is done, and it is dropped after the connection.
-        let request = unsafe { self.receiver.post(&[(place, room, TAG)]) };
+        let request = unsafe { self.receiver.post(&[(memory, len, TAG)]) };
         self.posted.push_back((slot, request));
     }
 
@@ -68,16 +67,16 @@ impl RailsRecv {
             return Err(self.peer.protocol("receive", detail.clone()));
         }
         let Some(&(slot, request)) = self.posted.front() else { return Ok(None) };
-        let link = &self.receiver.link;
-        let request = request.and_then(|request| link.requests.get(request));
+        let connection = &self.receiver.connection;
+        let request = request.and_then(|request| connection.requests.get(request));
         if !request.is_some_and(|r| r.is_done()) {
-            link.attend();
+            connection.drive_progress();
         }
         if !request.is_some_and(|r| r.is_done()) {
             // What came before the end is still a message.
-            let fate = link.fate().check();
-            if fate.is_ok() || !request.is_some_and(|r| r.is_done()) {
-                return fate.map(|()| None).map_err(|e| lost(&self.peer, "receive", e));
+            let status = connection.status().check();
+            if status.is_ok() || !request.is_some_and(|r| r.is_done()) {
+                return status.map(|()| None).map_err(|e| lost(&self.peer, "receive", e));
             }
         }
         let mut sizes = [0; MAX_GROUP];
@@ -147,16 +146,16 @@ impl RecvLink for RailsRecv {
     }
 
     fn arm(&mut self) -> Result<bool> {
-        self.receiver.link.fate().alarm(&self.bell).arm();
+        self.receiver.connection.status().alarm(&self.bell).arm();
         Ok(self.load()?.is_some())
     }
 
     fn disarm(&mut self) {
-        self.receiver.link.fate().alarm(&self.bell).disarm();
+        self.receiver.connection.status().alarm(&self.bell).disarm();
     }
 
     fn interest(&self) -> Interest {
-        Interest { fd: self.receiver.link.fd(), readable: true, writable: false }
+        Interest { fd: self.receiver.connection.fd(), readable: true, writable: false }
     }
 }
 

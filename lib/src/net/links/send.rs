@@ -32,7 +32,7 @@ impl RailsSend {
         (bell, linger): (&Arc<Doorbell>, &Arc<Linger>),
     ) -> Result<RailsSend> {
         Ok(RailsSend {
-            peer: Peer { address: sender.link.name().to_owned(), ..who },
+            peer: Peer { address: sender.connection.name().to_owned(), ..who },
             unsent: Unsent::new(sender, Slots::new(net, options)?),
             free: (0..options.depth).collect(),
             reserved: None,
@@ -43,7 +43,7 @@ impl RailsSend {
     }
 
     fn alive(&self) -> Result<()> {
-        self.unsent.sender.link.fate().check().map_err(|e| lost(&self.peer, "send", e))
+        self.unsent.sender.connection.status().check().map_err(|e| lost(&self.peer, "send", e))
     }
 
     /// Collects the slots whose messages are sent, and returns the connection's error, if it had failed before that:
@@ -58,7 +58,7 @@ impl RailsSend {
     fn slot(&mut self) -> Option<usize> {
         if self.reserved.is_none() {
             if self.free.is_empty() {
-                self.unsent.sender.link.attend();
+                self.unsent.sender.connection.drive_progress();
                 self.free.extend(self.unsent.collect());
             }
             self.reserved = self.free.pop();
@@ -125,8 +125,8 @@ impl SendLink for RailsSend {
             return Err(self.peer.not_sendable(header, data, max));
         }
         let Some(slot) = self.slot() else { return Ok(false) };
-        if let Some(place) = self.memory(slot).get_mut(..data.len()) {
-            place.copy_from_slice(data);
+        if let Some(memory) = self.memory(slot).get_mut(..data.len()) {
+            memory.copy_from_slice(data);
         }
         self.post(slot, header)?;
         Ok(true)
@@ -140,7 +140,7 @@ impl SendLink for RailsSend {
         if self.unsent.is_empty() {
             return Ok(false);
         }
-        self.unsent.sender.link.attend();
+        self.unsent.sender.connection.drive_progress();
         let before = self.free.len();
         let alive = self.look();
         if !self.unsent.is_empty() {
@@ -158,7 +158,7 @@ impl SendLink for RailsSend {
     }
 
     fn arm(&mut self) -> Result<bool> {
-        self.unsent.sender.link.fate().alarm(&self.bell).arm();
+        self.unsent.sender.connection.status().alarm(&self.bell).arm();
         let alive = self.alive();
         let moved = self.progress()?;
         alive?;
@@ -166,16 +166,16 @@ impl SendLink for RailsSend {
     }
 
     fn disarm(&mut self) {
-        self.unsent.sender.link.fate().alarm(&self.bell).disarm();
+        self.unsent.sender.connection.status().alarm(&self.bell).disarm();
     }
 
     fn interest(&self) -> Interest {
-        Interest { fd: self.unsent.sender.link.fd(), readable: true, writable: false }
+        Interest { fd: self.unsent.sender.connection.fd(), readable: true, writable: false }
     }
 }
 
 impl Drop for RailsSend {
     fn drop(&mut self) {
-        linger::leave(&mut self.unsent, &self.linger);
+        linger::hand_over(&mut self.unsent, &self.linger);
     }
 }

@@ -8,6 +8,8 @@ use crate::transport::LinkOptions;
 use crate::transport::mapping::Mapping;
 use crate::wire::Header;
 
+/// Tag of all messages.
+pub(super) const TAG: i32 = 0;
 /// Offset of the payload in a slot, in bytes. The header is right before it, so that both are one message.
 const PAYLOAD: usize = 64;
 

@@ -1,25 +1,32 @@
 //! The RDMA ports of a process, and asynchronous events of their devices.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::super::link::Link;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::net::worker::service::{Remaining, Service};
+use crate::net::worker::thread::{Job, Worker};
 use crate::threads::lock;
-use crate::transport::verbs::rails::{Rail, Rails};
+use crate::transport::verbs::rails::{Rail as Nic, Rails as Nics};
 use crate::transport::verbs::sys::Timing;
+
+/// A user of RDMA ports, which is notified when one goes up or down.
+pub(in crate::net) trait PortListener: fmt::Debug + Send + Sync {
+    fn port(&self, ip: IpAddr, up: bool);
+}
 
 /// The RDMA ports of a process.
 #[derive(Debug)]
 pub(in crate::net) struct Devices {
-    pub(super) rails: Rails,
+    pub(super) nics: Nics,
     /// Timeout and retries of a queue pair where other rails can take over.
     impatient: Timing,
-    /// Links that have had queue pairs.
-    links: Mutex<Vec<Weak<Link>>>,
+    /// Connections that have had queue pairs.
+    listeners: Mutex<Vec<Weak<dyn PortListener>>>,
 }
 
 impl Devices {
@@ -28,10 +35,10 @@ impl Devices {
         if !config.net_rdma {
             return Ok(None);
         }
-        match Rails::open(0, config) {
-            Ok(rails) => {
-                let impatient = within(rails.timing, config.net_rail_timeout);
-                Ok(Some(Arc::new(Devices { rails, impatient, links: Mutex::default() })))
+        match Nics::open(0, config) {
+            Ok(nics) => {
+                let impatient = within(nics.timing, config.net_rail_timeout);
+                Ok(Some(Arc::new(Devices { nics, impatient, listeners: Mutex::default() })))
             }
             Err(e @ Error::Config { .. }) => Err(e),
             Err(e) => {
@@ -42,58 +49,81 @@ impl Devices {
     }
 
     pub(super) fn timing(&self, several: bool) -> Timing {
-        if several { self.impatient } else { self.rails.timing }
+        if several { self.impatient } else { self.nics.timing }
     }
 
     /// Returns the port with this address.
-    pub(super) fn at(&self, ip: IpAddr) -> Option<&Rail> {
-        self.rails.all().iter().find(|rail| !rail.port.address.infiniband && rail.port.address.ip() == ip)
+    pub(super) fn at(&self, ip: IpAddr) -> Option<&Nic> {
+        self.nics.all().iter().find(|nic| !nic.port.address.infiniband && nic.port.address.ip() == ip)
     }
 
     pub(super) fn ports(&self) -> String {
-        self.rails.all().iter().map(|rail| rail.port.address.to_string()).collect::<Vec<_>>().join(", ")
+        self.nics.all().iter().map(|nic| nic.port.address.to_string()).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns true if the port with this address is active now.
     pub(super) fn is_up(&self, ip: IpAddr) -> bool {
-        let state = self.at(ip).map(|rail| rail.device.pd.context().port(rail.port.address.port));
+        let state = self.at(ip).map(|nic| nic.device.pd.context().port(nic.port.address.port));
         state.is_some_and(|state| state.is_ok_and(|state| state.active))
     }
 
-    /// Registers a link, which is notified of ports that go up or down.
-    pub(super) fn tell(&self, link: &Arc<Link>) {
-        let mut links = lock(&self.links);
-        links.retain(|one| one.strong_count() > 0 && one.as_ptr() != Arc::as_ptr(link));
-        links.push(Arc::downgrade(link));
-    }
-
-    /// Returns the descriptor of each device's asynchronous events, with the number of the device.
-    pub(in crate::net) fn watched(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
-        self.rails.devices().iter().map(|device| device.event_fd()).enumerate()
+    /// Registers a connection, which is notified of ports that go up or down.
+    pub(super) fn subscribe(&self, listener: Arc<dyn PortListener>) {
+        let mut listeners = lock(&self.listeners);
+        listeners.retain(|one| one.strong_count() > 0 && !std::ptr::addr_eq(one.as_ptr(), Arc::as_ptr(&listener)));
+        listeners.push(Arc::downgrade(&listener));
     }
 
     /// Handles the asynchronous events of a device. False once it is lost, and has no more.
-    pub(in crate::net) fn event(&self, number: usize) -> bool {
-        let Some(device) = self.rails.devices().get(number) else { return false };
+    fn event(&self, number: usize) -> bool {
+        let Some(device) = self.nics.devices().get(number) else { return false };
         let mut changed = Vec::new();
         device.handle_events(&"net", |event| {
             let Some(up) = event.port_is_up() else { return };
-            let of = |rail: &&Rail| Arc::ptr_eq(&rail.device, device) && event.concerns(rail.port.address.port);
-            changed.extend(self.rails.all().iter().filter(of).map(|rail| (rail.port.address.ip(), up)));
+            let of = |nic: &&Nic| Arc::ptr_eq(&nic.device, device) && event.concerns(nic.port.address.port);
+            changed.extend(self.nics.all().iter().filter(of).map(|nic| (nic.port.address.ip(), up)));
         });
-        let links: Vec<Arc<Link>> = match changed.is_empty() {
+        let listeners: Vec<Arc<dyn PortListener>> = match changed.is_empty() {
             true => Vec::new(),
-            false => lock(&self.links).iter().filter_map(Weak::upgrade).collect(),
+            false => lock(&self.listeners).iter().filter_map(Weak::upgrade).collect(),
         };
-        for link in links {
-            changed.iter().for_each(|&(ip, up)| link.rdma.port(&link, ip, up));
+        for listener in listeners {
+            changed.iter().for_each(|&(ip, up)| listener.port(ip, up));
         }
         device.failure().is_none()
     }
 }
 
+/// Asynchronous events of a device.
+struct DeviceService {
+    devices: Arc<Devices>,
+    number: usize,
+}
+
+impl Service for DeviceService {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.devices.nics.devices().get(self.number).map(|device| device.event_fd())
+    }
+
+    fn readable(&self, _hung_up: bool) -> Remaining {
+        // A device that is lost stays readable.
+        if self.devices.event(self.number) { Remaining::Nothing } else { Remaining::Unwatch }
+    }
+
+    /// Does nothing: queue pairs fail without these events, too.
+    fn fail(&self, _detail: &str) {}
+}
+
+/// Has `worker` handle the asynchronous events of all devices from now on.
+pub(in crate::net) fn watch(devices: &Arc<Devices>, worker: &Worker) {
+    for number in 0..devices.nics.devices().len() {
+        let service = DeviceService { devices: devices.clone(), number };
+        worker.push(Job::Add { key: worker.new_key(), service: Box::new(service), edge: false });
+    }
+}
+
 /// Returns the timing with which a queue pair gives up after `limit`, rounded up, and one repetition: packets wait for
-/// tens of milliseconds in the queue of a slow cable, and to repeat them meanwhile would cost half of it.
+/// tens of milliseconds in the queue of a slow link, and to repeat them meanwhile would cost half of it.
 fn within(timing: Timing, limit: Duration) -> Timing {
     let retries = timing.retries.min(1);
     let unit = Duration::from_nanos(4096) * (u32::from(retries) + 1);

@@ -1,18 +1,18 @@
 //! Long messages by RDMA: written from the sender's memory to that of the posted receive, and no thread copies them.
 //!
 //! Between two NICs with RDMA ports, the sender offers a queue pair beside its stream there
-//! ([`Card`](super::frame::Card)), and the receiver answers with its own. From then on a message over 32 KiB waits
-//! until the receiver has sent a receive credit with the address of its receive (a [`Room`]), as under NCCL's own
+//! ([`QpInfo`](super::data::QpInfo)), and the receiver answers with its own. From then on a message over 32 KiB
+//! waits until the receiver has sent a CTS frame with the address of its receive (a [`Cts`]), as under NCCL's own
 //! transport for InfiniBand. The sender requests that. While the messages of a tag are long, the receiver sends a
 //! credit for each receive when it is posted; short ones should not pay for it, whose receives are often as long. A
-//! message is cut into fragments of [`PIECE`] bytes, and a queue pair takes the next one when it has fewer than
+//! message is cut into fragments of [`RDMA_FRAGMENT`] bytes, and a queue pair takes the next one when it has fewer than
 //! [`DEPTH`] under way and the fragment would arrive as early over it as over any other.
 //!
 //! A fragment is one RDMA WRITE WITH IMMEDIATE. The immediate value names the credit and the fragment, and its
 //! completion shows the receiver that the fragment is in its posted buffer. The last one of a message gives its length.
 //!
 //! Short messages, those of memory that is not registered, and all control frames go over the streams. So does
-//! everything after the last queue pair is lost. One that fails is left as a stream is: the sender notifies the
+//! everything after the last queue pair is lost. One that fails is retired as a stream is: the sender notifies the
 //! receiver, which stops its own end, then replies with the number of fragments that came over it, and streams carry
 //! the others. Another one is offered if it had carried something and its NIC pair still has a stream, or when that has
 //! one again. A port whose device reports it down loses its queue pairs at once, and offers others when it is up.
@@ -28,23 +28,22 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 
-use super::frame::{self, Frame, Room, Word};
-use super::link::{Link, Side};
-use super::load;
-use super::stream::{Rail, State, Stream};
-use super::worker::Task;
 use crate::error::{Error, Result};
+use crate::net::data::control::{self, Cts, Kind, QpInfo};
+use crate::net::data::frame::{Frame, RDMA_FRAGMENT};
+use crate::net::data::side::{Directed, Side};
+use crate::net::stream::rate;
+use crate::net::stream::{Rail, State, Stream};
+use crate::net::worker::thread::{Job, Worker};
 use crate::threads::lock;
 use crate::transport::verbs::rails::Registered;
 use crate::transport::verbs::sys::Access;
-pub(super) use devices::Devices;
+pub(super) use devices::{Devices, PortListener, watch};
 use queue::{Posted, Queue, Site};
 
-/// Length of the fragments of a message, alike at both ends.
-pub(super) const PIECE: usize = 512 << 10;
 /// Most fragments of a queue pair in flight.
 const DEPTH: usize = 8;
-/// Most queue pairs in the life of a link.
+/// Most queue pairs in the state of a connection.
 const MOST: usize = 64;
 
 /// Memory that is registered with the RDMA devices, if there are some, until this is dropped.
@@ -63,7 +62,7 @@ pub(super) unsafe fn register(devices: Option<&Devices>, base: *mut u8, bytes: u
         return Memory { _registered: None };
     };
     // SAFETY: by the caller; peers write to it only where a receive is posted, whose memory is not used otherwise.
-    let registered = unsafe { devices.rails.register(base, bytes, Access::Target) };
+    let registered = unsafe { devices.nics.register(base, bytes, Access::Target) };
     let refused = |e: &Error| {
         REFUSED.call_once(|| {
             log::warn!(
@@ -75,13 +74,13 @@ pub(super) unsafe fn register(devices: Option<&Devices>, base: *mut u8, bytes: u
     Memory { _registered: registered.inspect_err(refused).ok() }
 }
 
-/// The queue pairs of a link.
+/// The queue pairs of a connection.
 #[derive(Debug)]
 pub(super) struct Queues {
     devices: Option<Arc<Devices>>,
     all: Box<[OnceLock<Queue>]>,
-    /// Held while a queue pair is added, so that none comes while the link is being closed.
-    making: Mutex<()>,
+    /// Held while a queue pair is added, so that none comes while the connection is being closed.
+    inserting: Mutex<()>,
     /// True once it was logged that there are no more queue pairs.
     spent: AtomicBool,
 }
@@ -90,7 +89,7 @@ impl Queues {
     pub(super) fn new(devices: Option<Arc<Devices>>) -> Queues {
         let most = if devices.is_some() { MOST } else { 0 };
         let all = std::iter::repeat_with(OnceLock::new).take(most).collect();
-        Queues { devices, all, making: Mutex::default(), spent: AtomicBool::new(false) }
+        Queues { devices, all, inserting: Mutex::default(), spent: AtomicBool::new(false) }
     }
 
     /// Returns true if this end has RDMA ports.
@@ -112,12 +111,12 @@ impl Queues {
         self.all.get(number)?.get()
     }
 
-    fn made(&self) -> impl Iterator<Item = (usize, &Queue)> + Clone {
-        self.all.iter().enumerate().filter_map(|(number, place)| Some((number, place.get()?)))
+    fn existing(&self) -> impl Iterator<Item = (usize, &Queue)> + Clone {
+        self.all.iter().enumerate().filter_map(|(number, slot)| Some((number, slot.get()?)))
     }
 
     fn alive(&self) -> impl Iterator<Item = (usize, &Queue)> + Clone {
-        self.made().filter(|(_, queue)| queue.life.is(State::Alive))
+        self.existing().filter(|(_, queue)| queue.state.is(State::Alive))
     }
 
     /// Returns true if a message of this memory may go by RDMA: it is registered, and there is a queue pair.
@@ -126,283 +125,304 @@ impl Queues {
     }
 
     /// Returns our port on the NIC pair of a stream, if there is one.
-    fn site<'a>(&'a self, link: &Link, stream: Option<&'a Stream>) -> Option<Site<'a>> {
+    fn site<'a>(&'a self, connection: &impl Directed, stream: Option<&'a Stream>) -> Option<Site<'a>> {
         let (devices, stream) = (self.devices.as_ref()?, stream?);
-        let cable = stream.rail?;
-        let timing = devices.timing(link.several());
-        Some(Site { rail: devices.at(cable.ours)?, timing, cable, worker: &stream.worker })
+        let rail = stream.rail?;
+        let timing = devices.timing(connection.session().several());
+        Some(Site { nic: devices.at(rail.ours)?, timing, rail, worker: &stream.worker })
     }
 
     /// Offers a queue pair beside a stream, if there is a port on its NIC pair and no queue pair yet. Returns the
     /// control frame for the peer.
-    pub(super) fn offer(&self, link: &Arc<Link>, index: usize, stream: &Stream) -> Option<Frame> {
-        if link.relayed() {
+    pub(super) fn offer(&self, connection: &impl Directed, index: usize, stream: &Stream) -> Option<Frame> {
+        if connection.session().relayed() {
             return None;
         }
-        let site = self.site(link, Some(stream))?;
-        if self.made().any(|(_, q)| q.cable == site.cable && (q.life.is(State::New) || q.life.is(State::Alive))) {
+        let site = self.site(connection, Some(stream))?;
+        if self.existing().any(|(_, q)| q.rail == site.rail && (q.state.is(State::New) || q.state.is(State::Alive))) {
             return None;
         }
-        let Some(number) = self.all.iter().position(|place| place.get().is_none()) else {
+        let Some(number) = self.all.iter().position(|slot| slot.get().is_none()) else {
             if !self.spent.swap(true, Ordering::Relaxed) {
                 log::warn!(
                     "net: {}: {MOST} queue pairs are lost, and its messages go over TCP from now on",
-                    link.name()
+                    connection.session().name()
                 );
             }
             return None;
         };
-        self.keep(link, number, Queue::new(&site).map_err(|e| e.to_string())).ok()?;
-        Some(self.get(number)?.card(index, number))
+        self.insert(connection, number, Queue::new(&site).map_err(|e| e.to_string())).ok()?;
+        Some(self.get(number)?.qp_info(index, number))
     }
 
     /// Offers queue pairs beside the streams on NIC pairs for which `on` is true, and notifies the peer.
-    pub(super) fn offer_on(&self, link: &Arc<Link>, on: impl Fn(Rail) -> bool) {
-        let Side::Out(_) = link.side else { return };
-        let here = link.alive().filter(|(_, stream)| stream.rail.is_some_and(&on));
-        let cards: Vec<Frame> = here.filter_map(|(index, stream)| self.offer(link, index, stream)).collect();
-        if !cards.is_empty() {
-            link.say(cards);
+    pub(super) fn offer_where(&self, connection: &impl Directed, on: impl Fn(Rail) -> bool) {
+        let Side::Out(_) = connection.side() else { return };
+        let here = connection.alive_on(&on).into_iter();
+        let offer = |index| self.offer(connection, index, connection.stream(index)?);
+        let offers: Vec<Frame> = here.filter_map(offer).collect();
+        if !offers.is_empty() {
+            connection.send_control(offers);
         }
     }
 
-    fn keep(&self, link: &Arc<Link>, number: usize, made: Result<Queue, String>) -> Result<(), String> {
-        let _making = lock(&self.making);
-        if link.is_closed() {
+    fn insert(&self, connection: &impl Directed, number: usize, made: Result<Queue, String>) -> Result<(), String> {
+        let _inserting = lock(&self.inserting);
+        if connection.session().is_closed() {
             return Err("the connection is closed".to_owned());
         }
         let kept = made.and_then(|queue| {
-            let place = self.all.get(number).ok_or_else(|| format!("expected at most {MOST} queue pairs"))?;
-            place.set(queue).map_err(|_| format!("queue pair {number} exists"))
+            let slot = self.all.get(number).ok_or_else(|| format!("expected at most {MOST} queue pairs"))?;
+            slot.set(queue).map_err(|_| format!("queue pair {number} exists"))
         });
         match (&kept, self.get(number)) {
-            (Ok(()), Some(queue)) => {
-                self.devices.iter().for_each(|devices| devices.tell(link));
-                queue.worker.push(Task::Watch(link.clone(), number));
-            }
-            (Err(why), _) => log::warn!("net: {}: no RDMA: {why}", link.name()),
+            (Ok(()), Some(_)) => connection.serve_queue_pair(number),
+            (Err(why), _) => log::warn!("net: {}: no RDMA: {why}", connection.session().name()),
             _ => {}
         }
         kept
     }
 
-    /// Handles a control frame of the peer's about a queue pair, or a request for a receive credit.
+    /// Handles a control frame of the peer's about a queue pair, or a request for a CTS frame.
     #[cold]
-    pub(super) fn heard(&self, link: &Arc<Link>, word: Word, frame: &Frame) -> Result<(), String> {
-        match (word, &link.side) {
-            (Word::Card, Side::In(_)) => {
-                self.answer(link, frame);
+    pub(super) fn handle_control(&self, connection: &impl Directed, kind: Kind, frame: &Frame) -> Result<(), String> {
+        match (kind, connection.side()) {
+            (Kind::QpInfo, Side::In(_)) => {
+                self.accept_offer(connection, frame);
                 Ok(())
             }
-            (Word::Card, Side::Out(_)) => {
-                self.join(link, frame);
+            (Kind::QpInfo, Side::Out(_)) => {
+                self.complete(connection, frame);
                 Ok(())
             }
-            _ if self.devices.is_none() => Err(format!("expected a word on streams alone, got {frame:x?}")),
-            (Word::Left, Side::In(_)) => self.part(link, frame),
-            (Word::Lost, Side::Out(_)) => {
+            _ if self.devices.is_none() => Err(format!("expected a control frame about a stream, got {frame:x?}")),
+            (Kind::Retire, Side::In(_)) => self.retire(connection, frame),
+            (Kind::StreamFailed, Side::Out(_)) => {
                 if let Some(number) = frame.queue() {
-                    self.lose(link, number, "the peer has lost its end");
+                    self.fail(connection, number, "the peer has lost its end");
                 }
                 Ok(())
             }
-            (Word::Agreed, Side::Out(outgoing)) => {
+            (Kind::RetireAck, Side::Out(sender)) => {
                 let Some(queue) = frame.queue().and_then(|number| self.get(number)) else { return Ok(()) };
-                let Some(left) = queue.agreed(link, frame.number)? else { return Ok(()) };
-                outgoing.again(link, left);
+                let Some(left) = queue.handle_retire_ack(connection, frame.number)? else { return Ok(()) };
+                sender.resend(connection, left);
                 // Where nothing arrived, nothing would: a firewall, for example.
-                let again = frame.number > 0 && self.is_up(queue.cable.ours);
-                let stream = link.alive().find(|(_, s)| again && s.rail == Some(queue.cable));
-                if let Some(card) = stream.and_then(|(index, stream)| self.offer(link, index, stream)) {
-                    link.say(vec![card]);
+                let again = frame.number > 0 && self.is_up(queue.rail.ours);
+                let alive = connection.alive_on(&|rail| again && rail == queue.rail);
+                if let Some(&index) = alive.first()
+                    && let Some(stream) = connection.stream(index)
+                    && let Some(offer) = self.offer(connection, index, stream)
+                {
+                    connection.send_control(vec![offer]);
                 }
                 Ok(())
             }
-            (Word::Waits, Side::In(incoming)) => incoming.waits(link, frame),
-            _ => Err(format!("expected a word on queue pairs for this end, got {frame:x?}")),
+            (Kind::Rts, Side::In(receiver)) => receiver.handle_rts(connection, frame),
+            _ => Err(format!("expected a control frame about queue pairs for this end, got {frame:x?}")),
         }
     }
 
     /// Answers the sender's offer of a queue pair.
-    fn answer(&self, link: &Arc<Link>, frame: &Frame) {
-        let theirs = frame.as_card();
+    fn accept_offer(&self, connection: &impl Directed, frame: &Frame) {
+        let theirs = frame.as_qp_info();
         let number = usize::from(theirs.queue);
         if self.get(number).is_some() {
             return;
         }
-        let made = match self.site(link, link.stream(theirs.stream)) {
+        let made = match self.site(connection, connection.stream(theirs.stream)) {
             Some(site) => Queue::answering(&site, &theirs),
             None => Err(match &self.devices {
-                Some(devices) => format!("expected the cable of an RDMA port ({}), got another one", devices.ports()),
+                Some(devices) => {
+                    format!("expected the NIC pair of an RDMA port ({}), got another one", devices.ports())
+                }
                 None => "RDMA is off (TINYNCCL_NET_RDMA)".to_owned(),
             }),
         };
-        let none = Frame::card(&frame::Card { qpn: 0, ..theirs });
-        let kept = self.keep(link, number, made);
+        let none = Frame::qp_info(&QpInfo { qpn: 0, ..theirs });
+        let kept = self.insert(connection, number, made);
         let answer = self.get(number).filter(|_| kept.is_ok()).map(|queue| {
-            log::info!("net: {}: long messages by RDMA, {}", link.name(), queue.ports);
-            (queue, queue.card(theirs.stream, number))
+            log::info!("net: {}: long messages by RDMA, {}", connection.session().name(), queue.ports);
+            (queue, queue.qp_info(theirs.stream, number))
         });
-        link.say(vec![answer.as_ref().map_or(none, |(_, card)| *card)]);
-        if let (Some((queue, _)), Side::In(incoming)) = (answer, &link.side)
-            && queue.life.becomes(State::Alive)
+        connection.send_control(vec![answer.as_ref().map_or(none, |(_, info)| *info)]);
+        if let (Some((queue, _)), Side::In(receiver)) = (answer, connection.side())
+            && queue.state.advance(State::Alive)
         {
-            incoming.tell_rooms(link);
+            receiver.send_all_cts(connection);
         }
     }
 
     /// Handles the receiver's answer to an offer: connects the queue pair, or gives it up.
-    fn join(&self, link: &Arc<Link>, frame: &Frame) {
-        let theirs = frame.as_card();
+    fn complete(&self, connection: &impl Directed, frame: &Frame) {
+        let theirs = frame.as_qp_info();
         let number = usize::from(theirs.queue);
-        let site = self.site(link, link.stream(theirs.stream));
-        let (Some(queue), Some(site)) = (self.get(number).filter(|q| q.life.is(State::New)), site) else { return };
+        let site = self.site(connection, connection.stream(theirs.stream));
+        let (Some(queue), Some(site)) = (self.get(number).filter(|q| q.state.is(State::New)), site) else { return };
         if theirs.qpn == 0 {
-            log::info!("net: {}: no RDMA over {}: the peer has no port there", link.name(), queue.cable);
-            queue.life.becomes(State::Gone);
+            log::info!("net: {}: no RDMA over {}: the peer has no port there", connection.session().name(), queue.rail);
+            queue.state.advance(State::Retired);
             queue.close();
             return;
         }
-        match queue.join(site.rail, &theirs) {
+        match queue.complete(site.nic, &theirs) {
             Ok(()) => {
-                log::info!("net: {}: long messages by RDMA, {}", link.name(), queue.ports);
-                queue.life.becomes(State::Alive);
+                log::info!("net: {}: long messages by RDMA, {}", connection.session().name(), queue.ports);
+                queue.state.advance(State::Alive);
             }
-            Err(why) => self.lose(link, number, &why),
+            Err(why) => self.fail(connection, number, &why),
         }
     }
 
-    /// Stops this end of a queue pair that the sender has left, and replies with the number of fragments that came over
-    /// it.
-    fn part(&self, link: &Arc<Link>, frame: &Frame) -> Result<(), String> {
+    /// Stops this end of a queue pair that the sender has retired, and replies with the number of fragments that came
+    /// over it.
+    fn retire(&self, connection: &impl Directed, frame: &Frame) -> Result<(), String> {
         let number = frame.queue().ok_or("expected the number of a queue pair")?;
         let mut arrived = 0;
         if let Some(queue) = self.get(number) {
-            queue.life.becomes(State::Lost);
-            arrived = queue.part(link)?;
-            queue.life.becomes(State::Gone);
+            queue.state.advance(State::Retiring);
+            arrived = queue.stop_and_count(connection)?;
+            queue.state.advance(State::Retired);
         }
-        link.say(vec![Frame::say(Word::Agreed, frame::queue(number), arrived)]);
+        connection.send_control(vec![Frame::control(Kind::RetireAck, control::queue(number), arrived)]);
         Ok(())
     }
 
-    /// Gives a queue pair up, for the reason `why`.
+    /// Fails a queue pair over, for the reason `why`.
     #[cold]
-    fn lose(&self, link: &Arc<Link>, number: usize, why: &str) {
+    fn fail(&self, connection: &impl Directed, number: usize, why: &str) {
         let Some(queue) = self.get(number) else { return };
-        if link.is_closed() || !queue.life.becomes(State::Lost) {
+        if connection.session().is_closed() || !queue.state.advance(State::Retiring) {
             return;
         }
         queue.stop();
         let left = self.alive().count();
-        log::warn!("net: {}: RDMA {}: {why}; {left} other queue pairs and TCP carry on", link.name(), queue.ports);
-        if let Side::Out(outgoing) = &link.side
+        log::warn!(
+            "net: {}: RDMA {}: {why}; {left} other queue pairs and TCP carry on",
+            connection.session().name(),
+            queue.ports
+        );
+        if let Side::Out(sender) = connection.side()
             && left == 0
         {
-            outgoing.leave_rooms(link);
+            sender.fall_back_to_streams(connection);
         }
-        link.restate();
+        connection.resend_control();
     }
 
-    /// Gives up the queue pairs of a NIC pair whose streams are all lost, which may show before they fail.
-    pub(super) fn lose_cable(&self, link: &Arc<Link>, cable: Rail) {
-        self.lose_on(link, |of| of == cable, "no stream gets through there");
+    /// Fails over the queue pairs of a rail whose streams are all lost, which may show before they fail.
+    pub(super) fn fail_rail(&self, connection: &impl Directed, rail: Rail) {
+        self.fail_where(connection, |of| of == rail, "no stream gets through there");
     }
 
-    fn lose_on(&self, link: &Arc<Link>, on: impl Fn(Rail) -> bool, why: &str) {
-        for (number, _) in self.made().filter(|(_, queue)| on(queue.cable) && !queue.life.is(State::Gone)) {
-            self.lose(link, number, why);
+    fn fail_where(&self, connection: &impl Directed, on: impl Fn(Rail) -> bool, why: &str) {
+        for (number, _) in self.existing().filter(|(_, queue)| on(queue.rail) && !queue.state.is(State::Retired)) {
+            self.fail(connection, number, why);
         }
     }
 
-    /// Offers queue pairs at a port that went up, or gives up those of one that went down.
-    pub(super) fn port(&self, link: &Arc<Link>, ip: IpAddr, up: bool) {
+    /// Offers queue pairs at a port that went up, or fails over those of one that went down.
+    pub(super) fn port(&self, connection: &impl Directed, ip: IpAddr, up: bool) {
         match up {
-            true => self.offer_on(link, |cable| cable.ours == ip),
-            false => self.lose_on(link, |cable| cable.ours == ip, "the port is down"),
+            true => self.offer_where(connection, |rail| rail.ours == ip),
+            false => self.fail_where(connection, |rail| rail.ours == ip, "the port is down"),
         }
     }
 
     /// Returns the control frames about lost queue pairs for the peer.
-    pub(super) fn lost(&self, word: Word) -> impl Iterator<Item = Frame> {
-        let lost = self.made().filter(|(_, queue)| queue.life.is(State::Lost));
-        lost.map(move |(number, _)| Frame::say(word, frame::queue(number), 0))
+    pub(super) fn retiring(&self, kind: Kind) -> impl Iterator<Item = Frame> {
+        let lost = self.existing().filter(|(_, queue)| queue.state.is(State::Retiring));
+        lost.map(move |(number, _)| Frame::control(kind, control::queue(number), 0))
     }
 
-    /// Returns the receive credits of a posted receive: one for each queue pair, or one without a key if the memory is
+    /// Returns the CTS frames of a posted receive: one for each queue pair, or one without a key if the memory is
     /// not registered.
-    pub(super) fn rooms(&self, (tag, number): (i32, u64), data: *const u8, bytes: usize, id: u16) -> Vec<Frame> {
-        let room = |key| Frame::room(tag, number, &Room { address: data.addr() as u64, bytes: bytes as u64, id, key });
+    pub(super) fn cts_frames(&self, (tag, number): (i32, u64), data: *const u8, bytes: usize, id: u16) -> Vec<Frame> {
+        let cts = |key| Frame::cts(tag, number, &Cts { address: data.addr() as u64, bytes: bytes as u64, id, key });
         let keys = self.alive().map(|(queue, of)| Some((queue as u8, of.keys(data, bytes)?.1)));
         let keys: Option<Vec<(u8, u32)>> = keys.collect();
         match keys {
-            Some(keys) => keys.into_iter().map(|key| room(Some(key))).collect(),
-            None => vec![room(None)],
+            Some(keys) => keys.into_iter().map(|key| cts(Some(key))).collect(),
+            None => vec![cts(None)],
         }
     }
 
-    /// Has queue pairs take what is posted and has a receive credit.
-    pub(super) fn pump(&self, link: &Arc<Link>) {
+    /// Has queue pairs take what is posted and has a CTS frame.
+    pub(super) fn pump(&self, connection: &impl Directed) {
         while let Some((first, _)) = self.alive().next()
-            && self.next(link, first)
+            && self.next(connection, first)
         {}
     }
 
     /// Returns the number of the queue pair over which a fragment would arrive first: this one, or another.
-    fn turn(&self, number: usize) -> usize {
+    fn first_to_arrive(&self, number: usize) -> usize {
         let loads = self.alive().map(|(number, queue)| (number, &queue.load));
-        load::turn(number, PIECE, loads).err().unwrap_or(number)
+        rate::first_to_arrive(number, RDMA_FRAGMENT, loads).err().unwrap_or(number)
     }
 
-    /// Posts the next fragment over the queue pair where it would arrive first, or over another if all receive credits
+    /// Posts the next fragment over the queue pair where it would arrive first, or over another if all CTS frames
     /// lack the key of that one; false when there is nothing to do before the next event.
-    fn next(&self, link: &Arc<Link>, number: usize) -> bool {
-        let first = self.turn(number);
-        match self.post(link, first) {
-            Posted::Piece => true,
+    fn next(&self, connection: &impl Directed, number: usize) -> bool {
+        let first = self.first_to_arrive(number);
+        match self.post(connection, first) {
+            Posted::Fragment => true,
             Posted::Full => false,
-            Posted::Nothing => self.alive().any(|(other, _)| other != first && self.post(link, other) == Posted::Piece),
+            Posted::Nothing => {
+                self.alive().any(|(other, _)| other != first && self.post(connection, other) == Posted::Fragment)
+            }
         }
     }
 
-    fn post(&self, link: &Arc<Link>, number: usize) -> Posted {
-        let (Side::Out(outgoing), Some(queue)) = (&link.side, self.get(number)) else { return Posted::Nothing };
-        queue.post(link, outgoing, number).unwrap_or_else(|why| {
-            self.lose(link, number, &why);
+    fn post(&self, connection: &impl Directed, number: usize) -> Posted {
+        let (Side::Out(sender), Some(queue)) = (connection.side(), self.get(number)) else { return Posted::Nothing };
+        queue.post(connection, sender, number).unwrap_or_else(|why| {
+            self.fail(connection, number, &why);
             Posted::Full
         })
     }
 
     /// Takes in the completions of a queue pair, and gives it more.
-    pub(super) fn event(&self, link: &Arc<Link>, number: usize) {
+    pub(super) fn event(&self, connection: &impl Directed, number: usize) {
         let Some(queue) = self.get(number) else { return };
-        if let Err(why) = queue.arm().and_then(|()| queue.poll(link)) {
-            self.lose(link, number, &why);
+        if let Err(why) = queue.arm().and_then(|()| queue.poll(connection)) {
+            self.fail(connection, number, &why);
         }
-        while self.next(link, number) {}
+        while self.next(connection, number) {}
     }
 
     /// Takes in the completions that came before the end of a stream.
-    pub(super) fn settle(&self, link: &Arc<Link>) {
+    pub(super) fn drain(&self, connection: &impl Directed) {
         for (_, queue) in self.alive() {
-            // The end of the link says more than that of a queue pair.
-            let _ = queue.poll(link);
+            // The end of the connection says more than that of a queue pair.
+            let _ = queue.poll(connection);
         }
     }
 
     /// Closes all queue pairs. The owner's memory is not used any more when this returns.
-    pub(super) fn close(&self, link: &Arc<Link>) {
-        let _making = lock(&self.making);
-        for (number, queue) in self.made() {
+    pub(super) fn close(&self) {
+        let _inserting = lock(&self.inserting);
+        for (_, queue) in self.existing() {
             queue.close();
-            queue.worker.push(Task::Unwatch(link.clone(), number));
+            queue.worker.push(Job::Remove(queue.key));
         }
     }
 
     /// Returns the number of fragments that have come by RDMA.
     #[cfg(test)]
     fn arrived(&self) -> u64 {
-        self.made().map(|(_, queue)| queue.done()).sum()
+        self.existing().map(|(_, queue)| queue.done()).sum()
+    }
+
+    /// Has `listener` notified of our ports that go up or down.
+    pub(super) fn listen(&self, listener: Arc<dyn PortListener>) {
+        if let Some(devices) = &self.devices {
+            devices.subscribe(listener);
+        }
+    }
+
+    /// Returns the worker that serves a queue pair, and its key there.
+    pub(super) fn served_by(&self, number: usize) -> Option<(&Arc<Worker>, u64)> {
+        self.get(number).map(|queue| (&queue.worker, queue.key))
     }
 
     /// Returns the descriptor of a queue pair's completion events.

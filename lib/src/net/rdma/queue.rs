@@ -1,4 +1,4 @@
-//! One queue pair of a link, and the fragments in flight on it.
+//! One queue pair of a connection, and the fragments in flight on it.
 
 use std::collections::VecDeque;
 use std::net::Ipv6Addr;
@@ -7,23 +7,24 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::super::frame::{Card, Frame};
-use super::super::link::{Link, Side};
-use super::super::load::Load;
-use super::super::outgoing::{Outgoing, Piece};
-use super::super::stream::{Life, Rail as Cable, State};
-use super::super::worker::Worker;
 use super::DEPTH;
 use crate::error::Result;
+use crate::net::data::control::QpInfo;
+use crate::net::data::frame::Frame;
+use crate::net::data::sender::{Fragment, SendQueue};
+use crate::net::data::side::{Directed, Side};
+use crate::net::stream::rate::Load;
+use crate::net::stream::{Rail, State, StateCell};
+use crate::net::worker::thread::Worker;
 use crate::threads::lock;
-use crate::transport::verbs::rails::{Device, Rail};
+use crate::transport::verbs::rails::{Device, Rail as Nic};
 use crate::transport::verbs::sys::{Capacity, Channel, Cq, Outcome, Qp, Sge, Timing, Write, status};
 
 /// Port, timing, addresses and worker thread of a queue pair that is to be made.
 pub(super) struct Site<'a> {
-    pub(super) rail: &'a Rail,
+    pub(super) nic: &'a Nic,
     pub(super) timing: Timing,
-    pub(super) cable: Cable,
+    pub(super) rail: Rail,
     pub(super) worker: &'a Arc<Worker>,
 }
 
@@ -32,18 +33,20 @@ const RECEIVES: usize = 4 * DEPTH;
 /// Number of receives above which no more are posted.
 const ENOUGH: usize = 3 * DEPTH;
 /// Retries without limit (7) for a peer that is slow to take its completions. One that is gone answers nothing.
-const FOR_EVER: u8 = 7;
+const UNLIMITED: u8 = 7;
 /// Longest time that a stopped queue pair may take to give back its receives.
 const STOPPED: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Queue {
-    pub(super) life: Life,
+    pub(super) state: StateCell,
     /// The NIC pair of the stream beside it.
-    pub(super) cable: Cable,
+    pub(super) rail: Rail,
     /// Our port and the peer's address, as text.
     pub(super) ports: String,
     pub(super) worker: Arc<Worker>,
+    /// Key of its completion events at the worker.
+    pub(super) key: u64,
     device: Arc<Device>,
     gid: [u8; 16],
     mtu: u32,
@@ -60,7 +63,7 @@ struct Work {
     /// `None` once it is closed.
     qp: Option<Qp>,
     /// Fragments that were posted and are not known to have arrived, oldest first.
-    sent: VecDeque<Piece>,
+    sent: VecDeque<Fragment>,
     /// Fragments that have arrived.
     done: u64,
     /// Receives that are posted.
@@ -70,8 +73,8 @@ struct Work {
 /// Outcome of [`Queue::post`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Posted {
-    Piece,
-    /// No fragment is posted whose receive credit has a key for this queue pair.
+    Fragment,
+    /// No fragment is posted whose CTS frame has a key for this queue pair.
     Nothing,
     /// The queue pair takes no fragment now.
     Full,
@@ -80,7 +83,7 @@ pub(super) enum Posted {
 impl Queue {
     /// Makes a queue pair that is initialised, at a port of ours.
     pub(super) fn new(site: &Site<'_>) -> Result<Queue> {
-        let (device, port, cable) = (&site.rail.device, &site.rail.port, site.cable);
+        let (device, port, rail) = (&site.nic.device, &site.nic.port, site.rail);
         let context = device.pd.context();
         let cq = Cq::new(context, Channel::new(context)?, DEPTH + RECEIVES)?;
         let qp = Qp::new(&device.pd, &cq, &Capacity { sends: DEPTH as u32, recvs: RECEIVES as u32, inline: 0 })?;
@@ -88,16 +91,17 @@ impl Queue {
         cq.request_event()?;
         let psn = Qp::random_psn()?;
         Ok(Queue {
-            life: Life::new(State::New),
-            cable,
-            ports: format!("{} to {}", port.address, cable.theirs),
+            state: StateCell::new(State::New),
+            rail,
+            ports: format!("{} to {}", port.address, rail.theirs),
             worker: site.worker.clone(),
+            key: site.worker.new_key(),
             device: device.clone(),
             gid: port.address.gid,
             mtu: port.mtu,
             qpn: qp.number(),
             psn,
-            timing: Timing { rnr_retries: FOR_EVER, ..site.timing },
+            timing: Timing { rnr_retries: UNLIMITED, ..site.timing },
             cq,
             load: Load::default(),
             work: Mutex::new(Work { qp: Some(qp), sent: VecDeque::new(), done: 0, receives: 0 }),
@@ -106,38 +110,38 @@ impl Queue {
 
     /// Makes a queue pair that receives from the queue pair of `theirs`, which is at the other end of the stream's NIC
     /// pair.
-    pub(super) fn answering(site: &Site<'_>, theirs: &Card) -> Result<Queue, String> {
+    pub(super) fn answering(site: &Site<'_>, theirs: &QpInfo) -> Result<Queue, String> {
         let queue = Queue::new(site).map_err(|e| e.to_string())?;
         {
             let mut work = lock(&queue.work);
             let Work { qp: Some(qp), receives, .. } = &mut *work else { return Err("it is closed".to_owned()) };
             qp.post_receives(RECEIVES, 0).map_err(|e| e.to_string())?;
             *receives = RECEIVES;
-            queue.take_from(site.rail, qp, theirs)?;
+            queue.take_from(site.nic, qp, theirs)?;
         }
         Ok(queue)
     }
 
-    fn take_from(&self, rail: &Rail, qp: &Qp, theirs: &Card) -> Result<(), String> {
+    fn take_from(&self, nic: &Nic, qp: &Qp, theirs: &QpInfo) -> Result<(), String> {
         let ip = Ipv6Addr::from(theirs.gid).to_canonical();
-        if ip != self.cable.theirs || !(1..=5).contains(&theirs.mtu) {
-            return Err(format!("expected the card of a port at {}, got {theirs:x?}", self.cable.theirs));
+        if ip != self.rail.theirs || !(1..=5).contains(&theirs.mtu) {
+            return Err(format!("expected the queue pair of a port at {}, got {theirs:x?}", self.rail.theirs));
         }
-        let to = rail.remote((theirs.qpn, theirs.psn), theirs.gid, 0, u32::from(theirs.mtu));
+        let to = nic.remote((theirs.qpn, theirs.psn), theirs.gid, 0, u32::from(theirs.mtu));
         qp.ready_to_receive(&to).map_err(|e| e.to_string())
     }
 
     /// Makes the sending end ready, once the receiver has answered.
-    pub(super) fn join(&self, rail: &Rail, theirs: &Card) -> Result<(), String> {
+    pub(super) fn complete(&self, nic: &Nic, theirs: &QpInfo) -> Result<(), String> {
         let work = lock(&self.work);
         let Some(qp) = &work.qp else { return Err("it is closed".to_owned()) };
-        self.take_from(rail, qp, theirs)?;
+        self.take_from(nic, qp, theirs)?;
         qp.ready_to_send(self.psn, &self.timing).map_err(|e| e.to_string())
     }
 
-    pub(super) fn card(&self, stream: usize, number: usize) -> Frame {
+    pub(super) fn qp_info(&self, stream: usize, number: usize) -> Frame {
         let Queue { qpn, psn, gid, mtu, .. } = *self;
-        Frame::card(&Card { stream, queue: number as u8, qpn, psn, mtu: mtu as u8, gid })
+        Frame::qp_info(&QpInfo { stream, queue: number as u8, qpn, psn, mtu: mtu as u8, gid })
     }
 
     /// Returns the keys of registered memory, for our device and for the peer's.
@@ -156,17 +160,17 @@ impl Queue {
     }
 
     /// Posts the next fragment, if there is one for it; an error is the end of the queue pair.
-    pub(super) fn post(&self, link: &Link, outgoing: &Outgoing, number: usize) -> Result<Posted, String> {
+    pub(super) fn post(&self, connection: &impl Directed, sender: &SendQueue, number: usize) -> Result<Posted, String> {
         let mut work = lock(&self.work);
         let Work { qp: Some(qp), sent, .. } = &mut *work else { return Ok(Posted::Full) };
-        if sent.len() >= DEPTH || !self.life.is(State::Alive) || link.is_closed() {
+        if sent.len() >= DEPTH || !self.state.is(State::Alive) || connection.session().is_closed() {
             return Ok(Posted::Full);
         }
-        let Some((piece, to)) = outgoing.take_for(number as u8) else { return Ok(Posted::Nothing) };
-        let (data, len) = piece.memory();
-        self.load.leave(len);
+        let Some((fragment, to)) = sender.take_for(number as u8) else { return Ok(Posted::Nothing) };
+        let (data, len) = fragment.memory();
+        self.load.sent(len);
         // It is sent again in any case.
-        sent.push_back(piece);
+        sent.push_back(fragment);
         let keys = self.keys(data, len).zip(NonNull::new(data.cast_mut()));
         let Some(((lkey, _), at)) = keys else {
             return Err(format!("{len} bytes of a message were deregistered before they were sent"));
@@ -175,24 +179,24 @@ impl Queue {
             from: Sge { at, len: len as u32, lkey },
             then: None,
             remote: to.address,
-            word: to.word,
+            word: to.imm,
             signaled: true,
             inline: false,
         };
         // SAFETY: part of a posted send, valid until its request is done, which is after its completion; `close` ends
         // the queue pair before.
         unsafe { qp.post_write(0, to.key, &write) }.map_err(|e| e.to_string())?;
-        Ok(Posted::Piece)
+        Ok(Posted::Fragment)
     }
 
     /// Takes in completions. An error is the end of the queue pair.
-    pub(super) fn poll(&self, link: &Link) -> Result<(), String> {
+    pub(super) fn poll(&self, connection: &impl Directed) -> Result<(), String> {
         let mut work = lock(&self.work);
         let mut failed = None;
         loop {
             let batch = self.cq.poll().map_err(|e| e.to_string())?;
             for completion in batch.iter() {
-                if let Err(why) = work.complete(link, completion.outcome, self) {
+                if let Err(why) = work.complete(connection, completion.outcome, self) {
                     failed.get_or_insert(why);
                 }
             }
@@ -201,11 +205,11 @@ impl Queue {
             }
         }
         // One that is being stopped fails because of that.
-        if let Some(why) = failed.filter(|_| self.life.is(State::Alive)) {
+        if let Some(why) = failed.filter(|_| self.state.is(State::Alive)) {
             return Err(why);
         }
-        if self.life.is(State::Alive)
-            && let Side::In(_) = link.side
+        if self.state.is(State::Alive)
+            && let Side::In(_) = connection.side()
             && work.receives <= ENOUGH
             && let Some(qp) = &work.qp
         {
@@ -229,11 +233,11 @@ impl Queue {
     }
 
     /// Stops the receiving end, and returns the number of fragments that have arrived, of which there will not be more.
-    pub(super) fn part(&self, link: &Link) -> Result<u64, String> {
+    pub(super) fn stop_and_count(&self, connection: &impl Directed) -> Result<u64, String> {
         self.stop();
         let until = Instant::now() + STOPPED;
         loop {
-            let _ = self.poll(link);
+            let _ = self.poll(connection);
             let mut work = lock(&self.work);
             if work.receives == 0 || work.qp.is_none() {
                 work.qp = None;
@@ -249,21 +253,25 @@ impl Queue {
 
     /// Takes in that the receiver has got `arrived` fragments over this lost queue pair, and returns the others, for
     /// the streams. `None` if this is known already.
-    pub(super) fn agreed(&self, link: &Link, arrived: u64) -> Result<Option<VecDeque<Piece>>, String> {
+    pub(super) fn handle_retire_ack(
+        &self,
+        connection: &impl Directed,
+        arrived: u64,
+    ) -> Result<Option<VecDeque<Fragment>>, String> {
         // What is known here to have arrived is taken in first.
-        let _ = self.poll(link);
+        let _ = self.poll(connection);
         let mut work = lock(&self.work);
-        if !self.life.is(State::Lost) {
+        if !self.state.is(State::Retiring) {
             // The peer sent this twice.
             return Ok(None);
         }
         let known = work.done;
         let more = arrived.checked_sub(known).filter(|more| *more <= work.sent.len() as u64);
-        let more = more.ok_or_else(|| format!("expected {known} pieces or more to have arrived, got {arrived}"))?;
+        let more = more.ok_or_else(|| format!("expected {known} fragments or more to have arrived, got {arrived}"))?;
         for _ in 0..more {
-            work.arrived(link, self);
+            work.arrived(connection, self);
         }
-        self.life.becomes(State::Gone);
+        self.state.advance(State::Retired);
         work.qp = None;
         Ok(Some(std::mem::take(&mut work.sent)))
     }
@@ -278,25 +286,25 @@ impl Queue {
 
 impl Work {
     /// Finishes the oldest fragment, which has arrived.
-    fn arrived(&mut self, link: &Link, of: &Queue) {
+    fn arrived(&mut self, connection: &impl Directed, of: &Queue) {
         self.done += 1;
-        let Some(piece) = self.sent.pop_front() else { return };
-        of.load.arrive(piece.memory().1);
-        if let Some((slot, amount)) = piece.share()
-            && let Some(request) = link.requests.get(slot)
+        let Some(fragment) = self.sent.pop_front() else { return };
+        of.load.arrived(fragment.memory().1);
+        if let Some((slot, amount)) = fragment.share()
+            && let Some(request) = connection.session().requests.get(slot)
         {
             request.finish(amount);
         }
     }
 
-    fn complete(&mut self, link: &Link, outcome: Outcome, of: &Queue) -> Result<(), String> {
-        match (outcome, &link.side) {
-            (Outcome::Sent, Side::Out(_)) => self.arrived(link, of),
-            (Outcome::Written { len, word }, Side::In(incoming)) => {
+    fn complete(&mut self, connection: &impl Directed, outcome: Outcome, of: &Queue) -> Result<(), String> {
+        match (outcome, connection.side()) {
+            (Outcome::Sent, Side::Out(_)) => self.arrived(connection, of),
+            (Outcome::Written { len, word: imm }, Side::In(receiver)) => {
                 self.receives -= 1;
                 self.done += 1;
-                if let Err(detail) = incoming.written(link, word, len) {
-                    link.fail(detail);
+                if let Err(detail) = receiver.written(connection, imm, len) {
+                    connection.fail(detail);
                 }
             }
             (Outcome::Failed { status, vendor }, side) => {

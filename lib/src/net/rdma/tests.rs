@@ -12,7 +12,7 @@ use crate::net::{MAX_GROUP, Memory, Net, Receiver, Sender};
 fn with_port() -> Option<Net> {
     let config = Config { net_rdma: true, ..Config::default() };
     let devices = Devices::open(&config).unwrap();
-    let found = devices.as_ref().and_then(|d| d.rails.all().first()).map(|rail| rail.port.address.clone());
+    let found = devices.as_ref().and_then(|d| d.nics.all().first()).map(|nic| nic.port.address.clone());
     let Some(port) = found else {
         assert!(std::env::var_os("TINYNCCL_TEST_VERBS").is_none(), "TINYNCCL_TEST_VERBS is set, and there is no port");
         let _ = writeln!(std::io::stderr().lock(), "SKIPPED: no RDMA port");
@@ -25,7 +25,7 @@ fn with_port() -> Option<Net> {
 /// A connection whose ends have joined their queue pairs.
 fn joined(net: &Net) -> (Sender, Receiver) {
     let (sender, receiver) = pair(net, net);
-    until("a queue pair", || (sender.link.rdma.any() && receiver.link.rdma.any()).then_some(()));
+    until("a queue pair", || (sender.connection.rdma.any() && receiver.connection.rdma.any()).then_some(()));
     (sender, receiver)
 }
 
@@ -36,7 +36,7 @@ fn register(net: &Net, memory: &mut [u8]) -> Memory {
 
 /// Sends `data` into `got`, which is longer; true when it went by RDMA.
 fn pass((sender, receiver): (&Sender, &Receiver), data: &[u8], got: &mut [u8], early: bool) -> bool {
-    let before = receiver.link.rdma.arrived();
+    let before = receiver.connection.rdma.arrived();
     got.fill(0);
     // SAFETY: both live until their requests are done.
     unsafe {
@@ -47,14 +47,16 @@ fn pass((sender, receiver): (&Sender, &Receiver), data: &[u8], got: &mut [u8], e
         assert_eq!(wait(second), [data.len()]);
     }
     assert!(got[..data.len()] == data[..] && got[data.len()..].iter().all(|b| *b == 0), "{} bytes", data.len());
-    receiver.link.rdma.arrived() > before
+    receiver.connection.rdma.arrived() > before
 }
 
 #[test]
 fn long_messages_of_registered_memory_go_by_rdma() {
     let Some(net) = with_port() else { return };
     let (sender, receiver) = joined(&net);
-    for len in [0, 1, 32 << 10, (32 << 10) + 1, PIECE, PIECE + 1, 5 * PIECE - 7, 20 * PIECE] {
+    for len in
+        [0, 1, 32 << 10, (32 << 10) + 1, RDMA_FRAGMENT, RDMA_FRAGMENT + 1, 5 * RDMA_FRAGMENT - 7, 20 * RDMA_FRAGMENT]
+    {
         let (mut data, mut got) = (pattern(len, len), vec![0u8; len + 10]);
         for early in [false, true] {
             let here = register(&net, &mut data);
@@ -74,7 +76,8 @@ fn many_at_once_in_groups_and_under_several_tags_find_their_places() {
     let (sender, receiver) = joined(&net);
     let mut random = numbers(7);
     for round in 0..20 {
-        let mut sent: Vec<Vec<u8>> = (0..MAX_GROUP).map(|i| pattern(random() % (3 * PIECE), round + i)).collect();
+        let mut sent: Vec<Vec<u8>> =
+            (0..MAX_GROUP).map(|i| pattern(random() % (3 * RDMA_FRAGMENT), round + i)).collect();
         let mut got: Vec<Vec<u8>> = sent.iter().map(|d| vec![0; d.len() + random() % 1000]).collect();
         let _here: Vec<Memory> = sent.iter_mut().map(|d| register(&net, d)).collect();
         let _there: Vec<Memory> = got.iter_mut().map(|d| register(&net, d)).collect();
@@ -93,7 +96,7 @@ fn many_at_once_in_groups_and_under_several_tags_find_their_places() {
         }
         assert!(sent.iter().zip(&got).all(|(s, g)| g[..s.len()] == s[..]), "round {round}");
     }
-    assert!(receiver.link.rdma.arrived() > 0);
+    assert!(receiver.connection.rdma.arrived() > 0);
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn a_message_that_is_too_long_for_its_receive_is_refused_whoever_comes_first() {
         let (mut data, mut got) = (pattern(100_000, 0), vec![0u8; room]);
         let _here = register(&net, &mut data);
         let _there = register(&net, &mut got);
-        // SAFETY: both live until the link is dropped.
+        // SAFETY: both live until the connection is dropped.
         unsafe {
             let send = || sender.send(data.as_ptr(), data.len(), 0).unwrap().is_some();
             let sent = early && send();
@@ -128,7 +131,8 @@ fn streams_take_over_what_a_lost_queue_pair_had() {
     let mut random = numbers(11);
     for round in 0..30 {
         let (sender, receiver) = joined(&net);
-        let mut sent: Vec<Vec<u8>> = (0..6).map(|i| pattern(40_000 + random() % (4 * PIECE), round + i)).collect();
+        let mut sent: Vec<Vec<u8>> =
+            (0..6).map(|i| pattern(40_000 + random() % (4 * RDMA_FRAGMENT), round + i)).collect();
         let mut got: Vec<Vec<u8>> = sent.iter().map(|d| vec![0; d.len()]).collect();
         let _here: Vec<Memory> = sent.iter_mut().map(|d| register(&net, d)).collect();
         let _there: Vec<Memory> = got.iter_mut().map(|d| register(&net, d)).collect();
@@ -140,20 +144,22 @@ fn streams_take_over_what_a_lost_queue_pair_had() {
             for _ in 0..random() % 2000 {
                 std::thread::yield_now();
             }
-            let end = if round % 2 == 0 { &sender.link } else { &receiver.link };
-            end.rdma.lose(end, 0, "a test breaks it");
+            let end = if round % 2 == 0 { &sender.connection } else { &receiver.connection };
+            end.rdma.fail(&**end, 0, "a test breaks it");
             let lens: Vec<usize> = sent.iter().map(Vec::len).collect();
             assert_eq!(sends.into_iter().flat_map(wait).collect::<Vec<_>>(), lens);
             assert_eq!(recvs.into_iter().flat_map(wait).collect::<Vec<_>>(), lens);
         }
         assert!(sent == got, "round {round}");
         until("both ends to know", || {
-            let gone = |link: &Link| link.rdma.get(0).is_some_and(|queue| queue.life.is(State::Gone));
-            (gone(&sender.link) && gone(&receiver.link)).then_some(())
+            let gone = |connection: &crate::net::connection::Connection| {
+                connection.rdma.get(0).is_some_and(|queue| queue.state.is(State::Retired))
+            };
+            (gone(&sender.connection) && gone(&receiver.connection)).then_some(())
         });
         // Another one comes, unless nothing had arrived.
-        let none = receiver.link.rdma.get(0).is_some_and(|queue| queue.done() == 0);
-        let both = || sender.link.rdma.any() && receiver.link.rdma.any();
+        let none = receiver.connection.rdma.get(0).is_some_and(|queue| queue.done() == 0);
+        let both = || sender.connection.rdma.any() && receiver.connection.rdma.any();
         until("another queue pair", || (none || both()).then_some(()));
         assert_eq!(pass((&sender, &receiver), &sent[0], &mut got[0], false), !none);
     }
@@ -165,7 +171,7 @@ fn closing_with_much_under_way_touches_no_memory_afterwards() {
     let mut random = numbers(3);
     for round in 0..30 {
         let (sender, receiver) = joined(&net);
-        let (mut data, mut got) = (pattern(8 * PIECE, round), vec![0u8; 8 * PIECE]);
+        let (mut data, mut got) = (pattern(8 * RDMA_FRAGMENT, round), vec![0u8; 8 * RDMA_FRAGMENT]);
         let _memory = [register(&net, &mut data), register(&net, &mut got)];
         // SAFETY: both live until the ends are dropped.
         unsafe {
@@ -201,6 +207,6 @@ fn an_end_without_rdma_is_answered_and_streams_carry_all() {
     for (from, to) in [(&ours, &theirs), (&theirs, &ours)] {
         let (sender, receiver) = pair(from, to);
         assert!(!pass((&sender, &receiver), &data, &mut got, false));
-        assert!(!sender.link.rdma.any() && !receiver.link.rdma.any());
+        assert!(!sender.connection.rdma.any() && !receiver.connection.rdma.any());
     }
 }

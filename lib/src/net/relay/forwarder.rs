@@ -29,9 +29,9 @@ const BELL: u64 = 0;
 #[derive(Debug)]
 struct State {
     bell: Arc<Doorbell>,
-    new: Mutex<Vec<Junction>>,
+    new: Mutex<Vec<RelayedStream>>,
     streams: AtomicUsize,
-    leaving: AtomicBool,
+    shutting_down: AtomicBool,
 }
 
 /// A relay's thread. Dropping it waits until no stream needs it any more.
@@ -48,7 +48,7 @@ impl Forwarder {
             bell: Doorbell::new()?,
             new: Mutex::default(),
             streams: AtomicUsize::new(0),
-            leaving: AtomicBool::new(false),
+            shutting_down: AtomicBool::new(false),
         });
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::errno("net", "making an epoll", e))?;
@@ -58,7 +58,7 @@ impl Forwarder {
             state: state.clone(),
             epoll,
             patience,
-            junctions: HashMap::new(),
+            relayed: HashMap::new(),
             next_key: BELL,
             again: Vec::new(),
             buffer: vec![0; BUFFER].into_boxed_slice(),
@@ -72,7 +72,7 @@ impl Forwarder {
     pub(super) fn add(&self, name: String, near: TcpStream, far: TcpStream) {
         self.state.streams.fetch_add(1, Ordering::Relaxed);
         let sockets = [near, far].map(Kept::new);
-        lock(&self.state.new).push(Junction { name, sockets, flows: [Flow::default(), Flow::default()] });
+        lock(&self.state.new).push(RelayedStream { name, sockets, flows: [Flow::default(), Flow::default()] });
         self.state.bell.ring();
     }
 
@@ -84,7 +84,7 @@ impl Forwarder {
 
 impl Drop for Forwarder {
     fn drop(&mut self) {
-        self.state.leaving.store(true, Ordering::Release);
+        self.state.shutting_down.store(true, Ordering::Release);
         self.state.bell.ring();
         self.thread.join();
     }
@@ -103,7 +103,7 @@ struct Flow {
 
 /// Work that is left in a direction after its time slice.
 #[derive(PartialEq, Eq)]
-enum Left {
+enum Remaining {
     Nothing,
     More,
 }
@@ -116,11 +116,11 @@ impl Flow {
         mut to: &TcpStream,
         buffer: &mut [u8],
         moved: &mut usize,
-    ) -> std::io::Result<Left> {
+    ) -> std::io::Result<Remaining> {
         for _ in 0..TURN {
             while let Some(rest) = self.held.get(self.start..).filter(|rest| !rest.is_empty()) {
                 match write(&mut to, rest)? {
-                    0 => return Ok(Left::Nothing),
+                    0 => return Ok(Remaining::Nothing),
                     n => self.start += n,
                 }
             }
@@ -133,7 +133,7 @@ impl Flow {
                     self.over = true;
                     to.shutdown(Shutdown::Write)?;
                 }
-                return Ok(Left::Nothing);
+                return Ok(Remaining::Nothing);
             }
             match from.read(buffer) {
                 Ok(0) => self.ended = true,
@@ -144,18 +144,18 @@ impl Flow {
                         match write(&mut to, bytes)? {
                             0 => {
                                 self.held = bytes.to_vec();
-                                return Ok(Left::Nothing);
+                                return Ok(Remaining::Nothing);
                             }
                             n => bytes = bytes.get(n..).unwrap_or_default(),
                         }
                     }
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Left::Nothing),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(Remaining::Nothing),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
-        Ok(Left::More)
+        Ok(Remaining::More)
     }
 }
 
@@ -172,19 +172,19 @@ fn write(to: &mut &TcpStream, bytes: &[u8]) -> std::io::Result<usize> {
 
 /// A stream between two other nodes: its two connections.
 #[derive(Debug)]
-struct Junction {
+struct RelayedStream {
     name: String,
     sockets: [Kept<TcpStream>; 2],
     /// The directions: from the first socket to the second, and back.
     flows: [Flow; 2],
 }
 
-impl Junction {
-    fn advance(&mut self, buffer: &mut [u8], moved: &mut usize) -> std::io::Result<Left> {
+impl RelayedStream {
+    fn advance(&mut self, buffer: &mut [u8], moved: &mut usize) -> std::io::Result<Remaining> {
         let [near, far] = &self.sockets;
         let [there, back] = &mut self.flows;
         let more = [there.advance(near, far, buffer, moved)?, back.advance(far, near, buffer, moved)?];
-        Ok(if more.contains(&Left::More) { Left::More } else { Left::Nothing })
+        Ok(if more.contains(&Remaining::More) { Remaining::More } else { Remaining::Nothing })
     }
 
     fn is_over(&self) -> bool {
@@ -204,7 +204,7 @@ struct Run {
     state: Arc<State>,
     epoll: OwnedFd,
     patience: Duration,
-    junctions: HashMap<u64, Junction>,
+    relayed: HashMap<u64, RelayedStream>,
     next_key: u64,
     /// Streams whose time slice was over before they were done.
     again: Vec<u64>,
@@ -217,13 +217,13 @@ impl Run {
         let mut active = Instant::now();
         loop {
             // Looked at first: what was added before is taken.
-            let leaving = self.state.leaving.load(Ordering::Acquire);
+            let shutting_down = self.state.shutting_down.load(Ordering::Acquire);
             self.take_new();
-            if leaving && (self.junctions.is_empty() || active.elapsed() >= self.patience) {
+            if shutting_down && (self.relayed.is_empty() || active.elapsed() >= self.patience) {
                 break;
             }
             let idle = active.elapsed();
-            let time = match (self.again.is_empty() && idle >= YIELD, leaving) {
+            let time = match (self.again.is_empty() && idle >= YIELD, shutting_down) {
                 (false, _) => Duration::ZERO,
                 (true, true) => self.patience.saturating_sub(idle),
                 (true, false) => Duration::from_secs(3600),
@@ -253,48 +253,48 @@ impl Run {
                 std::thread::yield_now();
             }
         }
-        if !self.junctions.is_empty() {
-            log::warn!("net: {} relayed streams end, since this process leaves", self.junctions.len());
-            self.junctions.values().for_each(Junction::reset);
+        if !self.relayed.is_empty() {
+            log::warn!("net: {} relayed streams end, since this process ends", self.relayed.len());
+            self.relayed.values().for_each(RelayedStream::reset);
         }
     }
 
     fn take_new(&mut self) {
         let new = std::mem::take(&mut *lock(&self.state.new));
-        for junction in new {
+        for stream in new {
             self.next_key += 1;
             let flags =
                 epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
             let add = |socket| epoll::add(&self.epoll, socket, epoll::EventData::new_u64(self.next_key), flags);
-            let [near, far] = &junction.sockets;
+            let [near, far] = &stream.sockets;
             if let Err(e) = add(near).and_then(|()| add(far)) {
-                log::error!("net: cannot relay {}: {}", junction.name, std::io::Error::from(e));
-                junction.reset();
+                log::error!("net: cannot relay {}: {}", stream.name, std::io::Error::from(e));
+                stream.reset();
                 self.state.streams.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
             // What was there before makes no event.
             self.again.push(self.next_key);
-            self.junctions.insert(self.next_key, junction);
+            self.relayed.insert(self.next_key, stream);
         }
     }
 
     fn advance(&mut self, key: u64, moved: &mut usize) {
-        let Some(junction) = self.junctions.get_mut(&key) else { return };
-        let over = match junction.advance(&mut self.buffer, moved) {
-            Ok(Left::More) => {
+        let Some(stream) = self.relayed.get_mut(&key) else { return };
+        let over = match stream.advance(&mut self.buffer, moved) {
+            Ok(Remaining::More) => {
                 self.again.push(key);
                 false
             }
-            Ok(Left::Nothing) => junction.is_over(),
+            Ok(Remaining::Nothing) => stream.is_over(),
             Err(e) => {
-                log::info!("net: relays {} no more: {e}", junction.name);
-                junction.reset();
+                log::info!("net: relays {} no more: {e}", stream.name);
+                stream.reset();
                 true
             }
         };
         if over {
-            self.junctions.remove(&key);
+            self.relayed.remove(&key);
             self.state.streams.fetch_sub(1, Ordering::Relaxed);
         }
     }

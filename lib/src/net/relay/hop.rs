@@ -4,14 +4,13 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::forwarder::Forwarder;
-use super::{LISTENER, MOST};
+use super::routes::MOST;
+use super::{LISTENER, Relays};
 use crate::bootstrap::interface::{LocalAddress, in_subnet};
 use crate::error::Error;
-use crate::net::Inner;
-use crate::net::door::{ACCEPTOR, DIALER};
+use crate::net::address::{ACCEPTOR, DIALER};
 use crate::secret::Proof;
 use crate::threads::{Thread, lock};
 use crate::transport::handshake::{Caller, Hello, Reply};
@@ -22,49 +21,47 @@ use crate::transport::{LinkOptions, Peer};
 
 /// Most streams that a process relays at once, including those being made, each of which has a thread.
 const STREAMS: usize = 1024;
-/// Longest time for making the rest of the path.
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// Acceptors on a path, in the order in which it passes them: 80 bytes, as a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(in crate::net) struct Stops {
+pub(in crate::net) struct SourceRoute {
     count: u8,
     reserved: [u8; 7],
     /// Addresses (of IPv4 as IPv6 maps it) and ports, of which `count` are used.
-    stops: [[u8; 18]; MOST + 1],
+    hops: [[u8; 18]; MOST + 1],
 }
 
-impl Stops {
-    pub(in crate::net) const BYTES: usize = size_of::<Stops>();
+impl SourceRoute {
+    pub(in crate::net) const BYTES: usize = size_of::<SourceRoute>();
 
     /// Encodes as many acceptors as fit, which are all of a path.
-    pub(in crate::net) fn new(doors: &[SocketAddr]) -> Stops {
-        let mut stops = [[0; 18]; MOST + 1];
-        for (to, door) in stops.iter_mut().zip(doors) {
-            let ip = match door.ip() {
+    pub(in crate::net) fn new(acceptors: &[SocketAddr]) -> SourceRoute {
+        let mut hops = [[0; 18]; MOST + 1];
+        for (to, acceptor) in hops.iter_mut().zip(acceptors) {
+            let ip = match acceptor.ip() {
                 IpAddr::V4(ip) => ip.to_ipv6_mapped(),
                 IpAddr::V6(ip) => ip,
             };
-            let bytes = ip.octets().into_iter().chain(door.port().to_le_bytes());
+            let bytes = ip.octets().into_iter().chain(acceptor.port().to_le_bytes());
             to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
         }
-        Stops { count: doors.len().min(MOST + 1) as u8, reserved: [0; 7], stops }
+        SourceRoute { count: acceptors.len().min(MOST + 1) as u8, reserved: [0; 7], hops }
     }
 
     /// Decodes the acceptors on a path; an error says what is wrong.
-    pub(in crate::net) fn parse(bytes: &[u8; Stops::BYTES]) -> Result<Vec<SocketAddr>, String> {
-        let stops: Stops = bytemuck::pod_read_unaligned(bytes);
-        let count = usize::from(stops.count);
+    pub(in crate::net) fn parse(bytes: &[u8; SourceRoute::BYTES]) -> Result<Vec<SocketAddr>, String> {
+        let hops: SourceRoute = bytemuck::pod_read_unaligned(bytes);
+        let count = usize::from(hops.count);
         if count == 0 || count > MOST + 1 {
-            return Err(format!("expected 1 to {} doors on the way, got {count}", MOST + 1));
+            return Err(format!("expected 1 to {} acceptors on the route, got {count}", MOST + 1));
         }
-        let door = |stop: &[u8; 18]| {
+        let acceptor = |stop: &[u8; 18]| {
             let [ip @ .., low, high] = *stop;
             let ip: Ipv6Addr = ip.into();
             SocketAddr::new(ip.to_canonical(), u16::from_le_bytes([low, high]))
         };
-        Ok(stops.stops.iter().take(count).map(door).collect())
+        Ok(hops.hops.iter().take(count).map(acceptor).collect())
     }
 }
 
@@ -75,23 +72,27 @@ fn nearest(ports: &[LocalAddress], ip: IpAddr) -> Option<IpAddr> {
 }
 
 /// Connects to the last of these acceptors, through the others; the handshake with it is still to come.
-pub(in crate::net) fn through(inner: &Inner, doors: &[SocketAddr], wait: &Wait<'_>) -> Result<TcpStream, Failure> {
-    let Some((first, rest)) = doors.split_first() else { return Err(Failure::Wrong("a way to nowhere".to_owned())) };
-    let from = nearest(&inner.ports, first.ip())
+pub(in crate::net) fn through(
+    relays: &Relays,
+    acceptors: &[SocketAddr],
+    wait: &Wait<'_>,
+) -> Result<TcpStream, Failure> {
+    let Some((first, rest)) = acceptors.split_first() else { return Err(Failure::Wrong("an empty route".to_owned())) };
+    let from = nearest(&relays.ports, first.ip())
         .ok_or_else(|| Failure::Wrong(format!("no port of this node is in the subnet of {}", first.ip())))?;
     let named = |f: Failure| match f {
         Failure::Wrong(text) => Failure::Wrong(format!("{}: {text}", describe(*first))),
         Failure::Slow(text) => Failure::Slow(format!("{}: {text}", describe(*first))),
         other => other,
     };
-    let mut socket = open(Some(from), *first, &inner.sockets, wait).map_err(named)?;
+    let mut socket = open(Some(from), *first, &relays.sockets, wait).map_err(named)?;
     if rest.is_empty() {
         return Ok(socket);
     }
     let hello = Hello::new((DIALER, ACCEPTOR), (LISTENER, 0), &LinkOptions { max_message: 0, depth: 0 }, false, 0);
     let who = Peer { rank: DIALER, peer: ACCEPTOR, address: describe(*first) };
-    greet(&mut socket, &Caller { hello, secret: inner.relays.key }, wait, &who).map_err(named)?;
-    let asked = socket.write_all(bytemuck::bytes_of(&Stops::new(rest)));
+    greet(&mut socket, &Caller { hello, secret: relays.key }, wait, &who).map_err(named)?;
+    let asked = socket.write_all(bytemuck::bytes_of(&SourceRoute::new(rest)));
     asked.map_err(|e| named(Failure::Slow(e.to_string())))?;
     match recv_reply(&mut socket, wait).map_err(named)? {
         Reply::Welcome => Ok(socket),
@@ -101,26 +102,25 @@ pub(in crate::net) fn through(inner: &Inner, doors: &[SocketAddr], wait: &Wait<'
 }
 
 /// Starts making the rest of a stream's path. Called by the acceptor, so it does not block.
-pub(in crate::net) fn take(inner: &Arc<Inner>, conn: StreamConn<TcpStream>, doors: Vec<SocketAddr>) {
-    let relays = &inner.relays;
+pub(in crate::net) fn start(relays: &Arc<Relays>, conn: StreamConn<TcpStream>, acceptors: Vec<SocketAddr>) {
     let mut near = conn.into_inner();
     let mut setups = lock(&relays.setups);
     setups.retain(|setup| !setup.is_finished());
     let streams = setups.len() + lock(&relays.forwarder).as_ref().map_or(0, Forwarder::streams);
     let from = near.peer_addr().map(|from| from.ip());
-    let refusal = if !from.is_ok_and(|from| nearest(&inner.ports, from).is_some()) {
+    let refusal = if !from.is_ok_and(|from| nearest(&relays.ports, from).is_some()) {
         Some("it relays for neighbours only, from addresses in subnets of its ports".to_owned())
-    } else if relays.leaving.load(Ordering::Acquire) {
-        Some("this node is leaving".to_owned())
+    } else if relays.shutting_down.load(Ordering::Acquire) {
+        Some("this node is shutting down".to_owned())
     } else {
         (streams >= STREAMS).then(|| format!("it relays {streams} streams already"))
     };
     if let Some(why) = refusal {
         return refuse(&mut near, &why);
     }
-    let ours = inner.clone();
+    let ours = relays.clone();
     let what = "a thread that makes a relayed stream".to_owned();
-    match Thread::start("net", "tinynccl-hop".to_owned(), what, move || make(&ours, near, &doors)) {
+    match Thread::start("net", "tinynccl-hop".to_owned(), what, move || make(&ours, near, &acceptors)) {
         Ok(setup) => setups.push(setup),
         // The connection is gone with the closure: the dialer comes again.
         Err(e) => log::warn!("net: {e}"),
@@ -134,25 +134,25 @@ fn refuse(near: &mut TcpStream, why: &str) {
     let _ = near.write_all(&Reply::Refused(why.to_owned()).to_bytes());
 }
 
-fn make(inner: &Arc<Inner>, mut near: TcpStream, doors: &[SocketAddr]) {
-    let relays = &inner.relays;
-    let stopped = || relays.leaving.load(Ordering::Acquire).then(|| Error::invalid("relay", "this node is leaving"));
-    let wait = Wait::new(ACCEPTOR, DIALER, LIMIT.min(inner.config.connect_timeout), &stopped);
-    let mut far = match through(inner, doors, &wait) {
+fn make(relays: &Arc<Relays>, mut near: TcpStream, acceptors: &[SocketAddr]) {
+    let stopped =
+        || relays.shutting_down.load(Ordering::Acquire).then(|| Error::invalid("relay", "this node is shutting down"));
+    let wait = Wait::new(ACCEPTOR, DIALER, relays.limit, &stopped);
+    let mut far = match through(relays, acceptors, &wait) {
         Ok(far) => far,
         Err(f) => return refuse(&mut near, &f.text()),
     };
     let ends = |s: &TcpStream| s.peer_addr().map_or("?".to_owned(), describe);
     let name = format!("a stream from {} to {}", ends(&near), ends(&far));
-    if let Err(f) = attend(&mut near, &mut far, &wait) {
+    if let Err(f) = relay_handshake(&mut near, &mut far, &wait) {
         return log::warn!("net: does not relay {name}: {}", f.text());
     }
     let mut forwarder = lock(&relays.forwarder);
-    if relays.leaving.load(Ordering::Acquire) {
+    if relays.shutting_down.load(Ordering::Acquire) {
         return;
     }
     if forwarder.is_none() {
-        match Forwarder::start(inner.config.timeout) {
+        match Forwarder::start(relays.patience) {
             Ok(started) => *forwarder = Some(started),
             Err(e) => return log::warn!("net: does not relay {name}: {e}"),
         }
@@ -165,25 +165,25 @@ fn make(inner: &Arc<Inner>, mut near: TcpStream, doors: &[SocketAddr]) {
 
 /// Passes the handshake of dialer and listener on, and nothing else before the listener's welcome: an unauthenticated
 /// connection, which has no handle, gets no further than to an acceptor of this library.
-pub(super) fn attend(near: &mut TcpStream, far: &mut TcpStream, wait: &Wait<'_>) -> Result<(), Failure> {
+pub(super) fn relay_handshake(near: &mut TcpStream, far: &mut TcpStream, wait: &Wait<'_>) -> Result<(), Failure> {
     let slow = |e: std::io::Error| Failure::Slow(e.to_string());
     near.write_all(&Reply::Welcome.to_bytes()).map_err(slow)?;
     let mut hello = [0; Hello::BYTES];
-    read_exact(near, &mut hello, wait, "the dialer has not said hello")?;
-    let stranger = |why: Option<String>| Failure::Wrong(why.unwrap_or_else(|| "it says no hello".to_owned()));
-    Hello::parse(&hello, ACCEPTOR).map_err(stranger)?;
+    read_exact(near, &mut hello, wait, "the dialer has not sent its hello")?;
+    let malformed = |why: Option<String>| Failure::Wrong(why.unwrap_or_else(|| "expected a hello".to_owned()));
+    Hello::parse(&hello, ACCEPTOR).map_err(malformed)?;
     far.write_all(&hello).map_err(slow)?;
     let reply = recv_reply(far, wait)?;
     near.write_all(&reply.to_bytes()).map_err(slow)?;
     if !matches!(reply, Reply::Prove(_)) {
-        return Err(Failure::Wrong("the listener turned it away".to_owned()));
+        return Err(Failure::Wrong("the listener rejected it".to_owned()));
     }
     let mut proof = [0; size_of::<Proof>()];
-    read_exact(near, &mut proof, wait, "the dialer has not proven who it is")?;
+    read_exact(near, &mut proof, wait, "the dialer has not sent its proof")?;
     far.write_all(&proof).map_err(slow)?;
     let reply = recv_reply(far, wait)?;
     near.write_all(&reply.to_bytes()).map_err(slow)?;
-    if reply == Reply::Welcome { Ok(()) } else { Err(Failure::Wrong("the listener turned it away".to_owned())) }
+    if reply == Reply::Welcome { Ok(()) } else { Err(Failure::Wrong("the listener rejected it".to_owned())) }
 }
 
 #[cfg(test)]
@@ -192,16 +192,16 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn stops_survive_their_text() {
-        let doors: Vec<SocketAddr> = ["10.0.1.2:5", "[fd00::1]:65535", "10.0.2.2:1", "10.0.3.2:2"]
+    fn source_routes_survive_their_text() {
+        let acceptors: Vec<SocketAddr> = ["10.0.1.2:5", "[fd00::1]:65535", "10.0.2.2:1", "10.0.3.2:2"]
             .iter()
-            .map(|door| door.parse().unwrap())
+            .map(|acceptor| acceptor.parse().unwrap())
             .collect();
         for count in 1..=4 {
-            let text = bytemuck::cast(Stops::new(&doors[..count]));
-            assert_eq!(Stops::parse(&text).unwrap(), doors[..count]);
+            let text = bytemuck::cast(SourceRoute::new(&acceptors[..count]));
+            assert_eq!(SourceRoute::parse(&text).unwrap(), acceptors[..count]);
         }
-        assert!(Stops::parse(&bytemuck::cast(Stops::new(&[]))).is_err());
+        assert!(SourceRoute::parse(&bytemuck::cast(SourceRoute::new(&[]))).is_err());
     }
 
     #[test]
@@ -224,9 +224,9 @@ mod tests {
         #[test]
         fn any_text_is_parsed_or_refused(mut text in proptest::array::uniform(any::<u8>()), count in 0u8..8) {
             text[0] = count;
-            let _: &[u8; Stops::BYTES] = &text;
-            match Stops::parse(&text) {
-                Ok(doors) => prop_assert_eq!(doors.len(), usize::from(count)),
+            let _: &[u8; SourceRoute::BYTES] = &text;
+            match SourceRoute::parse(&text) {
+                Ok(acceptors) => prop_assert_eq!(acceptors.len(), usize::from(count)),
                 Err(_) => prop_assert!(count == 0 || count > 4),
             }
         }

@@ -9,7 +9,7 @@
 //! - **Routing.** The querying node draws the graph "share a subnet" of all that replied, and takes the route that
 //!   [`Routes`](crate::transport::relay::Routes) gives: the shortest one, the lowest addresses among equals, as between
 //!   ranks of this library. The nodes are numbered by their lowest addresses, so all compute the same one. Streams go
-//!   in turn (`ways.rs`) over this one and over others of its length that have no relay in common with it.
+//!   in turn (`routes.rs`) over this one and over others of its length that have no relay in common with it.
 //! - **Relayed streams.** A connection per hop (`hop.rs`). The dialer shakes hands with the first relay's acceptor, and
 //!   names the acceptors that follow; the relay dials the next one, and sends a welcome when that has. From there on
 //!   dialer and listener shake hands as they always do.
@@ -22,65 +22,78 @@
 //!   time.
 //! - **Ends.** The end of a hop, or its failure, is passed to the other one: a half that is closed closes that half
 //!   there, what broke is reset there. The ends know their relays, and name them in their errors.
-//! - **Failover.** Several paths are rails: what a lost one had goes over the others (`rails`).
-//! - **Leaving.** [`Net`](super::Net) waits when it is dropped until the streams that it relays are over, at most until
-//!   nothing has passed for [`Config::timeout`](crate::Config::timeout).
+//! - **Failover.** Several paths are rails: what a lost one had goes over the others (`health`).
+//! - **Shutdown.** [`Net`](super::Net) waits when it is dropped until the streams that it relays are over, at most
+//!   until nothing has passed for [`Config::timeout`](crate::Config::timeout).
 
 mod forwarder;
 mod hop;
 mod nodes;
+mod routes;
 #[cfg(test)]
 mod tests;
-mod ways;
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use super::handle::Handle;
 use crate::bootstrap::interface::LocalAddress;
 use crate::bootstrap::job_secret;
 use crate::config::Config;
 use crate::error::Result;
+use crate::net::address::handle::Handle;
 use crate::secret::Secret;
 use crate::threads::{Thread, lock};
+use crate::transport::tcp::SocketOptions;
 use forwarder::Forwarder;
 use nodes::Nodes;
 
-pub(super) use hop::{Stops, take, through};
+pub(super) use hop::{SourceRoute, start, through};
+pub(super) use routes::relays_text;
 
 /// The listener in the hello of a dialer that requests a relay.
 pub(super) const LISTENER: u32 = 0;
-/// Most relays of a stream.
-const MOST: usize = 3;
+/// Longest time for making the rest of a stream's route.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// Relay state of a process: for streams of others, and for its own streams through others.
 #[derive(Debug)]
 pub(super) struct Relays {
     pub(super) key: Secret,
     pub(super) nodes: Nodes,
+    ports: Vec<LocalAddress>,
+    sockets: SocketOptions,
+    /// Longest time for making the rest of a stream's route.
+    limit: Duration,
+    /// Time after which streams that carry nothing do not hold up the end of this process.
+    patience: Duration,
     /// Threads that make relayed streams.
     setups: Mutex<Vec<Thread>>,
     /// The relay thread, which is started with the first relayed stream.
     forwarder: Mutex<Option<Forwarder>>,
-    leaving: AtomicBool,
+    shutting_down: AtomicBool,
 }
 
 impl Relays {
-    pub(super) fn new(config: &Config, ports: &[LocalAddress], host: u64) -> Result<Relays> {
+    pub(super) fn new(config: &Config, ports: &[LocalAddress], sockets: &SocketOptions, host: u64) -> Result<Relays> {
         let key = job_secret(&Secret::new([0; 32]), config)?.derive("net relay", &[]);
         Ok(Relays {
             key,
             nodes: Nodes::open(config.net_relay_port as u16, ports, host, key),
+            ports: ports.to_vec(),
+            sockets: sockets.clone(),
+            limit: LIMIT.min(config.connect_timeout),
+            patience: config.timeout,
             setups: Mutex::default(),
             forwarder: Mutex::default(),
-            leaving: AtomicBool::new(false),
+            shutting_down: AtomicBool::new(false),
         })
     }
 
     /// Ends the streams being made, and waits for the rest as long as the peers may need it.
-    pub(super) fn leave(&self) {
-        self.leaving.store(true, Ordering::Release);
+    pub(super) fn shut_down(&self) {
+        self.shutting_down.store(true, Ordering::Release);
         let setups = std::mem::take(&mut *lock(&self.setups));
         setups.iter().for_each(Thread::join);
         let forwarder = lock(&self.forwarder).take();
@@ -89,22 +102,16 @@ impl Relays {
     }
 }
 
-/// Returns the relays as text.
-pub(super) fn words(relays: &[SocketAddr]) -> String {
-    let names: Vec<String> = relays.iter().map(|r| r.ip().to_string()).collect();
-    format!("relay{} {}", if names.len() > 1 { "s" } else { "" }, names.join(" and "))
-}
-
 /// Adds a stream's path to its connection's: the far end once, then all relays.
-pub(super) fn note<'a>(ways: &mut Vec<SocketAddr>, way: impl IntoIterator<Item = &'a SocketAddr>) {
-    for (place, stop) in way.into_iter().enumerate() {
-        if if place == 0 { ways.is_empty() } else { !ways.contains(stop) } {
-            ways.push(*stop);
+pub(super) fn add_route<'a>(routes: &mut Vec<SocketAddr>, route: impl IntoIterator<Item = &'a SocketAddr>) {
+    for (index, stop) in route.into_iter().enumerate() {
+        if if index == 0 { routes.is_empty() } else { !routes.contains(stop) } {
+            routes.push(*stop);
         }
     }
 }
 
 /// Returns the acceptors on the path to a listener, the nearest first.
-pub(super) fn doors(relays: &[SocketAddr], handle: &Handle, to: std::net::IpAddr) -> Vec<SocketAddr> {
-    relays.iter().copied().chain([handle.door(to)]).collect()
+pub(super) fn acceptors(relays: &[SocketAddr], handle: &Handle, to: std::net::IpAddr) -> Vec<SocketAddr> {
+    relays.iter().copied().chain([handle.acceptor_at(to)]).collect()
 }

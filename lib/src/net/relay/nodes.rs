@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-use super::ways::ways;
-use super::{LISTENER, MOST};
+use super::LISTENER;
+use super::routes::{MOST, routes};
 use crate::bootstrap::interface::{LocalAddress, in_subnet};
 use crate::error::Result;
 use crate::fork::Kept;
-use crate::net::handle::Handle;
-use crate::net::ports::Way;
+use crate::net::address::handle::Handle;
+use crate::net::address::ports::Route;
 use crate::secret::{self, Nonce, Proof, Secret};
 use crate::threads::lock;
 use crate::transport::wait::Wait;
 
 const MAGIC: [u8; 8] = *b"tnode\0\0\x01";
-const ASK: u32 = 1;
-const NODE: u32 = 2;
+const QUERY: u32 = 1;
+const REPLY: u32 = 2;
 
 /// Longest search for a path. When NCCL connects, all ranks have loaded the plugin before.
 const SEARCH: Duration = Duration::from_secs(5);
@@ -32,14 +32,14 @@ const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 const SETTLE: Duration = Duration::from_millis(50);
 /// Most queries for the addresses of a host that its handle has no room for: a datagram may be lost, and the host may
 /// be no neighbour.
-const ASKED: u32 = 4;
+const ADDRESS_QUERIES: u32 = 4;
 /// Time for which a node's reply counts.
 const FRESH: Duration = Duration::from_secs(60);
 /// Time for which replies to a query are passed on.
 const OPEN: Duration = Duration::from_secs(2);
-/// Most queries that are open at once; `KNOWN`: most processes that are known.
-const QUESTIONS: usize = 1024;
-const KNOWN: usize = 4096;
+/// Most queries that are open at once; `MAX_KNOWN`: most processes that are known.
+const MAX_QUERIES: usize = 1024;
+const MAX_KNOWN: usize = 4096;
 /// Datagrams that are read from a socket before the other sockets are.
 const TURN: usize = 256;
 
@@ -73,7 +73,7 @@ impl Datagram {
     /// Decodes a datagram, and the node that it names; `None` if it is malformed, or its proof is wrong.
     fn parse(key: &Secret, bytes: &[u8]) -> Option<(Datagram, Handle)> {
         let datagram: Datagram = bytemuck::try_pod_read_unaligned(bytes).ok()?;
-        let known = datagram.magic == MAGIC && matches!(datagram.kind, ASK | NODE) && datagram.hops < MOST as u32;
+        let known = datagram.magic == MAGIC && matches!(datagram.kind, QUERY | REPLY) && datagram.hops < MOST as u32;
         let proven = known && key.accepts(&datagram.proof, "node", &[datagram.before_proof()]);
         let node = Handle::parse(&datagram.node).ok().filter(|_| proven)?;
         (node.listener == LISTENER).then_some((datagram, node))
@@ -82,19 +82,19 @@ impl Datagram {
 
 /// A port: from its address this process queries and replies, and what comes back arrives there.
 #[derive(Debug)]
-struct Mouth {
+struct QuerySocket {
     socket: Kept<UdpSocket>,
     port: LocalAddress,
     /// All hosts of the subnet.
-    everybody: SocketAddr,
+    group: SocketAddr,
 }
 
-impl Mouth {
-    fn open(port: &LocalAddress, udp: u16) -> std::io::Result<Mouth> {
+impl QuerySocket {
+    fn open(port: &LocalAddress, udp: u16) -> std::io::Result<QuerySocket> {
         let socket = UdpSocket::bind(SocketAddr::new(port.ip, 0))?;
         socket.set_nonblocking(true)?;
         // The kernel sends to a group from the interface that has the socket's address.
-        let everybody = match port.ip {
+        let group = match port.ip {
             IpAddr::V4(_) => {
                 socket.set_multicast_loop_v4(false)?;
                 SocketAddr::new(Ipv4Addr::new(224, 0, 0, 1).into(), udp)
@@ -105,18 +105,18 @@ impl Mouth {
                 SocketAddrV6::new(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), udp, 0, index).into()
             }
         };
-        Ok(Mouth { socket: Kept::new(socket), port: port.clone(), everybody })
+        Ok(QuerySocket { socket: Kept::new(socket), port: port.clone(), group })
     }
 
-    fn say(&self, datagram: &Datagram, to: SocketAddr) {
+    fn send(&self, datagram: &Datagram, to: SocketAddr) {
         if let Err(e) = self.socket.send_to(bytemuck::bytes_of(datagram), to) {
-            log::debug!("net: asking for nodes at {to} from {}: {e}", self.port.interface);
+            log::debug!("net: querying nodes at {to} from {}: {e}", self.port.interface);
         }
     }
 }
 
 /// Opens a socket at which multicast queries arrive: all processes of a host receive them.
-fn ear(any: IpAddr, udp: u16) -> std::io::Result<Kept<UdpSocket>> {
+fn open_multicast(any: IpAddr, udp: u16) -> std::io::Result<Kept<UdpSocket>> {
     let address = SocketAddr::new(any, udp);
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
     socket.set_nonblocking(true)?;
@@ -130,7 +130,7 @@ fn ear(any: IpAddr, udp: u16) -> std::io::Result<Kept<UdpSocket>> {
 
 /// A query that is open.
 #[derive(Debug)]
-struct Question {
+struct Query {
     /// Index of the port at which it came, and its sender; `None` if it is ours.
     from: Option<(usize, SocketAddr)>,
     until: Instant,
@@ -140,17 +140,17 @@ struct Question {
 struct State {
     /// Handles of the known processes, encoded, with the time of the last reply of each.
     known: HashMap<[u8; Handle::BYTES], Instant>,
-    open: HashMap<Nonce, Question>,
+    open: HashMap<Nonce, Query>,
 }
 
 impl State {
     /// Adds a query; false when there are too many, or it is known.
     fn open(&mut self, id: Nonce, from: Option<(usize, SocketAddr)>, now: Instant) -> bool {
-        self.open.retain(|_, question| now < question.until);
-        if self.open.len() >= QUESTIONS || self.open.contains_key(&id) {
+        self.open.retain(|_, query| now < query.until);
+        if self.open.len() >= MAX_QUERIES || self.open.contains_key(&id) {
             return false;
         }
-        self.open.insert(id, Question { from, until: now + if from.is_some() { OPEN } else { SEARCH } });
+        self.open.insert(id, Query { from, until: now + if from.is_some() { OPEN } else { SEARCH } });
         true
     }
 }
@@ -160,8 +160,8 @@ impl State {
 pub(in crate::net) struct Nodes {
     key: Secret,
     host: u64,
-    ears: Vec<Kept<UdpSocket>>,
-    mouths: Vec<Mouth>,
+    multicast: Vec<Kept<UdpSocket>>,
+    sockets: Vec<QuerySocket>,
     /// This process's own acceptor, once it is open: with all addresses, and in as many parts as datagrams need for
     /// them.
     own: OnceLock<(Handle, Vec<Handle>)>,
@@ -174,7 +174,7 @@ pub(in crate::net) struct Nodes {
 impl Nodes {
     /// Opens the sockets. Without a port for datagrams (`udp` is 0), or where sockets cannot be made, no node is found.
     pub(super) fn open(udp: u16, ports: &[LocalAddress], host: u64, key: Secret) -> Nodes {
-        let (mut ears, mut mouths) = (Vec::new(), Vec::new());
+        let (mut multicast, mut sockets) = (Vec::new(), Vec::new());
         let outside = || ports.iter().filter(|port| !port.loopback);
         let without = |what: String, e: std::io::Error| {
             log::warn!("net: finds no relays over {what}: {e} (TINYNCCL_NET_RELAY_PORT is {udp}, 0 does without)");
@@ -183,16 +183,16 @@ impl Nodes {
             if udp == 0 || !outside().any(|port| port.ip.is_ipv4() == any.is_ipv4()) {
                 continue;
             }
-            match ear(any, udp) {
-                Ok(ear) => ears.push(ear),
+            match open_multicast(any, udp) {
+                Ok(socket) => multicast.push(socket),
                 Err(e) => {
                     without(format!("[{any}]:{udp}"), e);
                     continue;
                 }
             }
             for port in outside().filter(|port| port.ip.is_ipv4() == any.is_ipv4()) {
-                match Mouth::open(port, udp) {
-                    Ok(mouth) => mouths.push(mouth),
+                match QuerySocket::open(port, udp) {
+                    Ok(socket) => sockets.push(socket),
                     Err(e) => without(port.interface.clone(), e),
                 }
             }
@@ -200,8 +200,8 @@ impl Nodes {
         Nodes {
             key,
             host,
-            ears,
-            mouths,
+            multicast,
+            sockets,
             own: OnceLock::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -210,7 +210,7 @@ impl Nodes {
     }
 
     /// Sets the acceptor at which this process relays; from now on it replies to queries.
-    pub(in crate::net) fn introduce(&self, ports: (u16, u16), ours: &[LocalAddress]) {
+    pub(in crate::net) fn announce(&self, ports: (u16, u16), ours: &[LocalAddress]) {
         let outside: Vec<LocalAddress> = ours.iter().filter(|port| !port.loopback).cloned().collect();
         let parts = Handle::parts(self.host, LISTENER, ports, &outside);
         let Some(mut whole) = parts.first().cloned() else { return };
@@ -218,60 +218,60 @@ impl Nodes {
         let _ = self.own.set((whole, parts));
     }
 
-    /// Readable when [`Nodes::hear`] has something to do.
+    /// Readable when [`Nodes::handle_datagrams`] has something to do.
     pub(in crate::net) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.ears.iter().map(AsFd::as_fd).chain(self.mouths.iter().map(|mouth| mouth.socket.as_fd()))
+        self.multicast.iter().map(AsFd::as_fd).chain(self.sockets.iter().map(|socket| socket.socket.as_fd()))
     }
 
     /// Replies to queries, and passes queries and replies on.
-    pub(in crate::net) fn hear(&self) {
+    pub(in crate::net) fn handle_datagrams(&self) {
         let mut bytes = [0; size_of::<Datagram>() + 1];
-        let sockets = self.ears.iter().chain(self.mouths.iter().map(|mouth| &mouth.socket));
+        let sockets = self.multicast.iter().chain(self.sockets.iter().map(|socket| &socket.socket));
         for socket in sockets {
             for _ in 0..TURN {
                 // An error of a port that went away is read with it.
                 let Ok((len, from)) = socket.recv_from(&mut bytes) else { break };
                 let came = Datagram::parse(&self.key, bytes.get(..len).unwrap_or_default());
                 match came {
-                    Some((datagram, node)) if datagram.kind == ASK => self.asked(&datagram, &node, from),
-                    Some((datagram, _)) => self.answered(&datagram),
-                    None => log::debug!("net: {from} says something else, or does not know this job's secret"),
+                    Some((datagram, node)) if datagram.kind == QUERY => self.handle_query(&datagram, &node, from),
+                    Some((datagram, _)) => self.handle_reply(&datagram),
+                    None => log::debug!("net: {from} sent an unknown datagram, or does not know this job's secret"),
                 }
             }
         }
     }
 
     /// Handles a query.
-    fn asked(&self, question: &Datagram, asker: &Handle, from: SocketAddr) {
-        let near = |m: &Mouth| in_subnet(m.port.ip, m.port.prefix, from.ip()) && m.port.ip != from.ip();
+    fn handle_query(&self, query: &Datagram, asker: &Handle, from: SocketAddr) {
+        let near = |m: &QuerySocket| in_subnet(m.port.ip, m.port.prefix, from.ip()) && m.port.ip != from.ip();
         let Some((_, parts)) = self.own.get().filter(|_| asker.host != self.host) else { return };
         // Networks that are not for data receive queries, too.
-        let Some((at, mouth)) = self.mouths.iter().enumerate().find(|(_, mouth)| near(mouth)) else { return };
-        if !lock(&self.state).open(question.id, Some((at, from)), Instant::now()) {
+        let Some((at, socket)) = self.sockets.iter().enumerate().find(|(_, socket)| near(socket)) else { return };
+        if !lock(&self.state).open(query.id, Some((at, from)), Instant::now()) {
             return;
         }
         for own in parts {
-            mouth.say(&Datagram::new(&self.key, question.id, NODE, 0, own), from);
+            socket.send(&Datagram::new(&self.key, query.id, REPLY, 0, own), from);
         }
-        if let Some(hops) = question.hops.checked_sub(1) {
-            let on = Datagram::new(&self.key, question.id, ASK, hops, asker);
-            let others = self.mouths.iter().enumerate().filter(|(other, _)| *other != at);
-            others.for_each(|(_, mouth)| mouth.say(&on, mouth.everybody));
+        if let Some(hops) = query.hops.checked_sub(1) {
+            let on = Datagram::new(&self.key, query.id, QUERY, hops, asker);
+            let others = self.sockets.iter().enumerate().filter(|(other, _)| *other != at);
+            others.for_each(|(_, socket)| socket.send(&on, socket.group));
         }
     }
 
     /// Handles a reply, for us or for the node that queried.
-    fn answered(&self, answer: &Datagram) {
+    fn handle_reply(&self, reply: &Datagram) {
         let mut state = lock(&self.state);
-        match state.open.get(&answer.id).map(|question| question.from) {
+        match state.open.get(&reply.id).map(|query| query.from) {
             Some(Some((at, asker))) => {
                 drop(state);
-                if let Some(mouth) = self.mouths.get(at) {
-                    mouth.say(answer, asker);
+                if let Some(socket) = self.sockets.get(at) {
+                    socket.send(reply, asker);
                 }
             }
-            Some(None) if state.known.len() < KNOWN || state.known.contains_key(&answer.node) => {
-                state.known.insert(answer.node, Instant::now());
+            Some(None) if state.known.len() < MAX_KNOWN || state.known.contains_key(&reply.node) => {
+                state.known.insert(reply.node, Instant::now());
                 self.changed.notify_all();
             }
             _ => {}
@@ -284,8 +284,8 @@ impl Nodes {
     }
 
     /// Returns the paths to a listener on another node through others; none if none is found in time.
-    pub(in crate::net) fn ways(&self, target: &Handle, wait: &Wait<'_>) -> Result<Vec<Way>> {
-        let Some((own, _)) = self.own.get().filter(|_| !self.mouths.is_empty() && target.host != self.host) else {
+    pub(in crate::net) fn routes(&self, target: &Handle, wait: &Wait<'_>) -> Result<Vec<Route>> {
+        let Some((own, _)) = self.own.get().filter(|_| !self.sockets.is_empty() && target.host != self.host) else {
             return Ok(Vec::new());
         };
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -293,18 +293,18 @@ impl Nodes {
         let mut hops = 0;
         let mut pause = AGAIN.0;
         loop {
-            let ways = self.known_ways(own, target, turn);
-            if !ways.is_empty() || Instant::now() >= limit {
-                return Ok(ways);
+            let routes = self.known_routes(own, target, turn);
+            if !routes.is_empty() || Instant::now() >= limit {
+                return Ok(routes);
             }
-            self.ask(hops)?;
+            self.query(hops)?;
             let again = Instant::now() + pause;
-            while Instant::now() < again.min(limit) && self.known_ways(own, target, turn).is_empty() {
+            while Instant::now() < again.min(limit) && self.known_routes(own, target, turn).is_empty() {
                 let Ok(slice) = wait.slice(String::new) else { return Ok(Vec::new()) };
                 let state = lock(&self.state);
                 drop(self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner));
             }
-            if !self.known_ways(own, target, turn).is_empty() {
+            if !self.known_routes(own, target, turn).is_empty() {
                 // The deadline is checked where the path is taken.
                 let _ = wait.pause(SETTLE, String::new);
             }
@@ -315,23 +315,23 @@ impl Nodes {
     }
 
     /// Sends a query to the nodes that have up to `hops` others between.
-    fn ask(&self, hops: u32) -> Result<()> {
+    fn query(&self, hops: u32) -> Result<()> {
         let Some(own) = self.own.get().and_then(|(_, parts)| parts.first()) else { return Ok(()) };
         let id = secret::random()?;
         lock(&self.state).open(id, None, Instant::now());
-        let question = Datagram::new(&self.key, id, ASK, hops, own);
-        self.mouths.iter().for_each(|mouth| mouth.say(&question, mouth.everybody));
+        let query = Datagram::new(&self.key, id, QUERY, hops, own);
+        self.sockets.iter().for_each(|socket| socket.send(&query, socket.group));
         Ok(())
     }
 
     /// Returns the handle with the addresses, too, for which it had no room, if its host is a neighbour.
-    pub(in crate::net) fn whole(&self, target: &Handle, wait: &Wait<'_>) -> Result<Handle> {
+    pub(in crate::net) fn complete(&self, target: &Handle, wait: &Wait<'_>) -> Result<Handle> {
         let mut whole = target.clone();
         if !target.more || target.host == self.host {
             return Ok(whole);
         }
-        for _ in 0..ASKED {
-            self.ask(0)?;
+        for _ in 0..ADDRESS_QUERIES {
+            self.query(0)?;
             // The deadline is checked where the addresses are dialed.
             let _ = wait.pause(SETTLE, String::new);
             whole = completed(&whole, &self.known());
@@ -342,9 +342,9 @@ impl Nodes {
         Ok(whole)
     }
 
-    fn known_ways(&self, own: &Handle, target: &Handle, turn: usize) -> Vec<Way> {
+    fn known_routes(&self, own: &Handle, target: &Handle, turn: usize) -> Vec<Route> {
         let nodes = self.known();
-        ways(own, &completed(target, &nodes), &nodes, turn)
+        routes(own, &completed(target, &nodes), &nodes, turn)
     }
 
     /// Returns the processes that have replied, each with all of its addresses.
@@ -352,7 +352,7 @@ impl Nodes {
         let now = Instant::now();
         let mut parts: Vec<Handle> = {
             let mut state = lock(&self.state);
-            state.known.retain(|_, heard| now.saturating_duration_since(*heard) < FRESH);
+            state.known.retain(|_, at| now.saturating_duration_since(*at) < FRESH);
             state.known.keys().filter_map(|text| Handle::parse(text).ok()).collect()
         };
         parts.sort_by_key(|node| (node.host, node.ports, node.addresses.first().map(|address| address.ip)));
@@ -367,9 +367,9 @@ impl Nodes {
     }
 
     /// Returns the nodes that have replied, as text.
-    pub(in crate::net) fn heard(&self) -> String {
-        let words = |node: &Handle| crate::net::ports::list_remote(&node.addresses);
-        let mut all: Vec<String> = self.known().iter().map(words).collect();
+    pub(in crate::net) fn known_text(&self) -> String {
+        let text = |node: &Handle| crate::net::address::ports::list_remote(&node.addresses);
+        let mut all: Vec<String> = self.known().iter().map(text).collect();
         all.sort();
         all.dedup();
         if all.is_empty() { "none".to_owned() } else { all.join("; ") }
@@ -385,19 +385,19 @@ fn completed(target: &Handle, nodes: &[Handle]) -> Handle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ways::tests::node;
+    use super::super::routes::tests::node;
     use super::*;
     use proptest::prelude::*;
 
     #[test]
     fn only_whoever_has_the_secret_is_heard() {
         let (key, other) = (Secret::new([1; 32]), Secret::new([2; 32]));
-        let datagram = Datagram::new(&key, [3; 16], ASK, 2, &node(1, &["10.0.0.1"]));
+        let datagram = Datagram::new(&key, [3; 16], QUERY, 2, &node(1, &["10.0.0.1"]));
         let bytes = bytemuck::bytes_of(&datagram);
         assert_eq!(Datagram::parse(&key, bytes), Some((datagram, node(1, &["10.0.0.1"]))));
         assert_eq!(Datagram::parse(&other, bytes), None);
         assert_eq!(Datagram::parse(&key, &bytes[1..]), None);
-        let far = Datagram::new(&key, [3; 16], ASK, MOST as u32, &node(1, &[]));
+        let far = Datagram::new(&key, [3; 16], QUERY, MOST as u32, &node(1, &[]));
         assert_eq!(Datagram::parse(&key, bytemuck::bytes_of(&far)), None, "passed on too often");
     }
 
@@ -409,10 +409,10 @@ mod tests {
             id[..8].copy_from_slice(&n.to_le_bytes());
             id
         };
-        assert!((0..QUESTIONS).all(|n| state.open(id(n), Some((0, "10.0.0.1:1".parse().unwrap())), now)));
-        assert!(!state.open(id(QUESTIONS), None, now), "no room");
-        assert!(state.open(id(QUESTIONS), None, now + OPEN), "they are answered or forgotten");
-        assert!(!state.open(id(QUESTIONS), None, now + OPEN), "known");
+        assert!((0..MAX_QUERIES).all(|n| state.open(id(n), Some((0, "10.0.0.1:1".parse().unwrap())), now)));
+        assert!(!state.open(id(MAX_QUERIES), None, now), "no room");
+        assert!(state.open(id(MAX_QUERIES), None, now + OPEN), "they are answered or forgotten");
+        assert!(!state.open(id(MAX_QUERIES), None, now + OPEN), "known");
     }
 
     proptest! {
@@ -424,7 +424,7 @@ mod tests {
         ) {
             let key = Secret::new([1; 32]);
             prop_assert!(Datagram::parse(&key, &bytes).is_none());
-            let datagram = Datagram::new(&key, [3; 16], NODE, 0, &node(1, &["10.0.0.1"]));
+            let datagram = Datagram::new(&key, [3; 16], REPLY, 0, &node(1, &["10.0.0.1"]));
             let mut bytes = bytemuck::bytes_of(&datagram).to_vec();
             bytes[at] ^= flip;
             prop_assert_eq!(Datagram::parse(&key, &bytes).is_some(), flip == 0);

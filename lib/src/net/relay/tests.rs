@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use super::forwarder::Forwarder;
-use super::hop::{Stops, attend};
+use super::hop::{SourceRoute, relay_handshake};
 use super::*;
 use crate::net::Net;
-use crate::net::door::{ACCEPTOR, DIALER};
+use crate::net::address::{ACCEPTOR, DIALER};
 use crate::transport::handshake::{Caller, Hello, Reply};
 use crate::transport::stream::{Failure, greet, recv_reply};
 use crate::transport::tcp::{SocketOptions, open};
@@ -80,14 +80,14 @@ fn a_relay_that_leaves_waits_for_its_streams_and_not_for_ever() {
     let forwarder = Forwarder::start(DEADLINE).unwrap();
     forwarder.add("a test's".to_owned(), near, far);
     std::thread::scope(|scope| {
-        let leaving = scope.spawn(|| drop(forwarder));
+        let shutting_down = scope.spawn(|| drop(forwarder));
         for _ in 0..100 {
             dialer.write_all(&[7; 1000]).unwrap();
             listener.read_exact(&mut [0; 1000]).unwrap();
         }
-        assert!(!leaving.is_finished());
+        assert!(!shutting_down.is_finished());
         drop((dialer, listener));
-        leaving.join().unwrap();
+        shutting_down.join().unwrap();
     });
     let ((near, mut dialer), (far, _listener)) = (sockets(), sockets());
     let forwarder = Forwarder::start(Duration::ZERO).unwrap();
@@ -97,16 +97,16 @@ fn a_relay_that_leaves_waits_for_its_streams_and_not_for_ever() {
 }
 
 #[test]
-fn a_stranger_gets_no_further_than_a_hello() {
+fn an_unauthenticated_peer_gets_no_further_than_a_hello() {
     let never = || None;
     let wait = Wait::new(ACCEPTOR, DIALER, DEADLINE, &never);
     let hello = Hello::new((DIALER, ACCEPTOR), (7, 7), &LinkOptions { max_message: 0, depth: 0 }, false, 1);
     for (hello, passed) in [(&[b'x'; Hello::BYTES][..], 0), (bytemuck::bytes_of(&hello), Hello::BYTES)] {
-        let ((mut near, mut stranger), (mut far, mut server)) = (sockets(), sockets());
-        stranger.write_all(hello).unwrap();
-        stranger.write_all(&[b'x'; 10_000]).unwrap();
+        let ((mut near, mut intruder), (mut far, mut server)) = (sockets(), sockets());
+        intruder.write_all(hello).unwrap();
+        intruder.write_all(&[b'x'; 10_000]).unwrap();
         server.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
-        assert!(attend(&mut near, &mut far, &wait).is_err());
+        assert!(relay_handshake(&mut near, &mut far, &wait).is_err());
         drop((near, far));
         let mut got = Vec::new();
         // Reset, since the relay had not read all.
@@ -116,7 +116,7 @@ fn a_stranger_gets_no_further_than_a_hello() {
 }
 
 #[test]
-fn a_door_relays_for_neighbours_of_the_job_alone() {
+fn an_acceptor_relays_for_neighbours_of_the_job_alone() {
     let net = |change: fn(&mut Config)| {
         let mut config = Config { interface: Some("lo".to_owned()), ..Config::default() };
         config.secret = Some(Secret::new([5; 32]));
@@ -126,29 +126,29 @@ fn a_door_relays_for_neighbours_of_the_job_alone() {
     let never = || None;
     let wait = Wait::new(DIALER, ACCEPTOR, DEADLINE, &never);
     let who = Peer { rank: DIALER, peer: ACCEPTOR, address: "a relay".to_owned() };
-    let knock = |net: &Net, secret: Secret| -> Result<TcpStream, String> {
-        let door = net.listen().unwrap().0.door(Ipv4Addr::LOCALHOST.into());
+    let dial = |net: &Net, secret: Secret| -> Result<TcpStream, String> {
+        let acceptor = net.listen().unwrap().0.acceptor_at(Ipv4Addr::LOCALHOST.into());
         let options = SocketOptions::new(0, None);
-        let mut socket = open(None, door, &options, &wait).map_err(Failure::text)?;
+        let mut socket = open(None, acceptor, &options, &wait).map_err(Failure::text)?;
         let hello = Hello::new((DIALER, ACCEPTOR), (LISTENER, 0), &LinkOptions { max_message: 0, depth: 0 }, false, 0);
         greet(&mut socket, &Caller { hello, secret }, &wait, &who).map_err(Failure::text)?;
         Ok(socket)
     };
     let relay = net(|_| ());
-    let wrong = knock(&relay, Secret::new([6; 32])).unwrap_err();
+    let wrong = dial(&relay, Secret::new([6; 32])).unwrap_err();
     assert!(wrong.contains("secret"), "{wrong}");
     let off = net(|config| config.net_relay_port = 0);
-    assert!(knock(&off, off.inner.relays.key).unwrap_err().contains("nobody listens"));
+    assert!(dial(&off, off.inner.relays.key).unwrap_err().contains("no such listener"));
 
     let key = relay.inner.relays.key;
-    let mut socket = knock(&relay, key).unwrap();
+    let mut socket = dial(&relay, key).unwrap();
     let server: SocketAddr = "192.0.2.1:80".parse().unwrap();
-    socket.write_all(bytemuck::bytes_of(&Stops::new(&[server]))).unwrap();
+    socket.write_all(bytemuck::bytes_of(&SourceRoute::new(&[server]))).unwrap();
     match recv_reply(&mut socket, &wait) {
         Ok(Reply::Refused(why)) => assert!(why.contains("for neighbours only"), "{why}"),
         other => panic!("{:?}", other.ok()),
     }
-    let mut socket = knock(&relay, key).unwrap();
-    socket.write_all(bytemuck::bytes_of(&Stops::new(&[]))).unwrap();
+    let mut socket = dial(&relay, key).unwrap();
+    socket.write_all(bytemuck::bytes_of(&SourceRoute::new(&[]))).unwrap();
     assert!(recv_reply(&mut socket, &wait).is_err(), "closed");
 }

@@ -7,9 +7,9 @@ use crate::bootstrap::interface::{LocalAddress, in_subnet, order_candidates, pai
 
 /// An address of a peer and the bits of its subnet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Remote {
-    pub(super) ip: IpAddr,
-    pub(super) prefix: u8,
+pub(in crate::net) struct Remote {
+    pub(in crate::net) ip: IpAddr,
+    pub(in crate::net) prefix: u8,
 }
 
 impl fmt::Display for Remote {
@@ -20,15 +20,15 @@ impl fmt::Display for Remote {
 
 /// A path from one of our addresses to one of theirs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Way {
-    pub(super) from: Option<IpAddr>,
-    pub(super) to: IpAddr,
-    pub(super) why: String,
+pub(in crate::net) struct Route {
+    pub(in crate::net) from: Option<IpAddr>,
+    pub(in crate::net) to: IpAddr,
+    pub(in crate::net) why: String,
     /// Acceptors of the relays between, the nearest first; `to` is then not a neighbour.
-    pub(super) relays: Vec<SocketAddr>,
+    pub(in crate::net) relays: Vec<SocketAddr>,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.from {
             Some(from) => write!(f, "{from} -> {} ({})", self.to, self.why),
@@ -38,13 +38,13 @@ impl fmt::Display for Way {
 }
 
 /// Returns addresses as text.
-pub(super) fn list(ports: &[LocalAddress]) -> String {
-    let words = |p: &LocalAddress| format!("{} {}/{}", p.interface, p.ip, p.prefix);
-    ports.iter().map(words).collect::<Vec<_>>().join(", ")
+pub(in crate::net) fn list(ports: &[LocalAddress]) -> String {
+    let texts = |p: &LocalAddress| format!("{} {}/{}", p.interface, p.ip, p.prefix);
+    ports.iter().map(texts).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns a peer's addresses as text, as [`list`] does ours.
-pub(super) fn list_remote(ports: &[Remote]) -> String {
+pub(in crate::net) fn list_remote(ports: &[Remote]) -> String {
     match ports {
         [] => "none".to_owned(),
         some => some.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
@@ -53,42 +53,50 @@ pub(super) fn list_remote(ports: &[Remote]) -> String {
 
 /// Returns the paths to a peer: within a host its nearest address; between hosts all pairs of ports in common subnets,
 /// else one to which the kernel has a route from a port of ours. Empty where there is none.
-pub(super) fn ways(ours: &[LocalAddress], theirs: &[Remote], same_host: bool) -> Vec<Way> {
+pub(in crate::net) fn routes(ours: &[LocalAddress], theirs: &[Remote], same_host: bool) -> Vec<Route> {
     let addresses: Vec<SocketAddr> = theirs.iter().map(|t| SocketAddr::new(t.ip, 0)).collect();
     let ordered = order_candidates(ours, &addresses, same_host);
     if same_host {
         let nearest = ordered.into_iter().next();
-        return nearest.map(|(to, why)| Way { from: None, to: to.ip(), why, relays: Vec::new() }).into_iter().collect();
+        return nearest
+            .map(|(to, why)| Route { from: None, to: to.ip(), why, relays: Vec::new() })
+            .into_iter()
+            .collect();
     }
     let outside: Vec<&LocalAddress> = ours.iter().filter(|o| !o.loopback).collect();
     let share = |o: usize, t: usize| {
         let (Some(o), Some(t)) = (outside.get(o), theirs.get(t)) else { return false };
         o.ip != t.ip && in_subnet(o.ip, o.prefix, t.ip) && in_subnet(t.ip, t.prefix, o.ip)
     };
-    let mut found: Vec<(&str, Way)> = Vec::new();
+    let mut found: Vec<(&str, Route)> = Vec::new();
     for (o, t) in pair_up(outside.len(), theirs.len(), share) {
         let (Some(o), Some(t)) = (outside.get(o), theirs.get(t)) else { continue };
         // A second address of an interface is no second NIC pair.
         if !found.iter().any(|(interface, _)| *interface == o.interface) {
             let why = format!("{}, same subnet /{}", o.interface, o.prefix.max(t.prefix));
-            found.push((&o.interface, Way { from: Some(o.ip), to: t.ip, why, relays: Vec::new() }));
+            found.push((&o.interface, Route { from: Some(o.ip), to: t.ip, why, relays: Vec::new() }));
         }
     }
     if !found.is_empty() {
-        return found.into_iter().map(|(_, way)| way).collect();
+        return found.into_iter().map(|(_, route)| route).collect();
     }
     let routed = ordered.into_iter().find_map(|(to, why)| {
         let source = source_for(to).ok()?;
-        outside.iter().any(|o| o.ip == source).then(|| Way { from: Some(source), to: to.ip(), why, relays: Vec::new() })
+        outside.iter().any(|o| o.ip == source).then(|| Route {
+            from: Some(source),
+            to: to.ip(),
+            why,
+            relays: Vec::new(),
+        })
     });
     routed.into_iter().collect()
 }
 
 /// Returns paths to addresses at which a peer may be sent an error, even if no data may go there.
-pub(super) fn for_news(theirs: &[Remote]) -> Vec<Way> {
+pub(in crate::net) fn for_error(theirs: &[Remote]) -> Vec<Route> {
     let routed = |t: &&Remote| !t.ip.is_loopback() && source_for(SocketAddr::new(t.ip, 0)).is_ok();
-    let way = |t: &Remote| Way { from: None, to: t.ip, why: "only to tell it".to_owned(), relays: Vec::new() };
-    theirs.iter().filter(routed).map(way).collect()
+    let route = |t: &Remote| Route { from: None, to: t.ip, why: "for an error only".to_owned(), relays: Vec::new() };
+    theirs.iter().filter(routed).map(route).collect()
 }
 
 #[cfg(test)]
@@ -109,7 +117,8 @@ mod tests {
         let a = [port("ab", "198.51.100.1", 30), port("ac", "203.0.113.1", 30), port("lo", "127.0.0.1", 8)];
         let b = [remote("198.51.100.2", 30), remote("192.0.2.1", 30), remote("127.0.0.1", 8)];
         let c = [remote("192.0.2.2", 30), remote("203.0.113.2", 30)];
-        let to = |theirs: &[Remote]| ways(&a, theirs, false).into_iter().map(|w| w.to.to_string()).collect::<Vec<_>>();
+        let to =
+            |theirs: &[Remote]| routes(&a, theirs, false).into_iter().map(|w| w.to.to_string()).collect::<Vec<_>>();
         assert_eq!(to(&b), ["198.51.100.2"]);
         assert_eq!(to(&c), ["203.0.113.2"]);
     }
@@ -118,24 +127,24 @@ mod tests {
     fn two_cables_are_two_ways_and_two_addresses_of_one_are_not() {
         let ours = [port("r0", "10.0.0.1", 24), port("r1", "10.0.1.1", 24), port("r0", "fd00::1", 64)];
         let theirs = [remote("10.0.0.2", 24), remote("10.0.1.2", 24), remote("fd00::2", 64)];
-        let found = ways(&ours, &theirs, false);
-        let words: Vec<String> = found.iter().map(ToString::to_string).collect();
-        assert_eq!(words, ["10.0.0.1 -> 10.0.0.2 (r0, same subnet /24)", "10.0.1.1 -> 10.0.1.2 (r1, same subnet /24)"]);
+        let found = routes(&ours, &theirs, false);
+        let texts: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["10.0.0.1 -> 10.0.0.2 (r0, same subnet /24)", "10.0.1.1 -> 10.0.1.2 (r1, same subnet /24)"]);
     }
 
     #[test]
     fn within_a_host_one_way_is_enough() {
         let ours = [port("eth0", "10.0.0.1", 24), port("lo", "127.0.0.1", 8)];
         let theirs = [remote("10.0.0.1", 24), remote("127.0.0.1", 8)];
-        assert_eq!(ways(&ours, &theirs, true).len(), 1);
-        assert_eq!(ways(&ours[1..], &theirs[1..], true)[0].to.to_string(), "127.0.0.1");
+        assert_eq!(routes(&ours, &theirs, true).len(), 1);
+        assert_eq!(routes(&ours[1..], &theirs[1..], true)[0].to.to_string(), "127.0.0.1");
         assert_eq!(list(&ours), "eth0 10.0.0.1/24, lo 127.0.0.1/8");
         assert_eq!(list_remote(&theirs), "10.0.0.1/24, 127.0.0.1/8");
     }
 
     #[test]
-    fn nothing_in_common_is_no_way() {
+    fn nothing_in_common_is_no_route() {
         // TEST-NET-3: no port of ours is there, and a route would not begin at 192.0.2.1, which no interface has.
-        assert_eq!(ways(&[port("x", "192.0.2.1", 30)], &[remote("203.0.113.9", 30)], false), []);
+        assert_eq!(routes(&[port("x", "192.0.2.1", 30)], &[remote("203.0.113.9", 30)], false), []);
     }
 }

@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use sha2::{Digest, Sha256};
 
-use super::ports::Remote;
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::LocalAddress;
 use crate::error::{Error, Result};
+use crate::net::address::ports::Remote;
 use crate::secret::Secret;
 
 const MAGIC: [u8; 8] = *b"tnet\0\0\0\x01";
@@ -22,20 +22,20 @@ const V6: usize = 17;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handle {
     /// Random bytes of this listener, which a dialer has from the handle alone.
-    pub(super) secret: [u8; 16],
-    pub(super) host: u64,
-    pub(super) listener: u32,
+    pub(in crate::net) secret: [u8; 16],
+    pub(in crate::net) host: u64,
+    pub(in crate::net) listener: u32,
     /// Ports for IPv4 and IPv6; 0 where it does not listen.
-    pub(super) ports: (u16, u16),
-    pub(super) addresses: Vec<Remote>,
+    pub(in crate::net) ports: (u16, u16),
+    pub(in crate::net) addresses: Vec<Remote>,
     /// Addresses that carry no data, but at which an error may be sent.
-    pub(super) others: Vec<Remote>,
-    /// True if its host has more addresses than fit, which it gives on request ([`relay`](super::relay)).
-    pub(super) more: bool,
+    pub(in crate::net) others: Vec<Remote>,
+    /// True if its host has more addresses than fit, which it gives on request ([`relay`](crate::net::relay)).
+    pub(in crate::net) more: bool,
 }
 
 /// Returns an identifier of the network that a process sees: equal for two that reach each other over loopback.
-pub(super) fn host(host: &Host) -> u64 {
+pub(in crate::net) fn host(host: &Host) -> u64 {
     let text = format!(
         "{} {} {}",
         host.boot_id,
@@ -53,14 +53,14 @@ impl Handle {
     pub const OWN: std::ops::Range<usize> = OWNERS;
 
     /// Makes a handle with as many of `local`, then of `others`, as fit: 14 of IPv4, or 4 of IPv6.
-    pub(super) fn new(
+    pub(in crate::net) fn new(
         secret: [u8; 16],
         host: u64,
         listener: u32,
         ports: (u16, u16),
         (local, others): (&[LocalAddress], &[LocalAddress]),
     ) -> Handle {
-        let mut room = Self::BYTES - ADDRESSES;
+        let mut left_over = Self::BYTES - ADDRESSES;
         let mut more = false;
         let mut fit = |all: &[LocalAddress], needed: bool| {
             let mut fitting = Vec::new();
@@ -69,8 +69,8 @@ impl Handle {
                 if port == 0 {
                     continue;
                 }
-                if let Some(left) = room.checked_sub(bytes) {
-                    room = left;
+                if let Some(left) = left_over.checked_sub(bytes) {
+                    left_over = left;
                     fitting.push(Remote { ip: address.ip, prefix: address.prefix });
                 } else {
                     more |= needed;
@@ -85,7 +85,7 @@ impl Handle {
     }
 
     /// Returns all of `local`, in as many handles as that takes.
-    pub(super) fn parts(host: u64, listener: u32, ports: (u16, u16), local: &[LocalAddress]) -> Vec<Handle> {
+    pub(in crate::net) fn parts(host: u64, listener: u32, ports: (u16, u16), local: &[LocalAddress]) -> Vec<Handle> {
         let mut parts = Vec::new();
         let mut rest = local;
         loop {
@@ -103,7 +103,7 @@ impl Handle {
     }
 
     /// Adds addresses that another handle of the same host has.
-    pub(super) fn merge(&mut self, other: &Handle) {
+    pub(in crate::net) fn merge(&mut self, other: &Handle) {
         for address in &other.addresses {
             if !self.addresses.contains(address) {
                 self.addresses.push(*address);
@@ -112,14 +112,14 @@ impl Handle {
     }
 
     /// Returns the secret of the listener's connections.
-    pub(super) fn key(&self) -> Secret {
+    pub(in crate::net) fn key(&self) -> Secret {
         let mut bytes = [0; 32];
         bytes.iter_mut().zip(self.secret).for_each(|(to, from)| *to = from);
         Secret::new(bytes).derive("net", &self.listener.to_le_bytes())
     }
 
     /// Returns the address of the acceptor to dial at `ip`, with its port.
-    pub(super) fn door(&self, ip: IpAddr) -> SocketAddr {
+    pub(in crate::net) fn acceptor_at(&self, ip: IpAddr) -> SocketAddr {
         SocketAddr::new(ip, if ip.is_ipv4() { self.ports.0 } else { self.ports.1 })
     }
 

@@ -3,17 +3,29 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use super::Inner;
-use super::incoming::Incoming;
-use super::link::{Link, Side, Ways};
-use super::outgoing::Outgoing;
-use super::request::{MAX_GROUP, Request};
+use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::net::connection::Connection;
+use crate::net::data::receiver::ReceiveQueue;
+use crate::net::data::request::{MAX_GROUP, Request};
+use crate::net::data::sender::SendQueue;
+use crate::net::data::session::Paths;
+use crate::net::data::side::Side;
+use crate::net::rdma::Devices;
+use crate::net::worker::pool::Workers;
+
+/// Settings, threads and RDMA ports for a new connection.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::net) struct Resources<'a> {
+    pub(in crate::net) config: &'a Config,
+    pub(in crate::net) workers: &'a Workers,
+    pub(in crate::net) devices: Option<&'a Arc<Devices>>,
+}
 
 /// The sending end of a connection. Dropping it closes the connection; what was done before still arrives.
 #[derive(Debug)]
 pub struct Sender {
-    pub(super) link: Arc<Link>,
+    pub(in crate::net) connection: Arc<Connection>,
 }
 
 impl Sender {
@@ -29,35 +41,35 @@ impl Sender {
     pub unsafe fn send(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<&Request>> {
         // SAFETY: by the caller.
         let slot = unsafe { self.post(data, len, tag) }?;
-        Ok(slot.and_then(|slot| self.link.requests.get(slot)))
+        Ok(slot.and_then(|slot| self.connection.requests.get(slot)))
     }
 
     /// Posts a send as [`Sender::send`] does, and returns the number of the request.
     ///
     /// # Safety
     /// Contract of the public method above.
-    pub(super) unsafe fn post(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<usize>> {
-        self.link.check_here("send")?;
-        let Side::Out(outgoing) = &self.link.side else { return Ok(None) };
+    pub(in crate::net) unsafe fn post(&self, data: *const u8, len: usize, tag: i32) -> Result<Option<usize>> {
+        self.connection.check_here("send")?;
+        let Side::Out(sender) = &self.connection.side else { return Ok(None) };
         // An empty message is open, too: until its frame is sent.
-        let Some(slot) = self.link.requests.take(len.max(1), 1, len) else {
-            return self.link.fate().check().map(|()| None);
+        let Some(slot) = self.connection.requests.take(len.max(1), 1, len) else {
+            return self.connection.status().check().map(|()| None);
         };
-        outgoing.post(&self.link, slot, data, len, tag);
+        sender.post(&*self.connection, slot, data, len, tag);
         Ok(Some(slot))
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.link.close();
+        self.connection.close();
     }
 }
 
 /// The receiving end of a connection. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Receiver {
-    pub(super) link: Arc<Link>,
+    pub(in crate::net) connection: Arc<Connection>,
 }
 
 impl Receiver {
@@ -78,11 +90,11 @@ impl Receiver {
                 format!("expected 1 to {MAX_GROUP} in a group, got {}", group.len()),
             ));
         }
-        self.link.check_here("receive")?;
+        self.connection.check_here("receive")?;
         // SAFETY: by the caller.
         match unsafe { self.post(group) } {
-            Some(slot) => Ok(self.link.requests.get(slot)),
-            None => self.link.fate().check().map(|()| None),
+            Some(slot) => Ok(self.connection.requests.get(slot)),
+            None => self.connection.status().check().map(|()| None),
         }
     }
 
@@ -91,28 +103,40 @@ impl Receiver {
     ///
     /// # Safety
     /// Contract of the public method above.
-    pub(super) unsafe fn post(&self, group: &[(*mut u8, usize, i32)]) -> Option<usize> {
-        let Side::In(incoming) = &self.link.side else { return None };
-        let slot = self.link.requests.take(group.len(), group.len(), 0)?;
-        incoming.post(&self.link, slot, group);
+    pub(in crate::net) unsafe fn post(&self, group: &[(*mut u8, usize, i32)]) -> Option<usize> {
+        let Side::In(receiver) = &self.connection.side else { return None };
+        let slot = self.connection.requests.take(group.len(), group.len(), 0)?;
+        receiver.post(&*self.connection, slot, group);
         Some(slot)
     }
 }
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        self.link.close();
+        self.connection.close();
     }
 }
 
-/// Makes the sending end of a new link.
-pub(super) fn sender(name: String, (sockets, ways): (Vec<TcpStream>, Ways), inner: &Inner) -> Result<Sender> {
-    let side = Side::Out(Outgoing::new(&inner.config));
-    Ok(Sender { link: Link::new(name, sockets, ways, side, (&inner.workers, inner.devices.clone()))? })
+/// Makes the sending end of a new connection.
+pub(in crate::net) fn sender(
+    name: String,
+    (sockets, paths): (Vec<TcpStream>, Paths),
+    resources: &Resources<'_>,
+) -> Result<Sender> {
+    let side = Side::Out(SendQueue::new(resources.config));
+    Ok(Sender {
+        connection: Connection::new(name, sockets, paths, side, (resources.workers, resources.devices.cloned()))?,
+    })
 }
 
-/// Makes the receiving end of a new link.
-pub(super) fn receiver(name: String, (sockets, ways): (Vec<TcpStream>, Ways), inner: &Inner) -> Result<Receiver> {
-    let side = Side::In(Incoming::new(&inner.config));
-    Ok(Receiver { link: Link::new(name, sockets, ways, side, (&inner.workers, inner.devices.clone()))? })
+/// Makes the receiving end of a new connection.
+pub(in crate::net) fn receiver(
+    name: String,
+    (sockets, paths): (Vec<TcpStream>, Paths),
+    resources: &Resources<'_>,
+) -> Result<Receiver> {
+    let side = Side::In(ReceiveQueue::new(resources.config));
+    Ok(Receiver {
+        connection: Connection::new(name, sockets, paths, side, (resources.workers, resources.devices.cloned()))?,
+    })
 }

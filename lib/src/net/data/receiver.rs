@@ -4,13 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::frame::{self, Frame, Word, charge};
-use super::link::Link;
-use super::outbox::Outbox;
-use super::outgoing::WHOLE;
-use super::rdma;
-use super::request::{MAX_GROUP, MAX_REQUESTS};
 use crate::config::Config;
+use crate::net::data::control::Kind;
+use crate::net::data::control::Outbox;
+use crate::net::data::frame::{self, Frame, WHOLE, charge};
+use crate::net::data::request::{MAX_GROUP, MAX_REQUESTS};
+use crate::net::data::upcalls::Upcalls;
 use crate::threads::lock;
 
 /// Tags of a connection.
@@ -18,12 +17,12 @@ const MAX_TAGS: usize = 1 << 16;
 
 /// A posted receive.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) data: *mut u8,
-    room: usize,
+pub(in crate::net) struct PostedBuffer {
+    pub(in crate::net) data: *mut u8,
+    capacity: usize,
     slot: usize,
     /// Position in the group of its request.
-    place: usize,
+    index: usize,
     tag: i32,
     number: u64,
     got: AtomicUsize,
@@ -35,14 +34,14 @@ pub(super) struct Entry {
 const UNKNOWN: usize = usize::MAX;
 
 // SAFETY: fragments go to disjoint parts of the memory, which nothing else uses by the contract of `Receiver::receive`.
-unsafe impl Send for Entry {}
+unsafe impl Send for PostedBuffer {}
 // SAFETY: as above.
-unsafe impl Sync for Entry {}
+unsafe impl Sync for PostedBuffer {}
 
 /// A message that came before its receive.
 #[derive(Debug, Default)]
 struct Early {
-    pieces: Vec<(Frame, Vec<u8>)>,
+    fragments: Vec<(Frame, Vec<u8>)>,
 }
 
 #[derive(Debug, Default)]
@@ -50,11 +49,11 @@ struct Tag {
     /// The number of the first of `posted`.
     first: u64,
     /// Receives from `first` on; `None` for those whose message is here.
-    posted: VecDeque<Option<Arc<Entry>>>,
+    posted: VecDeque<Option<Arc<PostedBuffer>>>,
     early: HashMap<u64, Early>,
-    /// Lengths of the sender's messages that wait for receive credits, by message number.
+    /// Lengths of the sender's messages that wait for CTS frames, by message number.
     waiting: HashMap<u64, u64>,
-    /// True if the last message was long: the sender gets receive credits before it requests them.
+    /// True if the last message was long: the sender gets CTS frames before it requests them.
     long: bool,
     /// True if a fragment has waited in vain for its receive: the next ones do not wait, until one is posted.
     late: bool,
@@ -71,77 +70,77 @@ struct Tags {
     held: Vec<usize>,
 }
 
-/// Receiving side of a link: posted receives, and fragments that came before theirs.
+/// Receiving side of a connection: posted receives, and fragments that came before theirs.
 #[derive(Debug)]
-pub(super) struct Incoming {
+pub(in crate::net) struct ReceiveQueue {
     tags: Mutex<Tags>,
     /// Receives whose credits the sender has, by the credits' ids.
-    rooms: Mutex<HashMap<u16, Arc<Entry>>>,
-    reports: Outbox,
+    advertised: Mutex<HashMap<u16, Arc<PostedBuffer>>>,
+    window_updates: Outbox,
     window: u64,
 }
 
-impl Incoming {
-    pub(super) fn new(config: &Config) -> Incoming {
+impl ReceiveQueue {
+    pub(in crate::net) fn new(config: &Config) -> ReceiveQueue {
         let window = config.net_window as u64;
-        Incoming { tags: Mutex::default(), rooms: Mutex::default(), reports: Outbox::default(), window }
+        ReceiveQueue { tags: Mutex::default(), advertised: Mutex::default(), window_updates: Outbox::default(), window }
     }
 
     /// Posts the receives of a group.
-    pub(super) fn post(&self, link: &Arc<Link>, slot: usize, group: &[(*mut u8, usize, i32)]) {
-        for (place, &(data, room, tag)) in group.iter().enumerate() {
-            let (entry, early, expected, held) = {
+    pub(in crate::net) fn post(&self, connection: &impl Upcalls, slot: usize, group: &[(*mut u8, usize, i32)]) {
+        for (index, &(data, capacity, tag)) in group.iter().enumerate() {
+            let (buffer, early, expected, held) = {
                 let mut tags = lock(&self.tags);
                 let held = std::mem::take(&mut tags.held);
                 let known = tags.of(tag);
                 known.late = false;
                 let number = known.first + known.posted.len() as u64;
                 let (got, total) = (AtomicUsize::new(0), AtomicUsize::new(UNKNOWN));
-                let entry = Arc::new(Entry { data, room, slot, place, tag, number, got, total });
-                known.posted.push_back(Some(entry.clone()));
+                let buffer = Arc::new(PostedBuffer { data, capacity, slot, index, tag, number, got, total });
+                known.posted.push_back(Some(buffer.clone()));
                 let early = known.early.remove(&number);
-                let pieces = early.map_or(Vec::new(), |e| e.pieces);
-                known.held -= pieces.iter().map(|(_, data)| charge(data.len())).sum::<u64>();
+                let fragments = early.map_or(Vec::new(), |e| e.fragments);
+                known.held -= fragments.iter().map(|(_, data)| charge(data.len())).sum::<u64>();
                 let expected = known.waiting.remove(&number);
-                if pieces.is_empty() && (known.long || expected.is_some()) {
-                    self.tell(link, &entry);
+                if fragments.is_empty() && (known.long || expected.is_some()) {
+                    self.send_cts(connection, &buffer);
                 }
-                (entry, pieces, expected, held)
+                (buffer, fragments, expected, held)
             };
-            held.into_iter().for_each(|stream| link.resume(stream));
-            if let Some(Err(detail)) = expected.map(|total| entry.check(tag, total)) {
-                link.fail(detail);
+            held.into_iter().for_each(|stream| connection.resume(stream));
+            if let Some(Err(detail)) = expected.map(|total| buffer.check(tag, total)) {
+                connection.fail(detail);
             }
             for (frame, data) in early {
-                if let Err(detail) = self.copy(link, &entry, &frame, &data) {
-                    link.fail(detail);
+                if let Err(detail) = self.copy(connection, &buffer, &frame, &data) {
+                    connection.fail(detail);
                 }
             }
         }
-        if !self.reports.is_empty() {
-            link.wake_some(1, 0);
+        if !self.window_updates.is_empty() {
+            connection.wake_some(1, 0);
         }
     }
 
     /// Copies a fragment that came early into its posted buffer.
-    fn copy(&self, link: &Arc<Link>, entry: &Entry, frame: &Frame, data: &[u8]) -> Result<(), String> {
-        entry.check(frame.tag, frame.total)?;
+    fn copy(&self, connection: &impl Upcalls, buffer: &PostedBuffer, frame: &Frame, data: &[u8]) -> Result<(), String> {
+        buffer.check(frame.tag, frame.total)?;
         // SAFETY: `check` has compared the fragment's end with the length of the memory, which is valid by the contract
         // of `Receiver::receive`; the source is our own memory.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), entry.data.add(frame.offset as usize), data.len()) };
-        self.placed(link, entry, frame);
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.data.add(frame.offset as usize), data.len()) };
+        self.placed(connection, buffer, frame);
         Ok(())
     }
 
     /// Returns the target of a fragment. `None`: `stream` waits for its receive, as the rest of the fragment is in the
     /// kernel; but not while a receive of another tag is posted, whose message may be behind.
-    pub(super) fn target(&self, frame: &Frame, stream: Option<usize>) -> Result<Option<Target>, String> {
+    pub(in crate::net) fn target(&self, frame: &Frame, stream: Option<usize>) -> Result<Option<Target>, String> {
         let len = frame.len as usize;
         let mut tags = lock(&self.tags);
         let known = tags.named(frame.tag)?;
-        if let Some(entry) = known.find(frame.number)? {
-            entry.check(frame.tag, frame.total)?;
-            return Ok(Some(Target::Posted(entry)));
+        if let Some(buffer) = known.find(frame.number)? {
+            buffer.check(frame.tag, frame.total)?;
+            return Ok(Some(Target::Posted(buffer)));
         }
         let late = known.late;
         if let Some(stream) = stream
@@ -165,98 +164,111 @@ impl Incoming {
     }
 
     /// Notes that a fragment of this tag has waited for its receive in vain.
-    pub(super) fn is_late(&self, tag: i32) {
+    pub(in crate::net) fn mark_late(&self, tag: i32) {
         lock(&self.tags).of(tag).late = true;
     }
 
     /// Takes in a fragment that is read whole.
-    pub(super) fn arrived(&self, link: &Arc<Link>, frame: Frame, target: Target) -> Result<(), String> {
+    pub(in crate::net) fn arrived(
+        &self,
+        connection: &impl Upcalls,
+        frame: Frame,
+        target: Target,
+    ) -> Result<(), String> {
         let data = match target {
-            Target::Posted(entry) => {
-                self.placed(link, &entry, &frame);
+            Target::Posted(buffer) => {
+                self.placed(connection, &buffer, &frame);
                 return Ok(());
             }
             Target::Early(data) => data,
         };
-        let entry = {
+        let buffer = {
             let mut tags = lock(&self.tags);
             let known = tags.of(frame.tag);
             match known.find(frame.number)? {
-                Some(entry) => {
+                Some(buffer) => {
                     known.held -= charge(data.len());
-                    entry
+                    buffer
                 }
                 None => {
-                    known.early.entry(frame.number).or_default().pieces.push((frame, data));
+                    known.early.entry(frame.number).or_default().fragments.push((frame, data));
                     return Ok(());
                 }
             }
         };
-        self.copy(link, &entry, &frame, &data)
+        self.copy(connection, &buffer, &frame, &data)
     }
 
     /// Counts a fragment that is in its posted buffer.
-    fn placed(&self, link: &Arc<Link>, entry: &Entry, frame: &Frame) {
+    fn placed(&self, connection: &impl Upcalls, buffer: &PostedBuffer, frame: &Frame) {
         let len = frame.len as usize;
-        let whole = entry.add(len, Some(frame.total as usize));
+        let whole = buffer.add(len, Some(frame.total as usize));
         let mut report = false;
         {
             let mut tags = lock(&self.tags);
             let known = tags.of(frame.tag);
             known.placed += charge(len);
-            known.long &= entry.total.load(Ordering::Relaxed) > WHOLE;
+            known.long &= buffer.total.load(Ordering::Relaxed) > WHOLE;
             if known.placed - known.reported >= self.window / 4 {
                 known.reported = known.placed;
-                self.reports.put([Frame::say(Word::Placed, frame.tag, known.placed)]);
+                self.window_updates.put([Frame::control(Kind::WindowUpdate, frame.tag, known.placed)]);
                 report = true;
             }
             if whole {
                 known.received(frame.number);
             }
         }
-        if report && link.several() {
+        if report && connection.session().several() {
             // The stream that the fragment came over may be one that takes nothing any more.
-            link.wake_some(1, 0);
+            connection.wake_some(1, 0);
         }
         if whole {
-            self.finish(link, entry);
+            self.finish(connection, buffer);
         }
     }
 
     /// Finishes a receive whose message is complete.
-    fn finish(&self, link: &Link, entry: &Entry) {
-        if link.rdma.is_on() {
-            lock(&self.rooms).remove(&entry.id());
+    fn finish(&self, connection: &impl Upcalls, buffer: &PostedBuffer) {
+        if connection.has_rdma() {
+            lock(&self.advertised).remove(&buffer.id());
         }
-        if let Some(request) = link.requests.get(entry.slot) {
-            request.received(entry.place, entry.total.load(Ordering::Acquire));
+        if let Some(request) = connection.session().requests.get(buffer.slot) {
+            request.received(buffer.index, buffer.total.load(Ordering::Acquire));
         }
     }
 
-    /// Sends receive credits for a posted receive, if its message may be a long one.
-    fn tell(&self, link: &Arc<Link>, entry: &Arc<Entry>) {
-        if entry.room <= WHOLE || !link.rdma.any() {
+    /// Sends CTS frames for a posted receive, if its message may be a long one.
+    fn send_cts(&self, connection: &impl Upcalls, buffer: &Arc<PostedBuffer>) {
+        if buffer.capacity <= WHOLE || !connection.has_queue_pair() {
             return;
         }
-        lock(&self.rooms).insert(entry.id(), entry.clone());
-        link.say(link.rdma.rooms((entry.tag, entry.number), entry.data, entry.room, entry.id()));
+        lock(&self.advertised).insert(buffer.id(), buffer.clone());
+        connection.send_control(connection.cts_frames(
+            (buffer.tag, buffer.number),
+            buffer.data,
+            buffer.capacity,
+            buffer.id(),
+        ));
     }
 
-    /// Sends receive credits for all posted receives: there is a new queue pair, or some control frames are lost.
-    pub(super) fn tell_rooms(&self, link: &Arc<Link>) {
+    /// Sends CTS frames for all posted receives: there is a new queue pair, or some control frames are lost.
+    pub(in crate::net) fn send_all_cts(&self, connection: &impl Upcalls) {
         let tags = lock(&self.tags);
-        tags.all.values().flat_map(|tag| tag.posted.iter().flatten()).for_each(|entry| self.tell(link, entry));
+        tags.all
+            .values()
+            .flat_map(|tag| tag.posted.iter().flatten())
+            .for_each(|buffer| self.send_cts(connection, buffer));
     }
 
-    /// Takes in the sender's request for the receive credit of a long message.
-    pub(super) fn waits(&self, link: &Arc<Link>, frame: &Frame) -> Result<(), String> {
+    /// Takes in the sender's request for the CTS frame of a long message.
+    pub(in crate::net) fn handle_rts(&self, connection: &impl Upcalls, frame: &Frame) -> Result<(), String> {
         let mut tags = lock(&self.tags);
         let known = tags.named(frame.tag)?;
         known.long = true;
         match known.find(frame.number) {
-            Ok(Some(entry)) => {
-                entry.check(frame.tag, frame.total)?;
-                self.tell(link, &entry);
+            Ok(Some(buffer)) => {
+                buffer.check(frame.tag, frame.total)?;
+                self.send_cts(connection, &buffer);
                 Ok(())
             }
             Ok(None) if known.waiting.len() < MAX_REQUESTS || known.waiting.contains_key(&frame.number) => {
@@ -270,36 +282,36 @@ impl Incoming {
     }
 
     /// Takes in a fragment that has come by RDMA.
-    pub(super) fn written(&self, link: &Link, word: u32, len: usize) -> Result<(), String> {
-        let (id, index, last) = frame::read_imm(word);
-        let entry = lock(&self.rooms).get(&id).cloned();
-        let entry = entry.ok_or_else(|| format!("expected a piece for a posted receive, got one for {id}"))?;
-        if entry.add(len, last.then_some(index * rdma::PIECE + len)) {
-            if let Some(known) = lock(&self.tags).all.get_mut(&entry.tag) {
-                known.received(entry.number);
+    pub(in crate::net) fn written(&self, connection: &impl Upcalls, imm: u32, len: usize) -> Result<(), String> {
+        let (id, index, last) = frame::read_imm(imm);
+        let buffer = lock(&self.advertised).get(&id).cloned();
+        let buffer = buffer.ok_or_else(|| format!("expected a fragment for a posted receive, got one for {id}"))?;
+        if buffer.add(len, last.then_some(index * frame::RDMA_FRAGMENT + len)) {
+            if let Some(known) = lock(&self.tags).all.get_mut(&buffer.tag) {
+                known.received(buffer.number);
             }
-            self.finish(link, &entry);
+            self.finish(connection, &buffer);
         }
         Ok(())
     }
 
-    /// Queues the reports of all tags again: a lost stream may have had some.
-    pub(super) fn report_again(&self) {
+    /// Queues the window_updates of all tags again: a lost stream may have had some.
+    pub(in crate::net) fn repeat_window_updates(&self) {
         let tags = lock(&self.tags);
         let placed = tags.all.iter().filter(|(_, tag)| tag.placed > 0);
-        self.reports.put(placed.map(|(tag, known)| Frame::say(Word::Placed, *tag, known.placed)));
+        self.window_updates.put(placed.map(|(tag, known)| Frame::control(Kind::WindowUpdate, *tag, known.placed)));
     }
 
     /// Gives back the window charge of a fragment that began to come, and will not come whole.
-    pub(super) fn forget(&self, frame: &Frame, target: &Target) {
+    pub(in crate::net) fn discard(&self, frame: &Frame, target: &Target) {
         if let (Target::Early(_), Some(tag)) = (target, lock(&self.tags).all.get_mut(&frame.tag)) {
             tag.held -= charge(frame.len as usize);
         }
     }
 
     /// The next report to send, if there is one.
-    pub(super) fn report(&self) -> Option<Frame> {
-        self.reports.take()
+    pub(in crate::net) fn next_window_update(&self) -> Option<Frame> {
+        self.window_updates.take()
     }
 }
 
@@ -317,10 +329,10 @@ impl Tags {
     }
 }
 
-impl Entry {
-    /// Id of the receive's credits: unique among the link's open receives.
+impl PostedBuffer {
+    /// Id of the receive's credits: unique among the connection's open receives.
     fn id(&self) -> u16 {
-        (self.slot * MAX_GROUP + self.place) as u16
+        (self.slot * MAX_GROUP + self.index) as u16
     }
 
     /// Counts `len` more bytes as placed; `total` is the length of the message, which the last fragment by RDMA and
@@ -334,24 +346,24 @@ impl Entry {
     }
 
     fn check(&self, tag: i32, total: u64) -> Result<(), String> {
-        if total <= self.room as u64 {
+        if total <= self.capacity as u64 {
             return Ok(());
         }
         Err(format!(
             "the message of tag {} has {} bytes and its receive has room for {}: do all ranks make the same calls, with the same \
              NCCL_PROTO and NCCL_ALGO?",
-            tag, total, self.room
+            tag, total, self.capacity
         ))
     }
 }
 
 impl Tag {
     /// The receive of a message, if it is posted.
-    fn find(&self, number: u64) -> Result<Option<Arc<Entry>>, String> {
+    fn find(&self, number: u64) -> Result<Option<Arc<PostedBuffer>>, String> {
         let again = || format!("message {number} was received before");
-        let place = number.checked_sub(self.first).ok_or_else(again)?;
-        match usize::try_from(place).ok().and_then(|place| self.posted.get(place)) {
-            Some(Some(entry)) => Ok(Some(entry.clone())),
+        let index = number.checked_sub(self.first).ok_or_else(again)?;
+        match usize::try_from(index).ok().and_then(|index| self.posted.get(index)) {
+            Some(Some(buffer)) => Ok(Some(buffer.clone())),
             Some(None) => Err(again()),
             None => Ok(None),
         }
@@ -370,7 +382,7 @@ impl Tag {
 }
 
 #[derive(Debug)]
-pub(super) enum Target {
-    Posted(Arc<Entry>),
+pub(in crate::net) enum Target {
+    Posted(Arc<PostedBuffer>),
     Early(Vec<u8>),
 }

@@ -1,12 +1,12 @@
 //! Requests: sends and receives that are posted and not done yet.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use super::worker::Worker;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
+use crate::net::worker::activity::Activity;
 use crate::threads::lock;
 use crate::transport::fence;
 
@@ -18,26 +18,38 @@ pub const MAX_REQUESTS: usize = 256;
 /// thread copies to and from GPUs instead.
 const SHORT: usize = 8 << 10;
 
+/// The error of a call in a forked child.
+#[cold]
+pub(in crate::net) fn wrong_process(op: &str) -> Error {
+    let here = std::process::id();
+    Error::invalid(
+        op,
+        format!(
+            "process {here} was forked from the one that has the connection: make the call there, or run a new program here"
+        ),
+    )
+}
+
 /// Wakes an owner that sleeps until a request is done or the connection fails. Owners that poll have none.
 #[derive(Debug)]
-pub(super) struct Alarm {
+pub(in crate::net) struct Alarm {
     bell: Mutex<Arc<Doorbell>>,
     armed: AtomicBool,
 }
 
 impl Alarm {
     /// Arms the alarm: the next completion rings it. Check for completions after this.
-    pub(super) fn arm(&self) {
+    pub(in crate::net) fn arm(&self) {
         self.armed.store(true, Ordering::Relaxed);
         fence::of_sleeper();
     }
 
-    pub(super) fn disarm(&self) {
+    pub(in crate::net) fn disarm(&self) {
         self.armed.store(false, Ordering::Relaxed);
     }
 
     /// Moves the alarm to the bell of another thread, which waits from now on.
-    pub(super) fn move_to(&self, bell: Arc<Doorbell>) {
+    pub(in crate::net) fn move_to(&self, bell: Arc<Doorbell>) {
         *lock(&self.bell) = bell;
     }
 
@@ -52,7 +64,7 @@ impl Alarm {
 /// State shared by the requests of a connection: its failure, if any; its alarm, which rings for that and for requests;
 /// and whether its last message was long.
 #[derive(Debug)]
-pub(super) struct Fate {
+pub(in crate::net) struct Status {
     origin: Origin,
     failed: AtomicBool,
     error: OnceLock<Error>,
@@ -60,19 +72,19 @@ pub(super) struct Fate {
     long: AtomicBool,
 }
 
-impl Fate {
-    fn new() -> Fate {
+impl Status {
+    fn new() -> Status {
         let (failed, long) = (AtomicBool::new(false), AtomicBool::new(false));
-        Fate { origin: Origin::here(), failed, error: OnceLock::new(), alarm: OnceLock::new(), long }
+        Status { origin: Origin::here(), failed, error: OnceLock::new(), alarm: OnceLock::new(), long }
     }
 
     /// True, or an error in a forked child, which has no part in what its parent's threads do.
     fn is_here(&self) -> Result<bool> {
-        if self.origin.is_here() { Ok(true) } else { Err(super::elsewhere("test")) }
+        if self.origin.is_here() { Ok(true) } else { Err(wrong_process("test")) }
     }
 
     /// Fails the connection with `error`; true the first time.
-    pub(super) fn seal(&self, error: Error) -> bool {
+    pub(in crate::net) fn fail(&self, error: Error) -> bool {
         let first = self.error.set(error).is_ok();
         self.failed.store(true, Ordering::Release);
         self.ring();
@@ -80,7 +92,7 @@ impl Fate {
     }
 
     /// Returns the connection's alarm; `bell` is used the first time.
-    pub(super) fn alarm(&self, bell: &Arc<Doorbell>) -> &Alarm {
+    pub(in crate::net) fn alarm(&self, bell: &Arc<Doorbell>) -> &Alarm {
         self.alarm.get_or_init(|| Alarm { bell: Mutex::new(bell.clone()), armed: AtomicBool::new(false) })
     }
 
@@ -92,39 +104,13 @@ impl Fate {
     }
 
     #[inline]
-    pub(super) fn check(&self) -> Result<()> {
+    pub(in crate::net) fn check(&self) -> Result<()> {
         if self.failed.load(Ordering::Acquire) { self.get().map_or(Ok(()), Err) } else { Ok(()) }
     }
 
     #[cold]
     fn get(&self) -> Option<Error> {
         self.error.get().cloned()
-    }
-}
-
-/// State shared by all requests of a process and its worker threads.
-#[derive(Debug, Default)]
-pub(super) struct Activity {
-    /// Open requests: the threads do not go to sleep while there are any, for some time.
-    open: AtomicUsize,
-    /// Workers that sleep all the same, for want of cores: a thread that tests a request for a short message drives
-    /// their progress inline.
-    sleepers: OnceLock<Vec<Weak<Worker>>>,
-}
-
-impl Activity {
-    pub(super) fn any(&self) -> bool {
-        self.open.load(Ordering::Relaxed) > 0
-    }
-
-    /// Sets the workers whose progress is driven inline. Called once, if the host has too few cores for threads that
-    /// spin.
-    pub(super) fn attend_to(&self, workers: impl Iterator<Item = Weak<Worker>>) {
-        let _ = self.sleepers.set(workers.collect());
-    }
-
-    fn sleepers(&self) -> impl Iterator<Item = Arc<Worker>> {
-        self.sleepers.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 }
 
@@ -136,7 +122,7 @@ pub struct Request {
     open: AtomicUsize,
     count: AtomicUsize,
     sizes: [AtomicUsize; MAX_GROUP],
-    fate: Arc<Fate>,
+    status: Arc<Status>,
     activity: Arc<Activity>,
 }
 
@@ -148,13 +134,13 @@ impl Request {
     /// The error of the connection, if it failed before that.
     #[inline]
     pub fn test(&self, sizes: &mut [usize; MAX_GROUP]) -> Result<Option<usize>> {
-        if !self.is_done() && self.fate.is_here()? && !self.fate.long.load(Ordering::Relaxed) {
-            self.activity.sleepers().for_each(|worker| worker.attend());
+        if !self.is_done() && self.status.is_here()? && !self.status.long.load(Ordering::Relaxed) {
+            self.activity.drive_sleepers();
         }
         // The connection's state first: what came before its end is done by then.
-        let fate = if self.is_done() { Ok(()) } else { self.fate.check() };
+        let status = if self.is_done() { Ok(()) } else { self.status.check() };
         if !self.is_done() {
-            return fate.map(|()| None);
+            return status.map(|()| None);
         }
         let count = self.count.load(Ordering::Relaxed);
         sizes.iter_mut().zip(&self.sizes).take(count).for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
@@ -170,16 +156,16 @@ impl Request {
 
     /// Counts `amount` of what was open as done. What was written before is seen by any thread that then finds the
     /// request done.
-    pub(super) fn finish(&self, amount: usize) {
+    pub(in crate::net) fn finish(&self, amount: usize) {
         if self.open.fetch_sub(amount, Ordering::AcqRel) == amount {
-            self.activity.open.fetch_sub(1, Ordering::Relaxed);
-            self.fate.ring();
+            self.activity.end(1);
+            self.status.ring();
         }
     }
 
     /// Sets the length of a received message of the group, which is done with that.
-    pub(super) fn received(&self, place: usize, len: usize) {
-        if let Some(size) = self.sizes.get(place) {
+    pub(in crate::net) fn received(&self, index: usize, len: usize) {
+        if let Some(size) = self.sizes.get(index) {
             size.store(len, Ordering::Relaxed);
         }
         self.finish(1);
@@ -188,43 +174,43 @@ impl Request {
 
 /// The requests of a connection.
 #[derive(Debug)]
-pub(super) struct Requests {
+pub(in crate::net) struct Requests {
     all: Box<[Request]>,
     next: AtomicUsize,
-    fate: Arc<Fate>,
+    status: Arc<Status>,
     activity: Arc<Activity>,
 }
 
 impl Requests {
-    pub(super) fn new(activity: &Arc<Activity>) -> Requests {
-        let fate = Arc::new(Fate::new());
+    pub(in crate::net) fn new(activity: &Arc<Activity>) -> Requests {
+        let status = Arc::new(Status::new());
         let one = |_| Request {
             busy: AtomicBool::new(false),
             open: AtomicUsize::new(0),
             count: AtomicUsize::new(0),
             sizes: Default::default(),
-            fate: fate.clone(),
+            status: status.clone(),
             activity: activity.clone(),
         };
         let all = (0..MAX_REQUESTS).map(one).collect();
-        Requests { all, next: AtomicUsize::new(0), fate, activity: activity.clone() }
+        Requests { all, next: AtomicUsize::new(0), status, activity: activity.clone() }
     }
 
-    pub(super) fn fate(&self) -> &Fate {
-        &self.fate
+    pub(in crate::net) fn status(&self) -> &Status {
+        &self.status
     }
 
     /// Notes that a message of `len` bytes is sent, or begins to come.
-    pub(super) fn begins(&self, len: usize) {
+    pub(in crate::net) fn begins(&self, len: usize) {
         let long = len > SHORT;
-        if self.fate.long.load(Ordering::Relaxed) != long && !self.fate.long.swap(long, Ordering::Relaxed) {
+        if self.status.long.load(Ordering::Relaxed) != long && !self.status.long.swap(long, Ordering::Relaxed) {
             // From now on without an owner's help.
-            self.activity.sleepers().for_each(|worker| worker.recall());
+            self.activity.wake_sleepers();
         }
     }
 
     /// Takes a free request, with `open` to come and `count` lengths of `size`; `None` if all are in use.
-    pub(super) fn take(&self, open: usize, count: usize, size: usize) -> Option<usize> {
+    pub(in crate::net) fn take(&self, open: usize, count: usize, size: usize) -> Option<usize> {
         let start = self.next.load(Ordering::Relaxed);
         let free = (0..MAX_REQUESTS).map(|i| (start + i) % MAX_REQUESTS).find(|&slot| {
             self.all.get(slot).is_some_and(|r| !r.busy.load(Ordering::Acquire) && !r.busy.swap(true, Ordering::AcqRel))
@@ -233,24 +219,24 @@ impl Requests {
         let request = self.all.get(free)?;
         request.count.store(count, Ordering::Relaxed);
         request.sizes.iter().take(count).for_each(|s| s.store(size, Ordering::Relaxed));
-        self.activity.open.fetch_add(1, Ordering::Relaxed);
+        self.activity.begin();
         request.open.store(open, Ordering::Release);
         Some(free)
     }
 
     /// Stops counting the open requests, as the connection is closed and no thread serves it any more: they are never
     /// done.
-    pub(super) fn abandon(&self) {
+    pub(in crate::net) fn abandon(&self) {
         let open = self.all.iter().filter(|r| !r.is_done()).count();
-        self.activity.open.fetch_sub(open, Ordering::Relaxed);
+        self.activity.end(open);
     }
 
     /// Returns true while any request of the connection is open.
-    pub(super) fn any(&self) -> bool {
+    pub(in crate::net) fn any(&self) -> bool {
         self.all.iter().any(|request| !request.is_done())
     }
 
-    pub(super) fn get(&self, slot: usize) -> Option<&Request> {
+    pub(in crate::net) fn get(&self, slot: usize) -> Option<&Request> {
         self.all.get(slot)
     }
 }
@@ -269,7 +255,7 @@ mod tests {
             let ends = || {
                 request.finish(1);
                 request.received(0, 7);
-                assert!(requests.fate().seal(Error::invalid("receive", "the peer closed it")));
+                assert!(requests.status().fail(Error::invalid("receive", "the peer closed it")));
             };
             std::thread::scope(|scope| {
                 scope.spawn(ends);

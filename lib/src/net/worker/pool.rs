@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::request::Activity;
-use super::worker::{Spins, Worker};
 use crate::config::Config;
 use crate::error::Result;
+use crate::net::worker::activity::Activity;
+use crate::net::worker::thread::{Spins, Worker};
 use crate::threads::Thread;
 
 /// Time to spin while requests are open: a thread that sleeps is woken late, by 50 to 100 us in a virtual machine.
@@ -33,10 +33,10 @@ fn threads(cores: usize) -> (usize, usize) {
 
 /// All threads of a process.
 #[derive(Debug)]
-pub(super) struct Workers {
+pub(in crate::net) struct Workers {
     all: Vec<(Arc<Worker>, Thread)>,
     /// Number of bulk threads, the last ones of `all`, which sleep between the long messages that they take.
-    reserves: usize,
+    bulk: usize,
     /// Counters that choose the thread for the next stream: of steady and of bulk threads, each for streams that send
     /// and for those that receive.
     next: [[AtomicUsize; 2]; 2],
@@ -44,43 +44,43 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    pub(super) fn start(config: &Config) -> Result<Workers> {
+    pub(in crate::net) fn start(config: &Config) -> Result<Workers> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let (steady, reserves) = if config.net_threads > 0 { (config.net_threads, 0) } else { threads(cores) };
+        let (steady, bulk) = if config.net_threads > 0 { (config.net_threads, 0) } else { threads(cores) };
         let few = config.spin.min(SHORT_SPIN);
         let few = Spins { idle: few, busy: few };
         let enough = cores >= 2 * (steady + OTHERS);
         let spins = if enough { Spins { idle: config.spin, busy: BUSY_SPIN } } else { few };
-        let next = [steady, reserves].map(|threads| [0, threads / 2].map(AtomicUsize::new));
+        let next = [steady, bulk].map(|threads| [0, threads / 2].map(AtomicUsize::new));
         // If one does not start, those before it end with this.
-        let all = Vec::with_capacity(steady + reserves);
-        let mut workers = Workers { all, reserves, next, activity: Arc::new(Activity::default()) };
-        for index in 0..steady + reserves {
+        let all = Vec::with_capacity(steady + bulk);
+        let mut workers = Workers { all, bulk, next, activity: Arc::new(Activity::default()) };
+        for index in 0..steady + bulk {
             let spins = if index < steady { spins } else { few };
             workers.all.push(Worker::start(index, spins, &workers.activity)?);
         }
         if !enough {
-            workers.activity.attend_to(workers.all.iter().map(|(worker, _)| Arc::downgrade(worker)));
+            workers.activity.set_sleepers(workers.all.iter().map(|(worker, _)| Arc::downgrade(worker)));
         }
         Ok(workers)
     }
 
-    pub(super) fn activity(&self) -> &Arc<Activity> {
+    pub(in crate::net) fn activity(&self) -> &Arc<Activity> {
         &self.activity
     }
 
     /// Returns true if stream `stream` of `streams` is for long messages alone: the last ones are, in the share that
     /// bulk threads have of all.
-    pub(super) fn is_reserve(&self, stream: usize, streams: usize) -> bool {
-        stream >= streams - streams * self.reserves / self.all.len()
+    pub(in crate::net) fn is_bulk(&self, stream: usize, streams: usize) -> bool {
+        stream >= streams - streams * self.bulk / self.all.len()
     }
 
     /// Returns the thread for a new stream: each in turn, and those for receiving apart, because a rank often does only
     /// one of the two, or one after the other.
-    pub(super) fn next(&self, receives: bool, reserve: bool) -> Arc<Worker> {
-        let (steady, reserves) = self.all.split_at(self.all.len() - self.reserves);
-        let threads = if reserve { reserves } else { steady };
-        let next = self.next[usize::from(reserve)][usize::from(receives)].fetch_add(1, Ordering::Relaxed);
+    pub(in crate::net) fn next(&self, receives: bool, bulk: bool) -> Arc<Worker> {
+        let (steady, bulk_threads) = self.all.split_at(self.all.len() - self.bulk);
+        let threads = if bulk { bulk_threads } else { steady };
+        let next = self.next[usize::from(bulk)][usize::from(receives)].fetch_add(1, Ordering::Relaxed);
         threads[next % threads.len()].0.clone()
     }
 }
@@ -103,17 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_streams_are_on_reserves() {
+    fn the_last_streams_are_on_bulk_threads() {
         let mut workers = Workers::start(&Config { net_threads: 3, ..Config::default() }).unwrap();
-        assert!((0..4).all(|stream| !workers.is_reserve(stream, 4)));
-        workers.reserves = 2;
-        assert_eq!(
-            [1, 2, 4].map(|streams| (0..streams).filter(|s| workers.is_reserve(*s, streams)).count()),
-            [0, 1, 2]
-        );
-        assert!(!workers.is_reserve(1, 4) && workers.is_reserve(2, 4));
-        let number = |reserve| {
-            let next = workers.next(true, reserve);
+        assert!((0..4).all(|stream| !workers.is_bulk(stream, 4)));
+        workers.bulk = 2;
+        assert_eq!([1, 2, 4].map(|streams| (0..streams).filter(|s| workers.is_bulk(*s, streams)).count()), [0, 1, 2]);
+        assert!(!workers.is_bulk(1, 4) && workers.is_bulk(2, 4));
+        let number = |bulk| {
+            let next = workers.next(true, bulk);
             workers.all.iter().position(|(worker, _)| Arc::ptr_eq(worker, &next)).unwrap()
         };
         assert_eq!([number(false), number(false), number(true), number(true), number(true)], [0, 0, 1, 2, 1]);

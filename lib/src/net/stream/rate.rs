@@ -22,9 +22,9 @@ fn clock() -> u64 {
     BEGIN.elapsed().as_micros() as u64
 }
 
-/// Load of a queue pair, or of the streams of a link on one NIC pair, which share its rate.
+/// Load of a queue pair, or of the streams of a connection on one NIC pair, which share its rate.
 #[derive(Debug, Default)]
-pub(super) struct Load {
+pub(in crate::net) struct Load {
     /// Bytes sent, and not known to have arrived.
     bytes: AtomicU64,
     /// KiB per second; 0: not known.
@@ -45,15 +45,15 @@ struct Meter {
 
 impl Load {
     /// Counts `bytes` bytes as sent.
-    pub(super) fn leave(&self, bytes: usize) {
+    pub(in crate::net) fn sent(&self, bytes: usize) {
         if self.bytes.fetch_add(bytes as u64, Ordering::AcqRel) == 0 {
             lock(&self.meter).last = Some(Instant::now());
         }
     }
 
     /// Counts `bytes` bytes as arrived, and measures the rate.
-    pub(super) fn arrive(&self, bytes: usize) {
-        self.forget(bytes);
+    pub(in crate::net) fn arrived(&self, bytes: usize) {
+        self.cancel(bytes);
         let mut meter = lock(&self.meter);
         if let Some(last) = meter.last.replace(Instant::now()) {
             let time = last.elapsed();
@@ -62,14 +62,14 @@ impl Load {
     }
 
     /// Takes back `bytes` bytes that will not arrive on this NIC pair.
-    pub(super) fn forget(&self, bytes: usize) {
+    pub(in crate::net) fn cancel(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
         self.used.store(clock(), Ordering::Relaxed);
     }
 
     /// Forgets the measured rate: a stream is lost, and what was measured meanwhile says nothing of a NIC pair that
     /// works.
-    pub(super) fn unlearn(&self) {
+    pub(in crate::net) fn reset(&self) {
         *lock(&self.meter) = Meter { last: Some(Instant::now()), ..Meter::default() };
         self.rate.store(0, Ordering::Relaxed);
     }
@@ -103,7 +103,7 @@ impl Load {
 
 /// Returns `Ok` if `bytes` more bytes would arrive as early at `index` as anywhere else, else `Err` with the index at
 /// which they would arrive first.
-pub(super) fn turn<'a>(
+pub(in crate::net) fn first_to_arrive<'a>(
     index: usize,
     bytes: usize,
     all: impl Iterator<Item = (usize, &'a Load)> + Clone,
@@ -119,7 +119,7 @@ pub(super) fn turn<'a>(
 }
 
 /// Returns true if the fastest known rate is more than about 1.5 times the slowest one.
-pub(super) fn differ<'a>(all: impl Iterator<Item = &'a Load>) -> bool {
+pub(in crate::net) fn differ<'a>(all: impl Iterator<Item = &'a Load>) -> bool {
     let known = all.map(Load::rate).filter(|rate| *rate > 0);
     let (least, most) = known.fold((u64::MAX, 0), |(least, most), rate| (least.min(rate), most.max(rate)));
     most / 3 > least / 2
@@ -132,7 +132,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_faster_cable_is_due_until_it_has_more_under_way() {
+    fn a_faster_rail_is_due_until_it_has_more_under_way() {
         let (fast, slow) = (Load::default(), Load::default());
         let now = clock();
         assert_eq!(fast.arrival(1000, 0, now), slow.arrival(1000, 0, now), "nothing is known");
@@ -141,15 +141,15 @@ mod tests {
         assert!(fast.arrival(1000, 0, now) < slow.arrival(1000, 0, now));
         assert!(differ([&slow, &fast, &Load::default()].into_iter()) && !differ([&slow, &slow].into_iter()));
         assert!(!differ([&Load::default(), &Load::default()].into_iter()), "nothing is known");
-        fast.leave(2000);
+        fast.sent(2000);
         assert!(fast.arrival(1000, 0, now) > slow.arrival(1000, 0, now));
-        slow.leave(500);
+        slow.sent(500);
         assert_eq!(fast.arrival(1000, 0, now), slow.arrival(1000, 0, now));
-        fast.forget(2000);
+        fast.cancel(2000);
         // A new NIC pair is taken for as fast as the fastest.
         assert_eq!(Load::default().arrival(1000, fast.rate(), now), fast.arrival(1000, 0, now));
         // And so is one that has had nothing for long: 25 seconds, as half a MiB would take half a second.
-        slow.forget(500);
+        slow.cancel(500);
         let used = slow.used.load(Ordering::Relaxed);
         let taken = |after: u64| slow.arrival(1000, fast.rate(), used + after) == fast.arrival(1000, 0, now);
         assert!(!taken(20_000_000) && taken(30_000_000));
@@ -170,7 +170,7 @@ mod tests {
         (0..40).for_each(|_| load.measured(&mut meter, 250 << 10, SECOND));
         let rate = load.rate();
         assert!((250..=275).contains(&rate), "{rate} KiB/s, of 250");
-        load.unlearn();
+        load.reset();
         assert_eq!(load.rate(), 0);
     }
 }

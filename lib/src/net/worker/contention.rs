@@ -5,39 +5,39 @@
 use std::time::{Duration, Instant};
 
 /// A call that waits for nothing takes this long only where another thread has the core: a kernel's time slice is 3 ms.
-const AWAY: Duration = Duration::from_millis(1);
+const PREEMPTED: Duration = Duration::from_millis(1);
 /// A call that may sleep has slept if it took at least this long.
 const ASLEEP: Duration = Duration::from_micros(10);
 /// Length of the sleep after which the kernel wakes a thread on another core.
-const NAP: Duration = Duration::from_micros(50);
+const SLEEP: Duration = Duration::from_micros(50);
 
 /// Core contention of one spinning thread: true from a call that took too long until the thread has slept.
 #[derive(Debug, Default)]
-pub(super) struct Crowd {
+pub(in crate::net) struct Contention {
     shared: bool,
 }
 
-impl Crowd {
+impl Contention {
     /// Runs a system call of this thread, which may sleep for up to `may_sleep`, and updates the contention state by
     /// its duration.
-    pub(super) fn watch<T>(&mut self, may_sleep: Duration, call: impl FnOnce() -> T) -> T {
+    pub(in crate::net) fn measure<T>(&mut self, may_sleep: Duration, call: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let result = call();
-        self.took(begin.elapsed(), may_sleep);
+        self.record(begin.elapsed(), may_sleep);
         result
     }
 
-    fn took(&mut self, time: Duration, may_sleep: Duration) {
+    fn record(&mut self, time: Duration, may_sleep: Duration) {
         if may_sleep.is_zero() {
-            self.shared |= time >= AWAY;
+            self.shared |= time >= PREEMPTED;
         } else {
             self.shared &= time < ASLEEP;
         }
     }
 
     /// Time for which a thread that would spin should sleep; zero without core contention.
-    pub(super) fn nap(&self) -> Duration {
-        if self.shared { NAP } else { Duration::ZERO }
+    pub(in crate::net) fn sleep(&self) -> Duration {
+        if self.shared { SLEEP } else { Duration::ZERO }
     }
 }
 
@@ -48,18 +48,18 @@ mod tests {
     #[test]
     fn a_thread_that_was_away_while_it_spun_sleeps_once() {
         let (spin, slice, zero) = (Duration::from_micros(2), Duration::from_millis(3), Duration::ZERO);
-        let mut crowd = Crowd::default();
-        crowd.took(spin, zero);
-        assert_eq!(crowd.nap(), zero);
-        crowd.took(slice, zero);
-        crowd.took(spin, zero);
-        assert_eq!(crowd.nap(), NAP, "until it has slept");
+        let mut contention = Contention::default();
+        contention.record(spin, zero);
+        assert_eq!(contention.sleep(), zero);
+        contention.record(slice, zero);
+        contention.record(spin, zero);
+        assert_eq!(contention.sleep(), SLEEP, "until it has slept");
         // There was something to do at once.
-        crowd.took(spin, NAP);
-        assert_eq!(crowd.nap(), NAP);
-        crowd.took(NAP, NAP);
-        assert_eq!(crowd.nap(), zero);
-        crowd.took(slice, slice);
-        assert_eq!(crowd.nap(), zero, "it was asleep");
+        contention.record(spin, SLEEP);
+        assert_eq!(contention.sleep(), SLEEP);
+        contention.record(SLEEP, SLEEP);
+        assert_eq!(contention.sleep(), zero);
+        contention.record(slice, slice);
+        assert_eq!(contention.sleep(), zero, "it was asleep");
     }
 }

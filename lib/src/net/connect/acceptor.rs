@@ -10,14 +10,17 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::ends::{self, Receiver};
-use super::handle::Handle;
-use super::link::{Link, Ways};
-use super::relay::{self, Stops};
-use super::{Inner, ports};
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
+use crate::net::address::handle::Handle;
+use crate::net::address::{ACCEPTOR, DIALER, ports};
+use crate::net::connect::Context;
+use crate::net::connection::Connection;
+use crate::net::connection::ends::{self, Receiver};
+use crate::net::data::request::wrong_process;
+use crate::net::data::session::Paths;
+use crate::net::relay::{self, SourceRoute};
 use crate::secret::{self, Proof, Secret};
 use crate::strangers::Strangers;
 use crate::threads::{Thread, lock, poll};
@@ -26,20 +29,16 @@ use crate::transport::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
 use crate::transport::stream::StreamConn;
 use crate::transport::tcp::{Port, incoming};
 
-/// Rank of the accepting end in a hello, as there are no ranks here.
-pub(super) const ACCEPTOR: usize = 0;
-/// Rank of the dialing end in a hello.
-pub(super) const DIALER: usize = 1;
 /// Longest error text of a peer that has no path here, in bytes.
-const NEWS: usize = 16 << 10;
+const MAX_ERROR_TEXT: usize = 16 << 10;
 /// Longest time that a connection may take to authenticate.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Most connections at once that have not named a listener; the oldest is rejected when there are more.
-const HALF_OPEN: usize = 256;
+const MAX_UNAUTHENTICATED: usize = 256;
 /// Most connections at once that have named a listener and are being authenticated: hundreds of ranks may dial at once.
-const PROVING: usize = 1024;
+const MAX_AUTHENTICATING: usize = 1024;
 /// Pause after `accept` failed, for lack of descriptors for example.
-const BREATHER: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener as the acceptor thread sees it.
 #[derive(Debug)]
@@ -59,13 +58,13 @@ struct Shared {
 
 /// The acceptor thread, and the state that it shares with listeners.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(in crate::net) struct Acceptor {
     shared: Arc<Shared>,
     thread: Thread,
 }
 
-impl Door {
-    pub(super) fn open(inner: &Arc<Inner>) -> Result<Door> {
+impl Acceptor {
+    pub(in crate::net) fn open(inner: &Arc<Context>) -> Result<Acceptor> {
         let bind = |any: IpAddr| Port::bind(any, inner.config.port_range, &inner.sockets);
         let is_there = |v6: bool| inner.ports.iter().any(|p| p.ip.is_ipv6() == v6);
         let v4 = is_there(false).then(|| bind(Ipv4Addr::UNSPECIFIED.into())).transpose()?;
@@ -84,22 +83,22 @@ impl Door {
             bell: Doorbell::new()?,
             ports: (port(&v4), port(&v6)),
         });
-        inner.relays.nodes.introduce(shared.ports, &inner.ports);
-        let acceptor = Acceptor {
+        inner.relays.nodes.announce(shared.ports, &inner.ports);
+        let acceptor = AcceptThread {
             inner: inner.clone(),
             shared: shared.clone(),
             ports: v4.into_iter().chain(v6).collect(),
-            half_open: VecDeque::new(),
+            unauthenticated: VecDeque::new(),
             partial: HashMap::new(),
-            links: HashMap::new(),
-            strangers: Strangers::new("net: connections turned away:".to_owned()),
+            connections: HashMap::new(),
+            rejections: Strangers::new("net: rejected connections:".to_owned()),
         };
         let what = "the acceptor thread of the network".to_owned();
-        let thread = Thread::start("net", "tinynccl-door".to_owned(), what, move || acceptor.run())?;
-        Ok(Door { shared, thread })
+        let thread = Thread::start("net", "tinynccl-accept".to_owned(), what, move || acceptor.run())?;
+        Ok(Acceptor { shared, thread })
     }
 
-    pub(super) fn listen(&self, inner: &Inner) -> Result<(Handle, Listener)> {
+    pub(in crate::net) fn listen(&self, inner: &Context) -> Result<(Handle, Listener)> {
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let handle = Handle::new(secret::random()?, inner.host, id, self.shared.ports, (&inner.ports, &inner.others));
         let waiting = Waiting { secret: handle.key(), ready: VecDeque::new() };
@@ -112,7 +111,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Acceptor {
     fn drop(&mut self) {
         if !self.thread.is_here() {
             return;
@@ -143,7 +142,7 @@ impl Listener {
     /// [`Config::connect_timeout`](crate::Config::connect_timeout) since this was first called for it.
     pub fn accept(&self) -> Result<Option<Receiver>> {
         if !self.origin.is_here() {
-            return Err(super::elsewhere("accept"));
+            return Err(wrong_process("accept"));
         }
         let mut asked = lock(&self.asked);
         let mut listeners = lock(&self.shared.listeners);
@@ -178,8 +177,8 @@ impl Drop for Listener {
     }
 }
 
-/// An unauthenticated connection, or one that is no link yet.
-struct HalfOpen {
+/// An unauthenticated connection, or one that is no connection yet.
+struct Unauthenticated {
     stage: Stage,
     deadline: Instant,
 }
@@ -191,15 +190,15 @@ enum Stage {
     Relay(StreamConn<TcpStream>),
     /// The peer sends the path that its relayed stream took.
     Relayed(StreamConn<TcpStream>, Hello, Secret),
-    /// The peer sends the listener the error for which there will be no link.
-    News(TcpStream, u32, Vec<u8>),
+    /// The peer sends the listener the error for which there will be no connection.
+    PeerError(TcpStream, u32, Vec<u8>),
 }
 
 impl Stage {
     fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Stage::Hello(conn) | Stage::Proof(conn, ..) | Stage::Relay(conn) | Stage::Relayed(conn, ..) => conn.fd(),
-            Stage::News(socket, ..) => socket.as_fd(),
+            Stage::PeerError(socket, ..) => socket.as_fd(),
         }
     }
 
@@ -208,71 +207,71 @@ impl Stage {
             Stage::Hello(conn) | Stage::Proof(conn, ..) | Stage::Relay(conn) | Stage::Relayed(conn, ..) => {
                 conn.address()
             }
-            Stage::News(socket, ..) => socket.peer_addr().map_or("?".to_owned(), |a| a.to_string()),
+            Stage::PeerError(socket, ..) => socket.peer_addr().map_or("?".to_owned(), |a| a.to_string()),
         }
     }
 }
 
 /// Reads the acceptors that a peer names; `None` until they are here.
-fn read_stops(conn: &mut StreamConn<TcpStream>) -> std::result::Result<Option<Vec<SocketAddr>>, String> {
-    let mut bytes = [0; Stops::BYTES];
-    if conn.read(&mut bytes)? { Stops::parse(&bytes).map(Some) } else { Ok(None) }
+fn read_source_route(conn: &mut StreamConn<TcpStream>) -> std::result::Result<Option<Vec<SocketAddr>>, String> {
+    let mut bytes = [0; SourceRoute::BYTES];
+    if conn.read(&mut bytes)? { SourceRoute::parse(&bytes).map(Some) } else { Ok(None) }
 }
 
-/// Streams of a new link of which some are still to come.
+/// Streams of a new connection of which some are still to come.
 struct Partial {
     /// The sender and the relays, if it comes through some.
-    way: Vec<SocketAddr>,
+    route: Vec<SocketAddr>,
     sockets: Vec<Option<TcpStream>>,
     deadline: Instant,
 }
 
-/// Outcome of reading from a connection that is no link yet.
+/// Outcome of reading from a connection that is no connection yet.
 enum Next {
     Stay(Stage),
     Done,
     /// Rejected: the reason, and the connection if that is to be sent.
-    Stranger(String, Option<StreamConn<TcpStream>>),
+    Reject(String, Option<StreamConn<TcpStream>>),
 }
 
-struct Acceptor {
-    inner: Arc<Inner>,
+struct AcceptThread {
+    inner: Arc<Context>,
     shared: Arc<Shared>,
     ports: Vec<Port>,
-    half_open: VecDeque<HalfOpen>,
+    unauthenticated: VecDeque<Unauthenticated>,
     partial: HashMap<(u32, u32), Partial>,
-    /// Links with several rails, which may get more streams after their listener is gone.
-    links: HashMap<(u32, u32), (Secret, Weak<Link>)>,
-    strangers: Strangers,
+    /// Connections with several rails, which may get more streams after their listener is gone.
+    connections: HashMap<(u32, u32), (Secret, Weak<Connection>)>,
+    rejections: Strangers,
 }
 
-impl Acceptor {
+impl AcceptThread {
     fn run(mut self) {
-        let mut breather = false;
+        let mut paused = false;
         while !self.shared.stop.load(Ordering::Acquire) {
             let mut fds = vec![PollFd::new(&self.shared.bell, PollFlags::IN)];
-            if !breather {
+            if !paused {
                 fds.extend(self.ports.iter().map(|port| PollFd::new(port, PollFlags::IN)));
             }
             fds.extend(self.inner.relays.nodes.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            fds.extend(self.half_open.iter().map(|h| PollFd::from_borrowed_fd(h.stage.fd(), PollFlags::IN)));
-            let idle = self.half_open.is_empty() && self.partial.is_empty();
-            let time = match (breather, idle) {
-                (true, _) => BREATHER,
+            fds.extend(self.unauthenticated.iter().map(|h| PollFd::from_borrowed_fd(h.stage.fd(), PollFlags::IN)));
+            let idle = self.unauthenticated.is_empty() && self.partial.is_empty();
+            let time = match (paused, idle) {
+                (true, _) => ACCEPT_PAUSE,
                 (false, true) => Duration::from_secs(3600),
                 (false, false) => Duration::from_millis(500),
             };
-            let due = self.strangers.due().map(|due| due.saturating_duration_since(Instant::now()));
+            let due = self.rejections.due().map(|due| due.saturating_duration_since(Instant::now()));
             if let Err(e) = poll(&mut fds, due.map_or(time, |due| due.min(time))) {
                 log::error!("net: the acceptor cannot poll: {}", std::io::Error::from(e));
-                std::thread::sleep(BREATHER);
+                std::thread::sleep(ACCEPT_PAUSE);
             }
             drop(fds);
             self.shared.bell.drain();
-            self.inner.relays.nodes.hear();
-            breather = !self.accept_all();
+            self.inner.relays.nodes.handle_datagrams();
+            paused = !self.accept_all();
             self.read_all();
-            self.strangers.tick();
+            self.rejections.tick();
             let now = Instant::now();
             self.partial.retain(|_, partial| now < partial.deadline);
         }
@@ -282,9 +281,11 @@ impl Acceptor {
     fn accept_all(&mut self) -> bool {
         let deadline = Instant::now() + HANDSHAKE;
         for port in &self.ports {
-            for _ in 0..HALF_OPEN {
+            for _ in 0..MAX_UNAUTHENTICATED {
                 match incoming(port) {
-                    Ok(Some(conn)) => self.half_open.push_back(HalfOpen { stage: Stage::Hello(conn), deadline }),
+                    Ok(Some(conn)) => {
+                        self.unauthenticated.push_back(Unauthenticated { stage: Stage::Hello(conn), deadline })
+                    }
                     Ok(None) => break,
                     Err(e) => {
                         log::error!("net: cannot accept a connection: {e}");
@@ -301,24 +302,24 @@ impl Acceptor {
         let kind = |stage: &Stage| usize::from(!matches!(stage, Stage::Hello(_)));
         // Connections of either kind; the oldest are rejected while there are more than may stay.
         let mut there = [0, 0];
-        self.half_open.iter().for_each(|half| there[kind(&half.stage)] += 1);
-        for HalfOpen { stage, deadline } in std::mem::take(&mut self.half_open) {
+        self.unauthenticated.iter().for_each(|half| there[kind(&half.stage)] += 1);
+        for Unauthenticated { stage, deadline } in std::mem::take(&mut self.unauthenticated) {
             let address = stage.address();
             let next = match self.advance(stage) {
-                Next::Stay(ref stage) if there[kind(stage)] > [HALF_OPEN, PROVING][kind(stage)] => {
+                Next::Stay(ref stage)
+                    if there[kind(stage)] > [MAX_UNAUTHENTICATED, MAX_AUTHENTICATING][kind(stage)] =>
+                {
                     there[kind(stage)] -= 1;
-                    Next::Stranger("too many connections at once that prove nothing".to_owned(), None)
+                    Next::Reject("too many unauthenticated connections".to_owned(), None)
                 }
-                Next::Stay(_) if now >= deadline => {
-                    Next::Stranger("it has not proven who it is in time".to_owned(), None)
-                }
+                Next::Stay(_) if now >= deadline => Next::Reject("the handshake timed out".to_owned(), None),
                 other => other,
             };
             match next {
-                Next::Stay(stage) => self.half_open.push_back(HalfOpen { stage, deadline }),
+                Next::Stay(stage) => self.unauthenticated.push_back(Unauthenticated { stage, deadline }),
                 Next::Done => {}
-                Next::Stranger(why, conn) => {
-                    self.strangers.note(format!("{address}: {why}"));
+                Next::Reject(why, conn) => {
+                    self.rejections.note(format!("{address}: {why}"));
                     if let Some(mut conn) = conn {
                         // It has gone, or receives it.
                         let _ = conn.write(&Reply::Stranger(why).to_bytes());
@@ -335,25 +336,25 @@ impl Acceptor {
                 let mut proof = [0; size_of::<Proof>()];
                 match conn.read(&mut proof) {
                     Ok(true) if challenge.is_met(&hello, &secret, &proof) => self.admit(conn, &hello, secret),
-                    Ok(true) => Next::Stranger(WRONG_SECRET.to_owned(), Some(conn)),
+                    Ok(true) => Next::Reject(WRONG_SECRET.to_owned(), Some(conn)),
                     Ok(false) => Next::Stay(Stage::Proof(conn, hello, secret, challenge)),
-                    Err(e) => Next::Stranger(format!("{e}, where its proof was expected"), None),
+                    Err(e) => Next::Reject(format!("{e}, where its proof was expected"), None),
                 }
             }
-            Stage::Relay(mut conn) => match read_stops(&mut conn) {
-                Ok(Some(doors)) => {
-                    relay::take(&self.inner, conn, doors);
+            Stage::Relay(mut conn) => match read_source_route(&mut conn) {
+                Ok(Some(acceptors)) => {
+                    relay::start(&self.inner.relays, conn, acceptors);
                     Next::Done
                 }
                 Ok(None) => Next::Stay(Stage::Relay(conn)),
-                Err(why) => Next::Stranger(why, None),
+                Err(why) => Next::Reject(why, None),
             },
-            Stage::Relayed(mut conn, hello, secret) => match read_stops(&mut conn) {
-                Ok(Some(way)) => self.place(conn.into_inner(), &hello, secret, way),
+            Stage::Relayed(mut conn, hello, secret) => match read_source_route(&mut conn) {
+                Ok(Some(route)) => self.add_stream(conn.into_inner(), &hello, secret, route),
                 Ok(None) => Next::Stay(Stage::Relayed(conn, hello, secret)),
-                Err(why) => Next::Stranger(why, None),
+                Err(why) => Next::Reject(why, None),
             },
-            Stage::News(socket, listener, text) => self.news(socket, listener, text),
+            Stage::PeerError(socket, listener, text) => self.read_error(socket, listener, text),
         }
     }
 
@@ -362,25 +363,25 @@ impl Acceptor {
         match conn.read(&mut bytes) {
             Ok(true) => {}
             Ok(false) => return Next::Stay(Stage::Hello(conn)),
-            Err(e) => return Next::Stranger(e, None),
+            Err(e) => return Next::Reject(e, None),
         }
         let hello = match Hello::parse(&bytes, ACCEPTOR) {
             Ok(hello) => hello,
-            Err(Some(reason)) => return Next::Stranger(reason, Some(conn)),
-            Err(None) => return Next::Stranger("it does not speak our protocol".to_owned(), None),
+            Err(Some(reason)) => return Next::Reject(reason, Some(conn)),
+            Err(None) => return Next::Reject("not the handshake of this library".to_owned(), None),
         };
         let listener = match hello.comm {
             relay::LISTENER => (self.inner.config.net_relay_port > 0).then_some(self.inner.relays.key),
             comm => lock(&self.shared.listeners).get(&comm).map(|w| w.secret),
         };
-        let known = || self.links.get(&(hello.comm, hello.channel)).map(|(secret, _)| *secret);
+        let known = || self.connections.get(&(hello.comm, hello.channel)).map(|(secret, _)| *secret);
         let Some(secret) = listener.or_else(known) else {
-            return Next::Stranger("nobody listens for it any more".to_owned(), Some(conn));
+            return Next::Reject("no such listener".to_owned(), Some(conn));
         };
         let asked = Challenge::to(&hello, &secret).map_err(|e| e.to_string());
         match asked.and_then(|challenge| conn.write(&Reply::Prove(challenge).to_bytes()).map(|()| challenge)) {
             Ok(challenge) => Next::Stay(Stage::Proof(conn, hello, secret, challenge)),
-            Err(e) => Next::Stranger(e, None),
+            Err(e) => Next::Reject(e, None),
         }
     }
 
@@ -389,19 +390,21 @@ impl Acceptor {
         if hello.comm == relay::LISTENER {
             return match conn.write(&Reply::Welcome.to_bytes()) {
                 Ok(()) => Next::Stay(Stage::Relay(conn)),
-                Err(e) => Next::Stranger(e, None),
+                Err(e) => Next::Reject(e, None),
             };
         }
         let (streams, stream) = (hello.streams(), hello.stream());
         let key = (hello.comm, hello.channel);
-        let known = self.links.get(&key);
-        if let Some((_, link)) = known {
-            let why = match link.upgrade().filter(|link| !link.is_over()) {
+        let known = self.connections.get(&key);
+        if let Some((_, connection)) = known {
+            let why = match connection.upgrade().filter(|connection| !connection.is_over()) {
                 None => Some("its connection is closed".to_owned()),
-                Some(link) => (!link.is_free(stream)).then(|| format!("the place of stream {stream} is not free yet")),
+                Some(connection) => {
+                    (!connection.is_free(stream)).then(|| format!("the position of stream {stream} is not free yet"))
+                }
             };
             if let Some(why) = why {
-                return Next::Stranger(why, Some(conn));
+                return Next::Reject(why, Some(conn));
             }
         }
         let (ours, theirs) = (self.inner.config.net_window, hello.options().max_message);
@@ -419,51 +422,52 @@ impl Acceptor {
             return Next::Done;
         }
         if let Err(e) = conn.write(&Reply::Welcome.to_bytes()) {
-            return Next::Stranger(e, None);
+            return Next::Reject(e, None);
         }
         if streams == 0 {
-            return Next::Stay(Stage::News(conn.into_inner(), hello.comm, Vec::new()));
+            return Next::Stay(Stage::PeerError(conn.into_inner(), hello.comm, Vec::new()));
         }
         if hello.origin as usize != DIALER {
             return Next::Stay(Stage::Relayed(conn, *hello, secret));
         }
-        self.place(conn.into_inner(), hello, secret, Vec::new())
+        self.add_stream(conn.into_inner(), hello, secret, Vec::new())
     }
 
-    /// Takes in a stream that came `way`: of a link that stands, in the position of a lost one, or of a new link.
-    fn place(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, way: Vec<SocketAddr>) -> Next {
-        let Some((_, link)) = self.links.get(&(hello.comm, hello.channel)) else {
-            return self.take(socket, hello, secret, way);
+    /// Takes in a stream that came `route`: of a connection that stands, in the position of a lost one, or of a new
+    /// connection.
+    fn add_stream(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, route: Vec<SocketAddr>) -> Next {
+        let Some((_, connection)) = self.connections.get(&(hello.comm, hello.channel)) else {
+            return self.add_to_partial(socket, hello, secret, route);
         };
-        if let Some(link) = link.upgrade() {
-            let added = link.add(hello.stream(), socket, &self.inner.workers);
+        if let Some(connection) = connection.upgrade() {
+            let added = connection.add(hello.stream(), socket, &self.inner.workers);
             let how = if added { "is new" } else { "is too late" };
-            log::info!("net: {}: stream {} {how}", link.name(), hello.stream());
+            log::info!("net: {}: stream {} {how}", connection.name(), hello.stream());
         }
         Next::Done
     }
 
-    /// Takes in a stream of a new link, which is delivered to its listener once it has all.
-    fn take(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, way: Vec<SocketAddr>) -> Next {
+    /// Takes in a stream of a new connection, which is delivered to its listener once it has all.
+    fn add_to_partial(&mut self, socket: TcpStream, hello: &Hello, secret: Secret, route: Vec<SocketAddr>) -> Next {
         let (streams, stream, key) = (hello.streams(), hello.stream(), (hello.comm, hello.channel));
         let deadline = Instant::now() + self.inner.config.connect_timeout;
         let partial =
-            self.partial.entry(key).or_insert_with(|| Partial { way: Vec::new(), sockets: Vec::new(), deadline });
-        relay::note(&mut partial.way, &way);
+            self.partial.entry(key).or_insert_with(|| Partial { route: Vec::new(), sockets: Vec::new(), deadline });
+        relay::add_route(&mut partial.route, &route);
         partial.sockets.resize_with(streams.max(partial.sockets.len()), || None);
-        if let Some(place) = partial.sockets.get_mut(stream) {
-            *place = Some(socket);
+        if let Some(position) = partial.sockets.get_mut(stream) {
+            *position = Some(socket);
         }
         if partial.sockets.iter().all(Option::is_some)
             && let Some(whole) = self.partial.remove(&key)
         {
             let sockets: Vec<TcpStream> = whole.sockets.into_iter().flatten().collect();
-            let ways = Ways { several: hello.options().depth > 1, relayed: !whole.way.is_empty() };
-            let made = self.receiver(sockets, ways, &whole.way).and_then(|made| {
-                if made.link.several() {
-                    self.links.retain(|_, (_, link)| link.strong_count() > 0);
-                    self.links.insert(key, (secret, Arc::downgrade(&made.link)));
-                    self.inner.rails.watch(&self.inner, &made.link, None)?;
+            let paths = Paths { several: hello.options().depth > 1, relayed: !whole.route.is_empty() };
+            let made = self.receiver(sockets, paths, &whole.route).and_then(|made| {
+                if made.connection.several() {
+                    self.connections.retain(|_, (_, connection)| connection.strong_count() > 0);
+                    self.connections.insert(key, (secret, Arc::downgrade(&made.connection)));
+                    self.inner.monitor.watch(&self.inner.config, &made.connection)?;
                 }
                 Ok(made)
             });
@@ -472,21 +476,23 @@ impl Acceptor {
         Next::Done
     }
 
-    fn receiver(&self, sockets: Vec<TcpStream>, ways: Ways, way: &[SocketAddr]) -> Result<Receiver> {
-        let name = super::dial::name(&sockets, way);
+    fn receiver(&self, sockets: Vec<TcpStream>, paths: Paths, route: &[SocketAddr]) -> Result<Receiver> {
+        let name = super::dialer::name(&sockets, route);
         log::info!("accepted {name}");
-        ends::receiver(name, (sockets, ways), &self.inner)
+        ends::receiver(name, (sockets, paths), &self.inner.resources())
     }
 
     /// Reads the error of a peer that has no path here, and delivers it to the listener.
-    fn news(&self, mut socket: TcpStream, listener: u32, mut text: Vec<u8>) -> Next {
+    fn read_error(&self, mut socket: TcpStream, listener: u32, mut text: Vec<u8>) -> Next {
         let mut bytes = [0; 1024];
         loop {
             match socket.read(&mut bytes) {
                 Ok(0) => break,
-                Ok(n) if text.len() + n <= NEWS => text.extend(bytes.iter().take(n)),
+                Ok(n) if text.len() + n <= MAX_ERROR_TEXT => text.extend(bytes.iter().take(n)),
                 Ok(_) => break,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Next::Stay(Stage::News(socket, listener, text)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    return Next::Stay(Stage::PeerError(socket, listener, text));
+                }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(_) => break,
             }

@@ -2,11 +2,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{MOST, words};
 use crate::bootstrap::interface::{in_subnet, pair_up};
-use crate::net::handle::Handle;
-use crate::net::ports::{Remote, Way};
+use crate::net::address::handle::Handle;
+use crate::net::address::ports::{Remote, Route};
 use crate::transport::relay::Routes;
+
+/// Most relays of a stream.
+pub(super) const MOST: usize = 3;
+
+/// Returns the relays as text.
+pub(in crate::net) fn relays_text(relays: &[SocketAddr]) -> String {
+    let names: Vec<String> = relays.iter().map(|r| r.ip().to_string()).collect();
+    format!("relay{} {}", if names.len() > 1 { "s" } else { "" }, names.join(" and "))
+}
 
 /// Addresses of two neighbours in common subnets, one pair of them per NIC pair; of IPv4, where there are some.
 fn shared(from: &[Remote], to: &[Remote]) -> Vec<(IpAddr, IpAddr)> {
@@ -25,7 +33,7 @@ fn shared(from: &[Remote], to: &[Remote]) -> Vec<(IpAddr, IpAddr)> {
 
 /// Returns the paths over the known nodes: along the shortest route, and along others of this length that have no relay
 /// in common with it; over each NIC pair of theirs. By `turn`, several processes of one relay are used in turn.
-pub(super) fn ways(own: &Handle, target: &Handle, known: &[Handle], turn: usize) -> Vec<Way> {
+pub(super) fn routes(own: &Handle, target: &Handle, known: &[Handle], turn: usize) -> Vec<Route> {
     let mut hosts: Vec<&Handle> = vec![own, target];
     for node in known {
         if hosts.iter().all(|host| host.host != node.host) {
@@ -33,51 +41,51 @@ pub(super) fn ways(own: &Handle, target: &Handle, known: &[Handle], turn: usize)
         }
     }
     hosts.sort_by_key(|host| host.addresses.iter().map(|a| a.ip).filter(|ip| !ip.is_loopback()).min());
-    let mut routes: Vec<Vec<&Handle>> = Vec::new();
-    while let Some(route) = route(&hosts, own, target) {
-        if route.len() > MOST || routes.first().is_some_and(|first| first.len() < route.len()) {
+    let mut chains: Vec<Vec<&Handle>> = Vec::new();
+    while let Some(relays) = shortest(&hosts, own, target) {
+        if relays.len() > MOST || chains.first().is_some_and(|first| first.len() < relays.len()) {
             break;
         }
-        hosts.retain(|host| route.iter().all(|relay| relay.host != host.host));
-        routes.push(route);
+        hosts.retain(|host| relays.iter().all(|relay| relay.host != host.host));
+        chains.push(relays);
     }
-    let all: Vec<Vec<Way>> = routes.iter().map(|route| over_cables(own, route, target, known, turn)).collect();
+    let all: Vec<Vec<Route>> = chains.iter().map(|relays| over_pairs(own, relays, target, known, turn)).collect();
     // Each route once, then each again.
     let most = all.iter().map(Vec::len).max().unwrap_or(0);
-    (0..most).flat_map(|cable| all.iter().filter_map(move |ways| ways.get(cable).cloned())).collect()
+    (0..most).flat_map(|pair| all.iter().filter_map(move |routes| routes.get(pair).cloned())).collect()
 }
 
 /// Returns the relays between two nodes along the shortest route, seen from the first one. Not empty.
-fn route<'a>(hosts: &[&'a Handle], own: &Handle, target: &Handle) -> Option<Vec<&'a Handle>> {
-    let place = |of: &Handle| hosts.iter().position(|host| host.host == of.host);
-    let at = |place: usize| hosts.get(place).copied();
+fn shortest<'a>(hosts: &[&'a Handle], own: &Handle, target: &Handle) -> Option<Vec<&'a Handle>> {
+    let index = |of: &Handle| hosts.iter().position(|host| host.host == of.host);
+    let at = |index: usize| hosts.get(index).copied();
     let reach =
         |a: usize, b: usize| at(a).zip(at(b)).is_some_and(|(a, b)| !shared(&a.addresses, &b.addresses).is_empty());
-    let path = Routes::new(hosts.len(), reach).path(place(own)?, place(target)?)?;
+    let path = Routes::new(hosts.len(), reach).path(index(own)?, index(target)?)?;
     let mut relays: Vec<&Handle> = path.through.iter().filter_map(|relay| at(*relay)).collect();
-    if path.ends.first() != place(own).as_ref() {
+    if path.ends.first() != index(own).as_ref() {
         relays.reverse();
     }
     Some(relays)
 }
 
 /// Returns the paths along a route: as many as the hop with the most NIC pairs has.
-fn over_cables(own: &Handle, route: &[&Handle], target: &Handle, known: &[Handle], turn: usize) -> Vec<Way> {
-    let stops: Vec<&Handle> = [own].into_iter().chain(route.iter().copied()).chain([target]).collect();
+fn over_pairs(own: &Handle, chain: &[&Handle], target: &Handle, known: &[Handle], turn: usize) -> Vec<Route> {
+    let stops: Vec<&Handle> = [own].into_iter().chain(chain.iter().copied()).chain([target]).collect();
     let neighbours = stops.iter().zip(stops.iter().skip(1));
     let hops: Vec<Vec<(IpAddr, IpAddr)>> = neighbours.map(|(a, b)| shared(&a.addresses, &b.addresses)).collect();
-    let way = |cable: usize| {
-        let pairs = hops.iter().map(|pairs| pairs.get(cable % pairs.len().max(1)).copied());
+    let route = |pair: usize| {
+        let pairs = hops.iter().map(|pairs| pairs.get(pair % pairs.len().max(1)).copied());
         let pairs: Vec<(IpAddr, IpAddr)> = pairs.collect::<Option<_>>()?;
-        let door = |(relay, (_, to)): (&&Handle, &(IpAddr, IpAddr))| {
-            let doors: Vec<&Handle> = known.iter().filter(|node| node.host == relay.host).collect();
-            Some(doors.get(turn % doors.len().max(1))?.door(*to))
+        let acceptor = |(relay, (_, to)): (&&Handle, &(IpAddr, IpAddr))| {
+            let acceptors: Vec<&Handle> = known.iter().filter(|node| node.host == relay.host).collect();
+            Some(acceptors.get(turn % acceptors.len().max(1))?.acceptor_at(*to))
         };
-        let relays: Vec<SocketAddr> = route.iter().zip(&pairs).map(door).collect::<Option<_>>()?;
-        let why = format!("no subnet in common, through {}", words(&relays));
-        Some(Way { from: Some(pairs.first()?.0), to: pairs.last()?.1, why, relays })
+        let relays: Vec<SocketAddr> = chain.iter().zip(&pairs).map(acceptor).collect::<Option<_>>()?;
+        let why = format!("no subnet in common, through {}", relays_text(&relays));
+        Some(Route { from: Some(pairs.first()?.0), to: pairs.last()?.1, why, relays })
     };
-    (0..hops.iter().map(Vec::len).max().unwrap_or(0)).filter_map(way).collect()
+    (0..hops.iter().map(Vec::len).max().unwrap_or(0)).filter_map(route).collect()
 }
 
 #[cfg(test)]
@@ -99,9 +107,9 @@ pub(super) mod tests {
     }
 
     /// Returns the acceptors and the end of the only path; nothing without one.
-    fn doors(ways: &[Way]) -> Vec<String> {
-        assert!(ways.len() <= 1, "{ways:?}");
-        ways.iter().flat_map(|w| w.relays.iter().map(ToString::to_string).chain([w.to.to_string()])).collect()
+    fn acceptors(routes: &[Route]) -> Vec<String> {
+        assert!(routes.len() <= 1, "{routes:?}");
+        routes.iter().flat_map(|w| w.relays.iter().map(ToString::to_string).chain([w.to.to_string()])).collect()
     }
 
     #[test]
@@ -113,18 +121,18 @@ pub(super) mod tests {
             node(8, &["10.0.2.2", "10.0.3.1"]),
             node(6, &["10.0.3.2"]),
         ];
-        let there = ways(&nodes[0], &nodes[3], &nodes[1..3], 0);
+        let there = routes(&nodes[0], &nodes[3], &nodes[1..3], 0);
         assert_eq!(there[0].from.unwrap().to_string(), "10.0.1.1");
         assert_eq!(there[0].why, "no subnet in common, through relays 10.0.1.2 and 10.0.2.2");
-        assert_eq!(doors(&there), ["10.0.1.2:1007", "10.0.2.2:1008", "10.0.3.2"]);
-        let back = ways(&nodes[3], &nodes[0], &nodes[1..3], 0);
-        assert_eq!(doors(&back), ["10.0.3.1:1008", "10.0.2.1:1007", "10.0.1.1"]);
-        assert_eq!(doors(&ways(&nodes[0], &nodes[2], &nodes[1..], 0)), ["10.0.1.2:1007", "10.0.2.2"]);
-        assert_eq!(ways(&nodes[0], &nodes[3], &nodes[1..2], 0), [], "a relay has not answered");
-        assert_eq!(ways(&nodes[0], &nodes[1], &nodes[2..], 0), [], "neighbours need none");
+        assert_eq!(acceptors(&there), ["10.0.1.2:1007", "10.0.2.2:1008", "10.0.3.2"]);
+        let back = routes(&nodes[3], &nodes[0], &nodes[1..3], 0);
+        assert_eq!(acceptors(&back), ["10.0.3.1:1008", "10.0.2.1:1007", "10.0.1.1"]);
+        assert_eq!(acceptors(&routes(&nodes[0], &nodes[2], &nodes[1..], 0)), ["10.0.1.2:1007", "10.0.2.2"]);
+        assert_eq!(routes(&nodes[0], &nodes[3], &nodes[1..2], 0), [], "a relay has not answered");
+        assert_eq!(routes(&nodes[0], &nodes[1], &nodes[2..], 0), [], "neighbours need none");
     }
 
-    /// Nodes of which each has a cable to the next one, and the last one to the first.
+    /// Nodes of which each has a NIC pair with the next one, and the last one to the first.
     fn ring(count: u64) -> Vec<Handle> {
         let near =
             |i: u64| node(i, &[&format!("10.0.{}.1", i + 1), &format!("10.0.{}.2", (i + count - 1) % count + 1)]);
@@ -134,29 +142,29 @@ pub(super) mod tests {
     #[test]
     fn a_ring_goes_the_short_way_and_processes_have_their_turns() {
         let nodes = ring(5);
-        let to = |from: usize, to: usize| doors(&ways(&nodes[from], &nodes[to], &nodes, 0));
+        let to = |from: usize, to: usize| acceptors(&routes(&nodes[from], &nodes[to], &nodes, 0));
         assert_eq!(to(0, 2), ["10.0.1.2:1001", "10.0.2.2"]);
         assert_eq!(to(2, 0), ["10.0.2.1:1001", "10.0.1.1"]);
         assert_eq!(to(0, 3), ["10.0.5.1:1004", "10.0.4.1"]);
         let second = Handle { ports: (2001, 0), ..nodes[1].clone() };
         let known = [nodes[1].clone(), second];
-        let relay = |turn| doors(&ways(&nodes[0], &nodes[2], &known, turn))[0].clone();
+        let relay = |turn| acceptors(&routes(&nodes[0], &nodes[2], &known, turn))[0].clone();
         assert_eq!((relay(0), relay(1), relay(2)), ("10.0.1.2:1001".into(), "10.0.1.2:2001".into(), relay(0)));
     }
 
     #[test]
     fn ways_of_one_length_are_all_taken_and_so_are_all_cables() {
-        let words = |ways: Vec<Way>| ways.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let relays_text = |routes: Vec<Route>| routes.iter().map(ToString::to_string).collect::<Vec<_>>();
         let nodes = ring(4);
         let through = |relay: &str| format!("(no subnet in common, through relay {relay})");
         assert_eq!(
-            words(ways(&nodes[0], &nodes[2], &nodes, 0)),
+            relays_text(routes(&nodes[0], &nodes[2], &nodes, 0)),
             [
                 format!("10.0.1.1 -> 10.0.2.2 {}", through("10.0.1.2")),
                 format!("10.0.4.2 -> 10.0.3.1 {}", through("10.0.4.1")),
             ]
         );
-        // Two cables to the relay, one behind it; an address of IPv6 is no third one.
+        // Two pairs to the relay, one behind it; an address of IPv6 is no third one.
         let mut line = [
             node(0, &["10.0.1.1", "10.0.2.1", "fd00::1"]),
             node(1, &["10.0.1.2", "10.0.2.2", "10.0.3.1", "fd00::2"]),
@@ -164,7 +172,7 @@ pub(super) mod tests {
         ];
         line.iter_mut().for_each(|node| node.ports.1 = 7);
         assert_eq!(
-            words(ways(&line[0], &line[2], &line, 0)),
+            relays_text(routes(&line[0], &line[2], &line, 0)),
             [
                 format!("10.0.1.1 -> 10.0.3.2 {}", through("10.0.1.2")),
                 format!("10.0.2.1 -> 10.0.3.2 {}", through("10.0.2.2")),

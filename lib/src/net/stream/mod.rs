@@ -1,32 +1,38 @@
-//! One TCP connection of a link: its socket, and whether it still carries anything.
+//! One TCP stream of a connection: its socket, its state, and the rail that it is on.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `probe` | pings to the far end of a relayed stream |
+//! | `rate` | bytes in flight on a rail and its measured rate: the scheduler's input |
+
+mod probe;
+pub(super) mod rate;
+
+pub(super) use probe::{Due, Probe};
 
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::frame::Word;
-use super::input::Input;
-use super::load::Load;
-use super::output::Output;
-use super::worker::Worker;
 use crate::bootstrap::interface;
 use crate::fork::Kept;
-use crate::threads::lock;
+use crate::net::stream::rate::Load;
+use crate::net::worker::thread::Worker;
 
 /// The addresses at a stream's ends, ours first. Streams with the same ones share a NIC pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rail {
-    pub(super) ours: IpAddr,
-    pub(super) theirs: IpAddr,
+pub(in crate::net) struct Rail {
+    pub(in crate::net) ours: IpAddr,
+    pub(in crate::net) theirs: IpAddr,
 }
 
 impl Rail {
     /// Returns true unless this host lacks the address `ours` or a route from there.
-    pub(super) fn is_routed(self) -> bool {
+    pub(in crate::net) fn is_routed(self) -> bool {
         // Any port.
         let route = interface::route(self.ours, (self.theirs, 9).into());
         let gone = [ErrorKind::NetworkUnreachable, ErrorKind::HostUnreachable, ErrorKind::AddrNotAvailable];
@@ -42,93 +48,94 @@ impl fmt::Display for Rail {
 
 /// Bytes of a stream in the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct InFlight {
+pub(in crate::net) struct InFlight {
     /// Some are sent and not acknowledged.
-    pub(super) unacked: bool,
+    pub(in crate::net) unacked: bool,
     /// Some wait to be sent.
-    pub(super) unsent: bool,
+    pub(in crate::net) unsent: bool,
     /// The peer's window has room for a whole segment.
-    pub(super) open: bool,
+    pub(in crate::net) open: bool,
     /// Bytes acknowledged so far.
-    pub(super) acked: u64,
+    pub(in crate::net) acked: u64,
     /// Time after which the kernel first retransmits a segment.
-    pub(super) rto: Duration,
+    pub(in crate::net) rto: Duration,
 }
 
 /// State of a stream. It only moves down, until another stream begins in its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub(super) enum State {
+pub(in crate::net) enum State {
     /// Accepted in the position of a lost one, and the sender has not confirmed yet that it has it, too.
     New,
     Alive,
     /// The peer has closed it, between two fragments.
     Ended,
-    /// This end has given it up, and the peer has not reported yet what came over it. Its socket is open still, unless
-    /// it has failed: for the peer the end of a socket is that of the connection, and this may be all that it has left.
-    Lost,
+    /// This end has failed it over, and the peer has not reported yet what came over it. Its socket is open still,
+    /// unless it has failed: for the peer the end of a socket is that of the connection, and this may be all that it
+    /// has left.
+    Retiring,
     /// Both ends know.
-    Gone,
+    Retired,
 }
 
 /// The state of a stream or of a queue pair.
 #[derive(Debug)]
-pub(super) struct Life(AtomicU8);
+pub(in crate::net) struct StateCell(AtomicU8);
 
-impl Life {
-    pub(super) fn new(state: State) -> Life {
-        Life(AtomicU8::new(state as u8))
+impl StateCell {
+    pub(in crate::net) fn new(state: State) -> StateCell {
+        StateCell(AtomicU8::new(state as u8))
     }
 
     #[inline]
-    pub(super) fn is(&self, state: State) -> bool {
+    pub(in crate::net) fn is(&self, state: State) -> bool {
         self.0.load(Ordering::Acquire) == state as u8
     }
 
     /// Sets the state anew, for a stream that begins in the position of one that is gone.
-    fn begin(&self, state: State) {
+    fn reset(&self, state: State) {
         self.0.store(state as u8, Ordering::Release);
     }
 
     /// Moves to `state`; true if the state was an earlier one.
-    pub(super) fn becomes(&self, state: State) -> bool {
+    pub(in crate::net) fn advance(&self, state: State) -> bool {
         self.0.fetch_max(state as u8, Ordering::AcqRel) < state as u8
     }
 }
 
-/// A stream of a link.
+/// A stream of a connection.
 #[derive(Debug)]
-pub(super) struct Stream {
-    /// Number of the stream, from which its position among the link's streams follows.
+pub(in crate::net) struct Stream {
+    /// Number of the stream, from which its position among the connection's streams follows.
     number: AtomicUsize,
     socket: Kept<TcpStream>,
-    pub(super) rail: Option<Rail>,
-    pub(super) worker: Arc<Worker>,
+    pub(in crate::net) rail: Option<Rail>,
+    pub(in crate::net) worker: Arc<Worker>,
     /// For long messages alone: its thread sleeps between them.
-    pub(super) reserve: bool,
-    life: Life,
-    /// It stands still, and carries nothing more as long as another one works.
-    doubted: AtomicBool,
-    /// Key of the stream among the events of its worker thread.
-    pub(super) key: AtomicU64,
-    /// A task for it waits.
-    pub(super) queued: AtomicBool,
-    pub(super) output: Mutex<Output>,
-    pub(super) input: Mutex<Input>,
-    /// Load of the NIC pair, shared by all streams of the link on it.
-    pub(super) load: Arc<Load>,
+    pub(in crate::net) bulk: bool,
+    state: StateCell,
+    /// It is stalled, and carries nothing more as long as another one works.
+    suspected: AtomicBool,
+    /// Key of the stream's position at its worker thread.
+    pub(in crate::net) key: u64,
+    /// A job to write waits.
+    pub(in crate::net) queued: AtomicBool,
+    /// The sender has retired the stream, and the thread that reads from it has not replied yet.
+    pub(in crate::net) retires: AtomicBool,
+    /// Load of the NIC pair, shared by all streams of the connection on it.
+    pub(in crate::net) load: Arc<Load>,
     /// Count of fragments read from the stream that is to be acknowledged next; 0 if nothing is.
-    pub(super) acknowledge: AtomicU64,
-    pub(super) echo: Echo,
+    pub(in crate::net) acknowledge: AtomicU64,
+    pub(in crate::net) probe: Probe,
 }
 
 impl Stream {
-    /// `others`: streams of the link that carry something already.
-    pub(super) fn new<'a>(
+    /// `others`: streams of the connection that carry something already.
+    pub(in crate::net) fn new<'a>(
         number: usize,
         socket: TcpStream,
         state: State,
-        (worker, reserve): (Arc<Worker>, bool),
+        (worker, bulk): (Arc<Worker>, bool),
         mut others: impl Iterator<Item = &'a Stream>,
     ) -> Stream {
         let rail = rail(&socket);
@@ -137,80 +144,83 @@ impl Stream {
             number: AtomicUsize::new(number),
             socket: Kept::new(socket),
             rail,
+            key: worker.new_key(),
             worker,
-            reserve,
-            life: Life::new(state),
-            doubted: AtomicBool::new(false),
-            key: AtomicU64::new(0),
+            bulk,
+            state: StateCell::new(state),
+            suspected: AtomicBool::new(false),
             queued: AtomicBool::new(false),
-            output: Mutex::default(),
-            input: Mutex::default(),
+            retires: AtomicBool::new(false),
             load,
             acknowledge: AtomicU64::new(0),
-            echo: Echo::default(),
+            probe: Probe::default(),
         }
     }
 
-    /// Begins again under a new number: `socket`, on the same rail, takes the position of one that both ends have left.
-    pub(super) fn renew(&self, number: usize, socket: &TcpStream, state: State, first: Output) -> std::io::Result<()> {
-        if rail(socket) != self.rail {
-            return Err(std::io::Error::other(format!("expected a stream over {}", self.way())));
-        }
-        // Threads that write or read look at the number with these.
-        let (mut input, mut output) = (lock(&self.input), lock(&self.output));
+    /// Begins again under a new number: `socket`, on the same rail, takes the position of one that both ends have
+    /// retired. Called with what reads and writes locked, as they look at the number.
+    pub(in crate::net) fn renew(&self, number: usize, socket: &TcpStream, state: State) -> std::io::Result<()> {
         // SAFETY: a system call on two descriptors of ours; the number stays one of a TCP socket. Threads that are in
         // a call with the old one keep that until they are out of it.
         if unsafe { libc::dup3(socket.as_raw_fd(), self.socket.as_raw_fd(), libc::O_CLOEXEC) } < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        (*input, *output) = (Input::default(), first);
         self.acknowledge.store(0, Ordering::Release);
-        self.echo.forget();
-        self.doubted.store(false, Ordering::Release);
+        self.retires.store(false, Ordering::Release);
+        self.probe.reset();
+        self.suspected.store(false, Ordering::Release);
         self.number.store(number, Ordering::Release);
-        self.life.begin(state);
+        self.state.reset(state);
         Ok(())
     }
 
+    /// Fails unless a socket is on this stream's rail.
+    pub(in crate::net) fn check_rail(&self, socket: &TcpStream) -> std::io::Result<()> {
+        if rail(socket) == self.rail {
+            return Ok(());
+        }
+        Err(std::io::Error::other(format!("expected a stream over {}", self.describe())))
+    }
+
     #[inline]
-    pub(super) fn number(&self) -> usize {
+    pub(in crate::net) fn number(&self) -> usize {
         self.number.load(Ordering::Acquire)
     }
 
-    /// Returns true while the stream is taken to stand still.
+    /// Returns true while the stream is taken to stall.
     #[inline]
-    pub(super) fn is_doubted(&self) -> bool {
-        self.doubted.load(Ordering::Acquire)
+    pub(in crate::net) fn is_suspect(&self) -> bool {
+        self.suspected.load(Ordering::Acquire)
     }
 
-    /// Sets whether the stream is taken to stand still; true if that is new.
-    pub(super) fn doubt(&self, doubted: bool) -> bool {
-        self.doubted.swap(doubted, Ordering::AcqRel) != doubted
+    /// Sets whether the stream is taken to stall; true if that is new.
+    pub(in crate::net) fn suspect(&self, suspected: bool) -> bool {
+        self.suspected.swap(suspected, Ordering::AcqRel) != suspected
     }
 
     /// Shuts down the socket for reading, writing or both, as `how` says.
-    pub(super) fn shut(&self, how: Shutdown) {
+    pub(in crate::net) fn shut(&self, how: Shutdown) {
         // Fails when the peer was first.
         let _ = self.socket.shutdown(how);
     }
 
     #[inline]
-    pub(super) fn is(&self, state: State) -> bool {
-        self.life.is(state)
+    pub(in crate::net) fn is(&self, state: State) -> bool {
+        self.state.is(state)
     }
 
-    /// As [`Life::becomes`].
-    pub(super) fn becomes(&self, state: State) -> bool {
-        self.life.becomes(state)
+    /// Moves to `state`; true if the state was an earlier one.
+    pub(in crate::net) fn advance(&self, state: State) -> bool {
+        self.state.advance(state)
     }
 
     /// Returns the stream's addresses as text.
-    pub(super) fn way(&self) -> String {
-        self.rail.map_or_else(|| "an unknown way".to_owned(), |rail| rail.to_string())
+    pub(in crate::net) fn describe(&self) -> String {
+        self.rail.map_or_else(|| "an unknown route".to_owned(), |rail| rail.to_string())
     }
 
     /// State of the stream's bytes in the kernel (`TCP_INFO`); `None` if that cannot be read.
-    pub(super) fn in_flight(&self) -> Option<InFlight> {
+    pub(in crate::net) fn in_flight(&self) -> Option<InFlight> {
         // struct tcp_info, whose last field here came with Linux 5.4.
         let (retransmits, backoff) = (2, 4);
         let (rto, mss, unacked, acked, unsent, window) = (8, 16, 24, 120, 144, 228);
@@ -255,70 +265,9 @@ impl AsFd for Stream {
     }
 }
 
-/// Liveness probe of a relayed stream's far end: a relay's kernel acknowledges what may get no further.
-#[derive(Debug, Default)]
-pub(super) struct Echo {
-    /// Reads that brought something.
-    heard: AtomicU64,
-    /// Value of `heard` when the peer was probed last, plus 1; 0 if it was not.
-    asked: AtomicU64,
-    /// Control frames that this stream alone may carry: probes, and replies to them.
-    asks: AtomicBool,
-    answers: AtomicBool,
-}
-
-impl Echo {
-    pub(super) fn heard(&self) -> u64 {
-        self.heard.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn hears(&self) {
-        self.heard.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn ask(&self) {
-        self.asked.store(self.heard() + 1, Ordering::Relaxed);
-        self.asks.store(true, Ordering::Release);
-    }
-
-    /// Resets the probe state, as before the first control frame.
-    fn forget(&self) {
-        self.asked.store(0, Ordering::Relaxed);
-        self.asks.store(false, Ordering::Relaxed);
-        self.answers.store(false, Ordering::Relaxed);
-    }
-
-    pub(super) fn answer(&self) {
-        self.answers.store(true, Ordering::Release);
-    }
-
-    /// Returns true if the peer was probed, and nothing has come since.
-    pub(super) fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::Relaxed) == self.heard() + 1
-    }
-
-    /// Takes the next control frame: a reply first, then a probe.
-    pub(super) fn word(&self) -> Option<Word> {
-        let due = |flag: &AtomicBool| flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel);
-        if due(&self.answers) { Some(Word::Here) } else { due(&self.asks).then_some(Word::Asked) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_echo_is_awaited_until_anything_comes() {
-        let echo = Echo::default();
-        assert!(!echo.is_asked() && echo.word().is_none());
-        echo.ask();
-        echo.answer();
-        assert_eq!((echo.word(), echo.word(), echo.word()), (Some(Word::Here), Some(Word::Asked), None));
-        assert!(echo.is_asked());
-        echo.hears();
-        assert!(!echo.is_asked() && echo.heard() == 1);
-    }
 
     #[test]
     fn a_rail_without_its_address_is_not_routed() {
@@ -332,12 +281,12 @@ mod tests {
     fn a_state_only_moves_down() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let workers = super::super::workers::Workers::start(&crate::Config::default()).unwrap();
+        let workers = crate::net::worker::pool::Workers::start(&crate::Config::default()).unwrap();
         let stream = Stream::new(0, socket, State::New, (workers.next(true, false), false), std::iter::empty());
-        assert_eq!(stream.way(), "127.0.0.1 -> 127.0.0.1");
-        assert!(stream.becomes(State::Alive) && stream.is(State::Alive));
-        assert!(stream.becomes(State::Lost) && !stream.becomes(State::Ended) && stream.is(State::Lost));
-        assert!(stream.becomes(State::Gone) && !stream.becomes(State::Gone));
+        assert_eq!(stream.describe(), "127.0.0.1 -> 127.0.0.1");
+        assert!(stream.advance(State::Alive) && stream.is(State::Alive));
+        assert!(stream.advance(State::Retiring) && !stream.advance(State::Ended) && stream.is(State::Retiring));
+        assert!(stream.advance(State::Retired) && !stream.advance(State::Retired));
         assert!(stream.in_flight().is_some_and(|flight| !flight.unacked && !flight.unsent));
     }
 }

@@ -1,0 +1,239 @@
+//! Streams of a connection, and what is posted on it: all that its data path works on.
+
+use std::net::{Shutdown, TcpStream};
+use std::ops::Deref;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::net::data::frame::Frame;
+use crate::net::data::reader::Reader;
+use crate::net::data::session::{Paths, Session};
+use crate::net::data::side::Side;
+use crate::net::data::writer::Writer;
+use crate::net::stream::{State, Stream, rate};
+use crate::net::worker::activity::Activity;
+use crate::net::worker::thread::{Job, Worker};
+use crate::threads::lock;
+
+/// Messages of this length are worth waking threads that sleep.
+const LONG: usize = 128 << 10;
+
+/// A stream with what reads from it and writes to it.
+#[derive(Debug)]
+pub(in crate::net) struct DataStream {
+    stream: Stream,
+    pub(in crate::net) reader: Mutex<Reader>,
+    pub(in crate::net) writer: Mutex<Writer>,
+}
+
+impl DataStream {
+    /// `first`: what is written first.
+    pub(in crate::net) fn new(stream: Stream, first: Writer) -> DataStream {
+        DataStream { stream, reader: Mutex::default(), writer: Mutex::new(first) }
+    }
+
+    /// Begins again under a new number ([`Stream::renew`]), with `first` to write.
+    pub(in crate::net) fn renew(
+        &self,
+        number: usize,
+        socket: &TcpStream,
+        state: State,
+        first: Writer,
+    ) -> std::io::Result<()> {
+        self.check_rail(socket)?;
+        let (mut reader, mut writer) = (lock(&self.reader), lock(&self.writer));
+        self.stream.renew(number, socket, state)?;
+        (*reader, *writer) = (Reader::default(), first);
+        Ok(())
+    }
+}
+
+impl Deref for DataStream {
+    type Target = Stream;
+
+    #[inline]
+    fn deref(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+/// Streams of a connection, and what is posted on it.
+#[derive(Debug)]
+pub(in crate::net) struct Core {
+    pub(in crate::net) session: Session,
+    /// Streams by position, which is the stream's number modulo the number of positions. A stream that replaces a lost
+    /// one has its own, new number.
+    streams: Box<[OnceLock<DataStream>]>,
+    pub(in crate::net) side: Side,
+    /// The stream that is woken next.
+    next: AtomicUsize,
+}
+
+impl Deref for Core {
+    type Target = Session;
+
+    #[inline]
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl Core {
+    /// `spare`: positions without a stream.
+    pub(in crate::net) fn new(
+        name: String,
+        (streams, spare): (Vec<Stream>, usize),
+        paths: Paths,
+        side: Side,
+        activity: &Arc<Activity>,
+    ) -> Core {
+        let streams = streams.into_iter().map(|stream| OnceLock::from(DataStream::new(stream, Writer::default())));
+        let spare = std::iter::repeat_with(OnceLock::new).take(spare);
+        Core {
+            session: Session::new(name, side.receives(), paths, activity),
+            streams: streams.chain(spare).collect(),
+            side,
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// Number of stream positions.
+    pub(in crate::net) fn positions(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// The position of this number, which has a stream or will have one.
+    #[inline]
+    pub(in crate::net) fn position(&self, index: usize) -> Option<&OnceLock<DataStream>> {
+        let position = if index < self.streams.len() { index } else { index % self.streams.len().max(1) };
+        self.streams.get(position)
+    }
+
+    /// The stream of this number, unless another one has its position by now.
+    #[inline]
+    pub(in crate::net) fn stream(&self, index: usize) -> Option<&DataStream> {
+        self.beside(index).filter(|stream| stream.number() == index)
+    }
+
+    /// The stream that has the position of this number now, whatever its own number.
+    #[inline]
+    pub(in crate::net) fn beside(&self, index: usize) -> Option<&DataStream> {
+        self.position(index)?.get()
+    }
+
+    /// The latest streams of all positions, with their numbers.
+    pub(in crate::net) fn streams(&self) -> impl Iterator<Item = (usize, &DataStream)> + Clone {
+        self.streams.iter().filter_map(|position| position.get().map(|stream| (stream.number(), stream)))
+    }
+
+    /// Live streams that are not suspected; all live streams where all are suspected.
+    #[inline]
+    fn working(&self) -> impl Iterator<Item = (usize, &DataStream)> + Clone {
+        let any = self.several() && self.alive().any(|(_, stream)| stream.is_suspect()) && self.has_working();
+        self.alive().filter(move |(_, stream)| !any || !stream.is_suspect())
+    }
+
+    fn has_working(&self) -> bool {
+        self.alive().any(|(_, stream)| !stream.is_suspect())
+    }
+
+    /// Returns true if `stream` is suspected while another live stream is not: others should carry its data.
+    #[inline]
+    pub(in crate::net) fn avoids(&self, stream: &Stream) -> bool {
+        stream.is_suspect() && self.has_working()
+    }
+
+    /// Streams in the state [`State::Alive`], with their numbers.
+    pub(in crate::net) fn alive(&self) -> impl Iterator<Item = (usize, &DataStream)> + Clone {
+        self.streams().filter(|(_, stream)| stream.is(State::Alive))
+    }
+
+    /// Returns true if a stream of this number may be added: both ends have retired the one before it, or the sender
+    /// has never had that.
+    pub(in crate::net) fn is_free(&self, index: usize) -> bool {
+        let is_past = |of: &DataStream| of.number() < index && (of.is(State::Retired) || of.is(State::New));
+        !self.is_over() && self.several() && self.beside(index).is_none_or(is_past)
+    }
+
+    /// Has the thread of stream `index` look for something to send.
+    pub(in crate::net) fn wake(&self, index: usize) {
+        if let Some(stream) = self.stream(index)
+            && !stream.queued.swap(true, Ordering::AcqRel)
+        {
+            stream.worker.push(Job::Write(stream.key));
+        }
+    }
+
+    /// Has the threads of all live streams on the NIC pair of stream `index` look for something to send.
+    pub(in crate::net) fn wake_beside(&self, index: usize) {
+        let rail = self.stream(index).and_then(|stream| stream.rail);
+        self.alive().filter(|(_, stream)| stream.rail == rail).for_each(|(index, _)| self.wake(index));
+    }
+
+    /// Has a stream's thread read from it again: there may be a posted buffer for the fragment that it holds.
+    pub(in crate::net) fn resume(&self, index: usize) {
+        if let Some(stream) = self.stream(index) {
+            stream.worker.push(Job::Read(stream.key));
+        }
+    }
+
+    /// Drives the threads' progress inline, on the thread of the owner, which waits for it.
+    pub(in crate::net) fn drive_progress(&self) {
+        // Mostly one.
+        let mut last: Option<&Arc<Worker>> = None;
+        for (_, stream) in self.streams() {
+            if !last.is_some_and(|last| Arc::ptr_eq(last, &stream.worker)) {
+                stream.worker.drive_progress();
+            }
+            last = Some(&stream.worker);
+        }
+    }
+
+    /// Readable when [`Core::drive_progress`] has something to do.
+    pub(in crate::net) fn fd(&self) -> Option<RawFd> {
+        self.streams().next().map(|(_, stream)| stream.worker.fd())
+    }
+
+    /// Streams that take a message of `len` bytes: all working ones, but those of bulk threads only if it is long.
+    pub(in crate::net) fn eligible(&self, len: usize) -> impl Iterator<Item = (usize, &DataStream)> + Clone {
+        self.working().filter(move |(_, stream)| !stream.bulk || len >= LONG)
+    }
+
+    /// Wakes up to `some` streams that take a message of `len` bytes, as [`Core::wake`] does; other ones each
+    /// time.
+    pub(in crate::net) fn wake_some(&self, some: usize, len: usize) {
+        let all = self.eligible(len).count();
+        let some = some.min(all);
+        let first = self.next.fetch_add(some, Ordering::Relaxed) % all.max(1);
+        self.eligible(len).cycle().skip(first).take(some).for_each(|(index, _)| self.wake(index));
+    }
+
+    /// Returns `Ok` if a fragment of `bytes` bytes would arrive over stream `index` as early as over any other, else
+    /// `Err` with the number of the stream that should take it.
+    pub(in crate::net) fn first_to_arrive(&self, index: usize, bytes: usize) -> Result<(), usize> {
+        rate::first_to_arrive(index, bytes, self.working().map(|(index, stream)| (index, &*stream.load)))
+    }
+
+    /// Returns true if the measured rates of the connection's NIC pairs differ much ([`rate::differ`]).
+    pub(in crate::net) fn is_uneven(&self) -> bool {
+        self.several() && rate::differ(self.alive().map(|(_, stream)| &*stream.load))
+    }
+
+    /// Fails everything on this connection, for the reason `detail`.
+    #[cold]
+    pub(in crate::net) fn fail(&self, detail: String) {
+        if self.is_closed() {
+            return;
+        }
+        if self.status().fail(self.error(detail)) {
+            self.streams().for_each(|(_, stream)| stream.shut(Shutdown::Both));
+        }
+    }
+
+    /// Sends control frames to the peer, over whichever stream is free first.
+    pub(in crate::net) fn send_control(&self, frames: Vec<Frame>) {
+        self.outbox.put(frames);
+        self.wake_some(usize::MAX, usize::MAX);
+    }
+}
