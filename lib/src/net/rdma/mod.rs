@@ -1,14 +1,14 @@
 //! Long messages by RDMA: written from the sender's memory to that of the posted receive, and no thread copies them.
 //!
 //! Between two NICs with RDMA ports, the sender offers a queue pair beside its stream there
-//! ([`QpInfo`](super::data::QpInfo)), and the receiver answers with its own. From then on a message over 32 KiB
-//! waits until the receiver has sent a CTS frame with the address of its receive (a [`Cts`]), as under NCCL's own
-//! transport for InfiniBand. The sender requests that. While the messages of a tag are long, the receiver sends a
-//! credit for each receive when it is posted; short ones should not pay for it, whose receives are often as long. A
-//! message is cut into fragments of [`RDMA_FRAGMENT`] bytes, and a queue pair takes the next one when it has fewer than
-//! [`DEPTH`] under way and the fragment would arrive as early over it as over any other.
+//! ([`QpInfo`]), and the receiver answers with its own. From then on
+//! a message over 32 KiB waits until the receiver has sent a CTS frame with the address of its receive (a [`Cts`]), as
+//! under NCCL's own transport for InfiniBand. The sender requests that. While the messages of a tag are long, the
+//! receiver sends a CTS frame for each receive when it is posted; short ones should not pay for it, whose receives are
+//! often as long. A message is cut into fragments of [`RDMA_FRAGMENT`] bytes, and a queue pair takes the next one when
+//! it has fewer than [`DEPTH`] under way and the fragment would arrive as early over it as over any other.
 //!
-//! A fragment is one RDMA WRITE WITH IMMEDIATE. The immediate value names the credit and the fragment, and its
+//! A fragment is one RDMA WRITE WITH IMMEDIATE. The immediate value names the CTS and the fragment, and its
 //! completion shows the receiver that the fragment is in its posted buffer. The last one of a message gives its length.
 //!
 //! Short messages, those of memory that is not registered, and all control frames go over the streams. So does
