@@ -128,7 +128,7 @@ families! {
     PhasedReduce "phased_reduce" Reduces: [Simple] "reduce_slots.cuh" "phased.cu";
 }
 
-/// CUDA C of an element type, for a unit that [`compile`](super::driver::compile()) gets with `-DDTYPE=` the code of a
+/// CUDA C of an element type, for a unit that [`compile`](crate::cuda::compile()) gets with `-DDTYPE=` the code of a
 /// [`DType`], `-DOP=0` and `-DRANKS=1`: the types `Stored` and `Acc`, and `widen` and `narrow` between them, which
 /// round as the collectives do.
 pub const ELEMENTS: &str = include_str!("types.cuh");
