@@ -130,18 +130,23 @@ impl<T: Number> Row<'_, T> {
             self.prepare_input(&mut owned.input);
             self.prepare_output(&mut owned.output);
             call::asynchronous(self.comm, self.case, self.place, &mut owned)?;
-            wrong += self.check(&owned.output);
+            wrong += self.check(self.result(&mut owned));
         }
         if self.place == Place::In {
-            owned.output.fill(zero);
+            self.result(&mut owned).fill(zero);
         }
         let timing = measure::time(self.comm, &settings.effort, || {
             call::asynchronous(self.comm, self.case, self.place, &mut owned)
         })?;
         if settings.check && self.place == Place::Out {
-            wrong += self.check(&owned.output);
+            wrong += self.check(self.result(&mut owned));
         }
         Ok((timing, self.total(settings.check, wrong)?))
+    }
+
+    /// The buffer that an asynchronous call writes.
+    fn result<'o>(&self, owned: &'o mut Owned<T>) -> &'o mut [T] {
+        if self.place == Place::In && self.case.in_place_uses_input() { &mut owned.input } else { &mut owned.output }
     }
 
     fn prepare_input(&self, input: &mut [T]) {
