@@ -155,17 +155,20 @@ pub(crate) unsafe extern "C" fn post_send(
     }
 }
 
-pub(crate) unsafe extern "C" fn post_recv(
-    qp: *mut ibv_qp,
+/// Posts a chain of receives by `post`; names the first one that is refused.
+///
+/// # Safety
+/// The program's chain, and its output.
+pub(crate) unsafe fn receives(
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
+    post: impl Fn(&RecvRequest<'_>) -> softroce::Result<()>,
 ) -> c_int {
-    // SAFETY: a queue pair of ours, and the program's chain of requests.
+    // SAFETY: by the caller.
     unsafe {
-        let ours = &*qp.cast::<Qp>();
         while let Some(request) = wr.as_ref() {
             let posted = elements(request.sg_list, request.num_sge)
-                .and_then(|sges| ours.inner.post_recv(&[RecvRequest { id: request.wr_id, sges }]).map_err(|(_, e)| e));
+                .and_then(|sges| post(&RecvRequest { id: request.wr_id, sges }));
             if let Err(e) = posted {
                 *bad = wr;
                 return code(&e);
@@ -174,6 +177,14 @@ pub(crate) unsafe extern "C" fn post_recv(
         }
     }
     0
+}
+
+pub(crate) unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: a queue pair of ours, and the program's chain of requests, whose memory stays until they complete.
+    unsafe {
+        let ours = &*qp.cast::<Qp>();
+        receives(wr, bad, |request| ours.inner.post_recv(std::slice::from_ref(request)).map_err(|(_, e)| e))
+    }
 }
 
 /// Binds a window of type 1, for which the program has its next key when this returns.

@@ -3,14 +3,12 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use softroce::RecvRequest;
-
 use crate::constants::{IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQT_BASIC};
 use crate::context::Context;
 use crate::extended::ibv_srq_init_attr_ex;
 use crate::memory::Pd;
 use crate::named::PATIENCE;
-use crate::post::elements;
+use crate::post::receives;
 use crate::types::{ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::uses::Uses;
 use crate::{code, null, take};
@@ -108,21 +106,12 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
 
 pub(crate) unsafe extern "C" fn post_recv(
     srq: *mut ibv_srq,
-    mut wr: *mut ibv_recv_wr,
+    wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: a queue of ours, and the program's chain of requests.
+    // SAFETY: a queue of ours, and the program's chain of requests, whose memory stays until they complete.
     unsafe {
         let ours = &*srq.cast::<Srq>();
-        while let Some(request) = wr.as_ref() {
-            let posted = elements(request.sg_list, request.num_sge)
-                .and_then(|sges| ours.inner.post_recv(&RecvRequest { id: request.wr_id, sges }));
-            if let Err(e) = posted {
-                *bad = wr;
-                return code(&e);
-            }
-            wr = request.next;
-        }
+        receives(wr, bad, |request| ours.inner.post_recv(request))
     }
-    0
 }

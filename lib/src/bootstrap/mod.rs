@@ -12,7 +12,8 @@
 //! ```
 //!
 //! A connection that closes without a goodbye is how `kill -9` of a rank shows: the kernel closes it for the dead
-//! process, and the store notifies all ranks at once. A connection whose path fails goes on over another (`client/resume.rs`).
+//! process, and the store notifies all ranks at once. A connection whose path fails goes on over
+//! another (`client/resume.rs`).
 //!
 //! Only clients that know the job's secret are admitted (`wire/admission.rs`). Messages after that travel in clear and
 //! unsigned: an attacker on the path can read and change them. Run on a network that you trust, as with NCCL and Gloo.

@@ -100,6 +100,11 @@ macro_rules! config {
                 vec![$(($env, Value::show(&self.$field)),)*]
             }
 
+            /// Variables of the settings that all ranks must have in common.
+            pub(crate) fn same() -> impl Iterator<Item = &'static str> {
+                [$(($env, config!(@ $ranks)),)*].into_iter().filter(|(_, same)| *same).map(|(env, _)| env)
+            }
+
             /// Every setting, for documentation.
             pub fn describe() -> Vec<Setting> {
                 let config = Config::default();

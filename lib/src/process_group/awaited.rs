@@ -1,4 +1,5 @@
-//! Tasks that await calls in streams: a thread looks at the calls' events, and wakes the tasks. It ends with the last one.
+//! Tasks that await calls in streams: a thread looks at the calls' events, and wakes the tasks. It ends with the last
+//! one.
 //!
 //! CUDA can call a function behind an event, but not at a deadline.
 

@@ -15,8 +15,8 @@ use crate::comm;
 use crate::cuda::{Stream, cuda};
 use crate::error::{Error, Result};
 
-/// A call in flight that owns its buffers `B` until it is complete. A thread waits for it with [`Work::wait`], a task of
-/// any executor with `.await`.
+/// A call in flight that owns its buffers `B` until it is complete. A thread waits for it with
+/// [`Work::wait`], a task of any executor with `.await`.
 ///
 /// Dropping it without waiting is fine: the call goes on, its buffers are freed at the end.
 #[derive(Debug)]

@@ -124,28 +124,33 @@ pub(crate) struct Owned<T> {
     pub(crate) output: Vec<T>,
 }
 
+impl<T> Owned<T> {
+    /// The buffer that the call writes.
+    pub(crate) fn written(&mut self, case: &Case, place: Place) -> &mut Vec<T> {
+        if place == Place::In && case.in_place_uses_input() { &mut self.input } else { &mut self.output }
+    }
+}
+
 /// Makes the call on the communicator's progress thread, and waits for it.
 pub(crate) fn asynchronous<T: Number>(comm: &Comm, case: &Case, place: Place, owned: &mut Owned<T>) -> Result<()> {
     let op = case.op.unwrap_or(ReduceOp::Sum);
     let root = case.root.unwrap_or(0);
-    let input = std::mem::take(&mut owned.input);
-    let output = std::mem::take(&mut owned.output);
     if place == Place::In {
-        match case.collective {
-            Collective::AllReduce => owned.output = comm.all_reduce_in_place_async(output, op)?.wait()?,
-            Collective::Scan => owned.output = comm.scan_in_place_async(output, op)?.wait()?,
-            Collective::AllGather => owned.output = comm.all_gather_in_place_async(output)?.wait()?,
-            Collective::ReduceScatter => {
-                (owned.input, owned.output) = (comm.reduce_scatter_in_place_async(input, op)?.wait()?, output);
-                return Ok(());
-            }
-            Collective::Broadcast => owned.output = comm.broadcast_in_place_async(output, root)?.wait()?,
-            Collective::Reduce => owned.output = comm.reduce_in_place_async(output, op, root)?.wait()?,
+        let written = owned.written(case, place);
+        let buffer = std::mem::take(written);
+        *written = match case.collective {
+            Collective::AllReduce => comm.all_reduce_in_place_async(buffer, op)?.wait()?,
+            Collective::Scan => comm.scan_in_place_async(buffer, op)?.wait()?,
+            Collective::AllGather => comm.all_gather_in_place_async(buffer)?.wait()?,
+            Collective::ReduceScatter => comm.reduce_scatter_in_place_async(buffer, op)?.wait()?,
+            Collective::Broadcast => comm.broadcast_in_place_async(buffer, root)?.wait()?,
+            Collective::Reduce => comm.reduce_in_place_async(buffer, op, root)?.wait()?,
             other => return Err(not_offered(other, "asynchronously in place")),
-        }
-        owned.input = input;
+        };
         return Ok(());
     }
+    let input = std::mem::take(&mut owned.input);
+    let output = std::mem::take(&mut owned.output);
     (owned.input, owned.output) = match case.collective {
         Collective::AllReduce => comm.all_reduce_async(input, output, op)?.wait()?,
         Collective::Scan => comm.scan_async(input, output, op)?.wait()?,

@@ -130,23 +130,18 @@ impl<T: Number> Row<'_, T> {
             self.prepare_input(&mut owned.input);
             self.prepare_output(&mut owned.output);
             call::asynchronous(self.comm, self.case, self.place, &mut owned)?;
-            wrong += self.check(self.result(&mut owned));
+            wrong += self.check(owned.written(self.case, self.place));
         }
         if self.place == Place::In {
-            self.result(&mut owned).fill(zero);
+            owned.written(self.case, self.place).fill(zero);
         }
         let timing = measure::time(self.comm, &settings.effort, || {
             call::asynchronous(self.comm, self.case, self.place, &mut owned)
         })?;
         if settings.check && self.place == Place::Out {
-            wrong += self.check(self.result(&mut owned));
+            wrong += self.check(owned.written(self.case, self.place));
         }
         Ok((timing, self.total(settings.check, wrong)?))
-    }
-
-    /// The buffer that an asynchronous call writes.
-    fn result<'o>(&self, owned: &'o mut Owned<T>) -> &'o mut [T] {
-        if self.place == Place::In && self.case.in_place_uses_input() { &mut owned.input } else { &mut owned.output }
     }
 
     fn prepare_input(&self, input: &mut [T]) {

@@ -1,7 +1,7 @@
 //! Operations that synchronise with other ranks, such as making a communicator.
 //!
-//! Those of one communicator run in their order, those of several communicators concurrently in separate threads,
-//! because one thread of a program may hold several ranks.
+//! Operations of one communicator run in their order, operations of several communicators concurrently in separate
+//! threads, because one thread of a program may hold several ranks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -74,6 +74,20 @@ impl Shape {
         (pair.0 < self.input_segments(rank) && pair.1 < self.output_segments(rank)).then_some(pair)
     }
 
+    /// Layout of `rank`'s only buffer of `len` elements in the in-place form: elements per segment, and the segments at
+    /// which its input and its output begin. `None` where the buffer cannot be cut into that many segments.
+    #[inline(always)]
+    pub fn cut_in_place(&self, rank: usize, len: usize) -> Option<(usize, usize, usize)> {
+        let segments = self.input_segments(rank).max(self.output_segments(rank));
+        if segments > 1 && !len.is_multiple_of(segments) {
+            return None;
+        }
+        let count = if segments > 1 { len / segments } else { len };
+        // The smaller buffer is this segment of the larger one.
+        let (of_input, of_output) = self.in_place(rank).unwrap_or((0, 0));
+        Some((count, of_output, of_input))
+    }
+
     /// True for a valid call. Point to point is not compiled here.
     pub(crate) fn is_valid(&self) -> bool {
         let parts = self.ranks.saturating_mul(self.channels);

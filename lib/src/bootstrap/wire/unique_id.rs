@@ -14,9 +14,9 @@ pub const PROTOCOL_VERSION: u16 = 4;
 /// Most addresses a unique id may hold.
 const MAX_ADDRESSES: usize = 64;
 
-/// Identifies one job, like `ncclUniqueId`: made once by the process that runs the [`Server`](crate::bootstrap::Server), handed to
-/// every rank by any means that others cannot read (environment, file, MPI broadcast): any process that has it can
-/// join.
+/// Identifies one job, like `ncclUniqueId`: made once by the process that runs the
+/// [`Server`](crate::bootstrap::Server), handed to every rank by any means that others cannot read (environment, file,
+/// MPI broadcast): any process that has it can join.
 ///
 /// Its text is one printable ASCII line: `tinynccl-4-<64 hex digits>@<address>,<address>…`.
 #[derive(Clone, PartialEq, Eq)]

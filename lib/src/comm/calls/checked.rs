@@ -41,18 +41,15 @@ impl Inner {
     /// A call of one buffer, in which input and output lie as [`Shape::in_place`] says.
     #[inline(always)]
     pub(crate) fn call_in_place(&self, asked: Call, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<Bound> {
-        let (reads, writes) = self.segments(&asked)?;
-        let (len, segments) = (buffer.elements(), reads.max(writes));
-        if segments > 1 && !len.is_multiple_of(segments) {
+        self.root_in_range(&asked)?;
+        let len = buffer.elements();
+        let shape = self.shape(asked.collective, asked.root);
+        let Some((count, input, output)) = shape.cut_in_place(self.state.rank, len) else {
             return Err(self.not_divisible(&asked, len));
-        }
-        let count = if segments > 1 { len / segments } else { len };
-        // The smaller buffer is this segment of the larger one.
-        let (of_input, of_output) =
-            self.shape(asked.collective, asked.root).in_place(self.state.rank).unwrap_or((0, 0));
+        };
         let (base, segment) = (buffer.address_mut(), count * buffer.dtype().size());
-        let input = base.wrapping_add(of_output * segment).cast_const();
-        let buffers = Buffers { input, output: base.wrapping_add(of_input * segment) };
+        let input = base.wrapping_add(input * segment).cast_const();
+        let buffers = Buffers { input, output: base.wrapping_add(output * segment) };
         self.made(asked, buffer.dtype(), count, buffers)
     }
 

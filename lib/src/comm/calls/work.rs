@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::threads::{deadline_after, left, lock};
 
-/// A collective in flight that owns its buffers `B` until it is complete. A thread waits for it with [`Work::wait`], a
-/// task of any executor with `.await`.
+/// A collective in flight that owns its buffers `B` until it is complete. A thread waits for it with
+/// [`Work::wait`], a task of any executor with `.await`.
 ///
 /// Dropping it without waiting is fine: the call goes on, its buffers are freed at the end.
 ///

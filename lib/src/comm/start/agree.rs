@@ -1,18 +1,15 @@
-//! Settings that must be the same on all ranks, compared before the first call.
+//! Settings on which the ranks' messages and choices depend, compared before the first call.
+//!
+//! Others may differ: deadlines, listening addresses, spinning times. For tuning, only rank 0's settings count;
+//! connections of `net` compare the window themselves.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// The settings on which the ranks' messages and choices depend. The others may differ: deadlines, listening addresses,
-/// spinning times. For tuning, only rank 0's settings count; connections of `net` compare the window themselves.
-fn names() -> impl Iterator<Item = &'static str> {
-    Config::describe().into_iter().filter(|setting| setting.same).map(|setting| setting.env)
-}
-
 /// This rank's values, in a fixed order.
 pub(super) fn values(config: &Config) -> Vec<String> {
     let all = config.values();
-    names().filter_map(|name| all.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone())).collect()
+    Config::same().filter_map(|name| all.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone())).collect()
 }
 
 /// Compares the values of all ranks, in rank order. Every rank gets the same result.
@@ -22,7 +19,7 @@ pub(super) fn values(config: &Config) -> Vec<String> {
 /// values.
 pub(super) fn check(values: &[&[String]], rank: usize) -> Result<()> {
     let value = |rank: usize, setting: usize| values.get(rank).and_then(|v| v.get(setting)).map_or("", String::as_str);
-    for (setting, name) in names().enumerate() {
+    for (setting, name) in Config::same().enumerate() {
         let first = value(0, setting);
         if let Some(other) = (1..values.len()).find(|&r| value(r, setting) != first) {
             return Err(Error::Config {

@@ -104,18 +104,18 @@ impl DeviceComm {
     ) -> Result<()> {
         let op = call.collective.name();
         self.here(stream, op)?;
-        let (shape, len) = (self.shape(&call)?, buffer.len());
-        let segments = shape.input_segments(self.rank()).max(shape.output_segments(self.rank()));
-        if !len.is_multiple_of(segments) {
-            return Err(Error::invalid(op, format!("{len} elements, expected a multiple of {segments}, one per rank")));
-        }
-        let call = call.with_count(T::DTYPE, len / segments);
+        let len = buffer.len();
+        let Some((count, input, output)) = self.shape(&call)?.cut_in_place(self.rank(), len) else {
+            return Err(Error::invalid(
+                op,
+                format!("{len} elements, expected a multiple of {}, one per rank", self.size()),
+            ));
+        };
+        let call = call.with_count(T::DTYPE, count);
         let (at, _written) = buffer.device_ptr_mut(stream);
-        let (input, output) = shape.in_place(self.rank()).unwrap_or((0, 0));
-        // The smaller buffer is this segment of the larger one.
         let segment = |segment: usize| at + (segment * call.bytes()) as u64;
         // SAFETY: as in `apart`.
-        unsafe { self.enqueue(stream, &RawCall::on_device(call, segment(output), segment(input))) }
+        unsafe { self.enqueue(stream, &RawCall::on_device(call, segment(input), segment(output))) }
     }
 
     fn apart<T: Element + DeviceRepr>(

@@ -64,7 +64,8 @@ pub(in crate::cuda) trait DataPath: fmt::Debug + Send + Sync {
     /// Enqueues several such calls, in one launch where the path can; `turn` belongs to the first.
     ///
     /// # Safety
-    /// As [`DeviceComm::enqueue`](crate::cuda::DeviceComm::enqueue), for each; and no output may overlap a buffer of another.
+    /// As [`DeviceComm::enqueue`](crate::cuda::DeviceComm::enqueue), for each; and no output may overlap a buffer of
+    /// another.
     unsafe fn carry_fused(&self, turn: Turn, calls: &[(&RawCall, Choice)]) -> Result<()> {
         // SAFETY: forwarded from the caller.
         calls.iter().zip(0..).try_for_each(|(&(call, choice), i)| unsafe { self.carry(turn.after(i), call, choice) })

@@ -26,7 +26,7 @@ fn a_message_whose_completion_was_polled_is_acknowledged() {
     world.ends[1].machine.hurry();
     world.serve(1);
     world.ends[1].machine.modify(&QpAttr::default(), AttrMask::STATE).expect("to RESET");
-    assert!(world.run(1000), "the sender repeats for ever: {}", world.describe());
+    assert!(world.run(1000), "the sender repeats forever: {}", world.describe());
     let sent = world.ends[0].completions();
     assert_eq!(sent.last().map(|wc| (wc.id, wc.status)), Some((2, Status::Success)), "{sent:?}");
 }
@@ -37,5 +37,5 @@ fn one_that_owes_nothing_sends_nothing_as_it_goes() {
     world.ends[1].machine.hurry();
     world.serve(1);
     assert!(world.wire.is_empty());
-    assert_eq!(world.ends[1].machine.next_timer(), None, "no timer that is due for ever");
+    assert_eq!(world.ends[1].machine.next_timer(), None, "no timer that is due forever");
 }

@@ -83,7 +83,8 @@ pub(crate) struct Plan {
 }
 
 /// True when some launcher started this process as one of its ranks:
-/// [`rendezvous_from_env`](crate::bootstrap::rendezvous_from_env) will succeed, or say what is wrong with the environment.
+/// [`rendezvous_from_env`](crate::bootstrap::rendezvous_from_env) will succeed, or say what is wrong with the
+/// environment.
 pub fn is_rank() -> bool {
     let environment = Environment::default();
     started_as_rank(&|name| environment.get(name))
