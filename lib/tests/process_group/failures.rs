@@ -150,7 +150,8 @@ fn a_backend_that_is_missing_says_what_was_looked_for() {
     };
     if tinynccl::cuda::available().is_err() {
         let e = text(alone(BackendType::Nccl));
-        assert!(e.contains("rank 0") && e.contains("libcuda.so.1"), "{e}");
+        // There may be a driver without a GPU.
+        assert!(e.contains("rank 0") && (e.contains("libcuda.so.1") || e.contains("a GPU is not")), "{e}");
     }
     if !cfg!(feature = "mpi") {
         let e = text(alone(BackendType::Mpi));

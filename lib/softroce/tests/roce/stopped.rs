@@ -120,6 +120,9 @@ fn stopped_processes_take_no_packets_of_others() {
     if !works(Command::new("unshare").args(["-rn", "true"])) {
         return eprintln!("SKIPPED: `unshare -rn` makes no user and network namespace here");
     }
+    if !works(Command::new("ip").arg("-V")) {
+        return eprintln!("SKIPPED: no `ip` here (package iproute2)");
+    }
     let inner = again("runs");
     let mut outer = Command::new("unshare");
     outer.args(["-rn", "--"]).arg(inner.get_program()).args(inner.get_args()).env(ROLE, "runs");
