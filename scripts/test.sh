@@ -38,8 +38,8 @@ python3 -c 'import torch, numpy' 2>/dev/null || /usr/bin/python3 -c 'import torc
     say "SKIPPED: comparison of gradients with PyTorch, as no python3 can import torch (apt-get install python3-torch)"
 
 # What an incremental build writes down costs a fifth of the time where nothing was built before. Where something was, a
-# build of the other kind would begin anew.
-[ -d "${CARGO_TARGET_DIR:-target}/debug/incremental" ] || export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
+# build of the other kind would begin anew. The folder itself says nothing: cargo makes it in any case.
+[ "$(ls -A "${CARGO_TARGET_DIR:-target}/debug/incremental" 2>/dev/null)" ] || export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
 
 # Most tests wait for something: on few cores more of them run at a time than there are cores.
 threads=$(nproc)
