@@ -15,11 +15,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-tool() { cargo run -q --locked -p tinynccl-book -- "$@"; }
+# With --workspace, so that dependencies have the features that they have in a build of everything: what `cargo test` has built is used.
+cargo=(cargo build -q --locked --workspace --bin tinynccl-book)
+tool() { "${cargo[@]}" && "${CARGO_TARGET_DIR:-target}/debug/tinynccl-book" "$@"; }
 
 build() {
     command -v mdbook >/dev/null || { echo "book: no mdbook: scripts/setup.sh --book" >&2; exit 1; }
-    cargo build -q --locked -p tinynccl-book -p tinynccl-cli -p stress
+    "${cargo[@]}" --bin tinynccl-cli --bin stress
     mdbook build docs/book
     tool finish target/book
     tool links target/book

@@ -17,7 +17,7 @@ if [[ -z $folder ]]; then
     trap 'rm -rf "$folder"' EXIT
 fi
 mkdir -p "$folder"
-cargo build -q --locked -p tinynccl-cli -p tinynccl-book -p stress
+cargo build -q --locked --workspace --bin tinynccl-cli --bin tinynccl-book --bin stress
 target=${CARGO_TARGET_DIR:-target}/debug
 page() { "$target/tinynccl-cli" schedule "$1" "$2" --ranks "$3" --format html --output "$folder/$1-$2-$3.html"; }
 page all-reduce ring 2

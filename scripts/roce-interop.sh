@@ -22,11 +22,12 @@ here=$PWD
 if [ "${1-}" != --guest ]; then
     cargo build --release -p tinynccl-ibverbs || exit 1
     mkdir -p target/roce-interop
-    for end in ours kernel; do
+    # With --workspace: what other builds have of the same dependencies is used. cuda-verbs without the feature, so last.
+    for end in kernel ours; do
         features=() && [ "$end" = ours ] || features=(--features stress/verbs)
-        cargo build -p stress "${features[@]}" && cp target/debug/stress "target/roce-interop/stress-$end" || exit 1
+        cargo build --workspace --bin stress --bin cuda-verbs "${features[@]}" &&
+            cp target/debug/stress "target/roce-interop/stress-$end" || exit 1
     done
-    cargo build -p cuda-verbs || exit 1
     exec scripts/rxe-vm.sh --single --timeout 900 bash "$here/scripts/roce-interop.sh" --guest "$here" "${1-}"
 fi
 

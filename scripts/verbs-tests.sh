@@ -135,12 +135,15 @@ package_folder() {
     [[ $folder ]] || { skipped+=("$2: no package $1 with the feature verbs") && return 1; }
 }
 
-# Builds and prints the path of the executable: build PACKAGE TARGET-NAME CARGO-ARGUMENTS...
+# Builds and prints the path of what is built: build PACKAGE'S-FOLDER TARGET-NAME CARGO-ARGUMENTS... Always of the same packages with the
+# same features, so that what they share is built once.
 build() {
-    local package=$1 target=$2
+    local folder=$1 target=$2
     shift 2
-    cargo "$@" --locked -p "$package" --features "$package/verbs" --message-format=json-render-diagnostics |
-        jq -r --arg t "$target" 'select(.reason == "compiler-artifact" and .executable and .target.name == $t) | .executable' |
+    cargo "$@" --locked "${packages[@]}" --message-format=json-render-diagnostics |
+        jq -r --arg m "$folder/Cargo.toml" --arg t "$target" \
+            'select(.reason == "compiler-artifact" and .manifest_path == $m and .target.name == $t) |
+             .executable // (select(.target.kind[0] == "cdylib") | .filenames[0])' |
         tail -n 1
 }
 
@@ -154,8 +157,7 @@ needs() {
 # Prints the folder to put into PYTHONPATH: the Python package, built with `verbs`.
 python_package() {
     local library package=$PWD/$base/python/tinynccl
-    library=$(cargo build --locked -p tinynccl-python --features tinynccl-python/verbs --message-format=json-render-diagnostics |
-        jq -r 'select(.reason == "compiler-artifact" and .target.name == "tinynccl_python") | .filenames[0]' | tail -n 1)
+    library=$(build "$folder" tinynccl_python build --lib)
     [[ -f $library ]] || return 1
     mkdir -p "$package" && cp -r bindings/python/python/tinynccl/. "$package" && cp "$library" "$package/_core.abi3.so" && dirname "$package"
 }
@@ -179,7 +181,7 @@ tests() {
     local selection=()
     while [[ $1 != -- ]]; do selection+=("$1") && shift; done
     shift
-    executable=$(build "$package" "$which" test --no-run "${selection[@]}")
+    executable=$(build "$folder" "$which" test --no-run "${selection[@]}")
     [[ -x $executable ]] || {
         failed+=("$name: does not build")
         return 0
@@ -196,7 +198,7 @@ program() {
             binary=${BASH_REMATCH[2]}
             case $binary in
                 python-package) executable=$(python_package) ;;
-                *) executable=$(build "$package" "$binary" build --bin "$binary") ;;
+                *) executable=$(build "$folder" "$binary" build --bin "$binary") ;;
             esac
             [[ -x $executable ]] || {
                 failed+=("$name: does not build")
@@ -231,6 +233,10 @@ rm -rf "$base"
 mkdir -p "$base"
 metadata=$(cargo metadata --no-deps --format-version 1 --locked) || exit 1
 failed=()
+packages=()
+for package in $(jq -r '.packages[] | select(.features.verbs) | .name' <<<"$metadata"); do
+    packages+=(-p "$package" --features "$package/verbs")
+done
 rows
 
 for list in "$base"/*/plan; do
