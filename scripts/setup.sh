@@ -6,6 +6,7 @@
 #   scripts/setup.sh --python     numpy and torch for /usr/bin/python3, through apt-get, as root; maturin, through pip
 #   scripts/setup.sh --deny       cargo-deny, the licence and source checker, through cargo (about two minutes)
 #   scripts/setup.sh --book       mdbook, through cargo (about one minute)
+#   scripts/setup.sh --valgrind   what scripts/instructions.sh counts with, through apt-get, as root
 #   scripts/setup.sh --chromium   a browser to look at the book and at schedules with, through apt-get, as root
 #
 # What is there already is left alone. Exit code: 0 all asked for is there; 1 something could not be installed; 2 usage.
@@ -111,9 +112,10 @@ for argument in "$@"; do
         --deny) deny || status=1 ;;
         --python) python || status=1 ;;
         --book) book || status=1 ;;
+        --valgrind) have valgrind || install valgrind || status=1 ;;
         --chromium) browser || status=1 ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" ;;
-        *) say "unknown option '$argument', expected --mpi, --verbs, --deny, --python, --book or --chromium"; exit 2 ;;
+        *) say "unknown option '$argument', expected --mpi, --verbs, --deny, --python, --book, --valgrind or --chromium"; exit 2 ;;
     esac
 done
 exit $status
