@@ -43,12 +43,14 @@
 //! | `rdma` | queue pairs beside streams, for long messages |
 //! | `data` | messages to fragments, fragments to posted buffers, and both to a stream and from it |
 //! | `stream` | one TCP stream: its socket, its state, the rate of its rail |
+//! | `failover` | the agreement of both ends on lost streams, without I/O |
 //! | `worker` | threads that serve descriptors by epoll |
 
 mod address;
 mod connect;
 mod connection;
 mod data;
+mod failover;
 mod health;
 mod links;
 mod rdma;

@@ -14,7 +14,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("src/comm", "comm", "start calls engine state"),
     ("src/cuda", "cuda", "start calls comm hosted phased peer path kernels checked window driver"),
     ("src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
-    ("src/net", "net", "links connect relay address health connection rdma data stream worker"),
+    ("src/net", "net", "links connect relay address health connection rdma data stream failover worker"),
     (
         "src/transport",
         "transport",

@@ -11,13 +11,33 @@ use crate::net::data::reader::Reader;
 use crate::net::data::session::{Paths, Session};
 use crate::net::data::side::Side;
 use crate::net::data::writer::Writer;
-use crate::net::stream::{State, Stream, rate};
+use crate::net::failover::agreement::Agreement;
+use crate::net::failover::slot::{Slot, State};
+use crate::net::stream::{Stream, rate};
 use crate::net::worker::activity::Activity;
 use crate::net::worker::thread::{Job, Worker};
 use crate::threads::lock;
 
 /// Messages of this length are worth waking threads that sleep.
 const LONG: usize = 128 << 10;
+
+impl Agreement for Core {
+    fn receives(&self) -> bool {
+        self.side.receives()
+    }
+
+    fn several(&self) -> bool {
+        self.session.several()
+    }
+
+    fn positions(&self) -> usize {
+        self.streams.len()
+    }
+
+    fn at(&self, position: usize) -> Option<&Slot> {
+        self.streams.get(position)?.get().map(|stream| &***stream)
+    }
+}
 
 /// A stream with what reads from it and writes to it.
 #[derive(Debug)]
@@ -103,6 +123,11 @@ impl Core {
         self.streams.len()
     }
 
+    /// Returns true if a stream of this number may be added ([`Agreement::admits`]).
+    pub(in crate::net) fn is_free(&self, index: usize) -> bool {
+        !self.is_over() && self.admits(&[], index)
+    }
+
     /// The position of this number, which has a stream or will have one.
     #[inline]
     pub(in crate::net) fn position(&self, index: usize) -> Option<&OnceLock<DataStream>> {
@@ -138,22 +163,9 @@ impl Core {
         self.alive().any(|(_, stream)| !stream.is_suspect())
     }
 
-    /// Returns true if `stream` is suspected while another live stream is not: others should carry its data.
-    #[inline]
-    pub(in crate::net) fn avoids(&self, stream: &Stream) -> bool {
-        stream.is_suspect() && self.has_working()
-    }
-
     /// Streams in the state [`State::Alive`], with their numbers.
     pub(in crate::net) fn alive(&self) -> impl Iterator<Item = (usize, &DataStream)> + Clone {
         self.streams().filter(|(_, stream)| stream.is(State::Alive))
-    }
-
-    /// Returns true if a stream of this number may be added: both ends have retired the one before it, or the sender
-    /// has never had that.
-    pub(in crate::net) fn is_free(&self, index: usize) -> bool {
-        let is_past = |of: &DataStream| of.number() < index && (of.is(State::Retired) || of.is(State::New));
-        !self.is_over() && self.several() && self.beside(index).is_none_or(is_past)
     }
 
     /// Has the thread of stream `index` look for something to send.

@@ -17,8 +17,10 @@ use crate::net::data::request::wrong_process;
 use crate::net::data::session::Paths;
 use crate::net::data::side::Side;
 use crate::net::data::writer::Writer;
+use crate::net::failover::agreement::Agreement;
+use crate::net::failover::slot::State;
 use crate::net::rdma::{Devices, Queues};
-use crate::net::stream::{State, Stream};
+use crate::net::stream::Stream;
 use crate::net::worker::pool::Workers;
 use crate::net::worker::thread::Job;
 use crate::threads::lock;
@@ -35,11 +37,11 @@ pub(in crate::net) struct Connection {
     this: Weak<Connection>,
     core: Core,
     pub(in crate::net) rdma: Queues,
-    /// Held while a stream is failed over, so that two that are lost at once do not take each other for the last one.
-    pub(in crate::net) losing: Mutex<()>,
-    /// Numbers of streams that this end has not seen, and for which it has replied that nothing came over them. Held
-    /// while a stream is added.
+    /// Numbers of streams that this end has not seen, and for which it has replied that nothing came over them. Held for
+    /// each step of the [`Agreement`](crate::net::failover::agreement::Agreement), which takes no other lock.
     pub(in crate::net) refused: Mutex<Vec<usize>>,
+    /// Held while a stream is added.
+    adding: Mutex<()>,
 }
 
 impl Deref for Connection {
@@ -73,8 +75,8 @@ impl Connection {
             this: this.clone(),
             core: Core::new(name, (streams, spare), paths, side, workers.activity()),
             rdma: Queues::new(devices),
-            losing: Mutex::default(),
             refused: Mutex::default(),
+            adding: Mutex::default(),
         });
         (0..count).for_each(|index| connection.serve(index));
         connection.rdma.offer_where(&*connection, |_| true);
@@ -84,15 +86,18 @@ impl Connection {
     /// Adds a stream in the position of a lost one, under the number that the sender gave it; false if that position is
     /// not free, or the connection is closed or has failed.
     pub(in crate::net) fn add(&self, index: usize, socket: TcpStream, workers: &Workers) -> bool {
-        {
-            let refused = lock(&self.refused);
-            if !self.is_free(index) || refused.contains(&index) {
-                return false;
-            }
-            if let Err(why) = self.put(index, socket, workers) {
-                log::debug!("net: {}: stream {index}: {why}", self.name);
-                return false;
-            }
+        let _adding = lock(&self.adding);
+        if self.is_over() || !self.admits(&lock(&self.refused), index) {
+            return false;
+        }
+        if let Err(why) = self.put(index, socket, workers) {
+            log::debug!("net: {}: stream {index}: {why}", self.name);
+            return false;
+        }
+        // The sender may have retired it meanwhile, before anything was read from it.
+        if lock(&self.refused).contains(&index) {
+            self.fail_stream(index, "the sender has retired it".to_owned());
+            return false;
         }
         self.serve(index);
         // Control frames about other lost streams that no stream could carry.

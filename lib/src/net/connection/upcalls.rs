@@ -6,7 +6,9 @@ use crate::net::data::frame::Frame;
 use crate::net::data::session::Session;
 use crate::net::data::side::{Directed, Side};
 use crate::net::data::upcalls::{Streams, Upcalls};
-use crate::net::stream::{Rail, State, Stream};
+use crate::net::failover::agreement::Agreement;
+use crate::net::failover::slot::State;
+use crate::net::stream::{Rail, Stream};
 use crate::threads::{lock, try_lock};
 
 impl Streams for Connection {
@@ -34,7 +36,7 @@ impl Streams for Connection {
 
     #[inline]
     fn avoids(&self, stream: &Stream) -> bool {
-        self.core.avoids(stream)
+        self.core.is_avoided(stream)
     }
 
     fn wake(&self, index: usize) {

@@ -11,7 +11,9 @@ use crate::net::data::control::Kind;
 use crate::net::data::frame::{COPIED, Frame};
 use crate::net::data::receiver::{ReceiveQueue, Target};
 use crate::net::data::side::{Directed, Side};
-use crate::net::stream::{State, Stream};
+use crate::net::failover::slot::State;
+use crate::net::failover::unacked::Counted;
+use crate::net::stream::Stream;
 use crate::net::worker::service::Remaining;
 
 /// Bytes that a stream reads in its time slice, before others of its thread have theirs.
@@ -20,8 +22,6 @@ const TURN: usize = 2 << 20;
 const AHEAD: usize = 16 << 10;
 /// Time that a fragment waits in the kernel for its receive: to read it before costs an allocation and a second copy.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// Short fragments that are acknowledged together.
-const SHORT_ONES: u64 = 16;
 
 /// Receiving state of a stream.
 #[derive(Debug, Default)]
@@ -34,9 +34,7 @@ pub(in crate::net) struct Reader {
     fragment: Option<(Frame, Target, usize)>,
     /// The next fragment waits for its receive until then.
     held: Option<Instant>,
-    /// Fragments that were read, and how many of them were acknowledged.
-    fragments: u64,
-    acknowledged: u64,
+    counted: Counted,
     ended: bool,
 }
 
@@ -55,7 +53,7 @@ impl Reader {
         }
         receiver.repeat_window_updates();
         receiver.send_all_cts(connection);
-        connection.send_control(vec![Frame::control(Kind::RetireAck, index as i32, self.fragments)]);
+        connection.send_control(vec![Frame::control(Kind::RetireAck, index as i32, self.counted.fragments())]);
         connection.resend_control();
     }
 
@@ -214,12 +212,10 @@ impl Reader {
                 }
                 if let (Some((frame, target, _)), Side::In(receiver)) = (self.fragment.take(), connection.side()) {
                     receiver.arrived(connection, frame, target)?;
-                    self.fragments += 1;
-                    if connection.session().several()
-                        && (frame.len > COPIED as u64 || self.fragments - self.acknowledged >= SHORT_ONES)
+                    if let Some(fragments) = self.counted.read(frame.len <= COPIED as u64)
+                        && connection.session().several()
                     {
-                        self.acknowledged = self.fragments;
-                        stream.acknowledge.store(self.fragments, Ordering::Release);
+                        stream.acknowledge.store(fragments, Ordering::Release);
                     }
                 }
             }

@@ -13,7 +13,9 @@ use crate::net::data::frame::{COPIED, Frame, WHOLE};
 use crate::net::data::request::Requests;
 use crate::net::data::sender::{Fragment, Payload, Source};
 use crate::net::data::side::{Directed, Side};
-use crate::net::stream::{Due, State, Stream};
+use crate::net::failover::slot::State;
+use crate::net::failover::unacked::Unacked;
+use crate::net::stream::{Due, Stream};
 use crate::net::worker::service::Remaining;
 
 /// Payload that a stream writes in its time slice, before others of its thread have theirs.
@@ -40,9 +42,8 @@ pub(in crate::net) struct Writer {
     /// True for a fragment, false for a control frame.
     fragment: bool,
     blocked: bool,
-    /// Fragments that were begun, oldest first, where the connection has several rails; and how many went before these.
-    sent: VecDeque<Fragment>,
-    acked: u64,
+    /// Fragments that were begun, where the connection has several rails.
+    unacked: Unacked<Fragment>,
 }
 
 impl Default for Writer {
@@ -56,8 +57,7 @@ impl Default for Writer {
             done: None,
             fragment: false,
             blocked: false,
-            sent: VecDeque::new(),
-            acked: 0,
+            unacked: Unacked::default(),
         }
     }
 }
@@ -195,7 +195,7 @@ impl Writer {
         };
         let Some(stream) = acknowledged else { return };
         stream.load.sent(counted(len));
-        self.sent.push_back(if copied {
+        self.unacked.push(if copied {
             // A short message is done when it is written: a message more for each would cost more than the copy.
             let bytes = self.head.get(Frame::BYTES..).unwrap_or_default().to_vec();
             Fragment { frame: fragment.frame, bytes: Payload::Copied(bytes) }
@@ -207,15 +207,11 @@ impl Writer {
 
     /// Takes in that the peer has read `fragments` fragments from this stream in all.
     pub(in crate::net) fn acked(&mut self, requests: &Requests, stream: &Stream, fragments: u64) -> Result<(), String> {
-        let written = self.acked + self.sent.len() as u64 - u64::from(self.fragment && !self.is_written());
-        if fragments > written {
-            return Err(format!("expected at most {written} fragments to be read, got {fragments}"));
-        }
+        let begun = self.fragment && !self.is_written();
+        let over = self.unacked.handle_ack(fragments, begun);
+        let over = over.map_err(|most| format!("expected at most {most} fragments to be read, got {fragments}"))?;
         let mut bytes = 0;
-        while self.acked < fragments
-            && let Some(fragment) = self.sent.pop_front()
-        {
-            self.acked += 1;
+        for fragment in over {
             bytes += counted(fragment.len());
             if let Some((slot, amount)) = fragment.share()
                 && let Some(request) = requests.get(slot)
@@ -229,14 +225,14 @@ impl Writer {
 
     /// The fragments of a lost stream, which others take.
     pub(in crate::net) fn take_unacked(&mut self, requests: &Requests, stream: &Stream) -> VecDeque<Fragment> {
-        stream.load.cancel(self.sent.iter().map(|fragment| counted(fragment.len())).sum());
+        stream.load.cancel(self.unacked.iter().map(|fragment| counted(fragment.len())).sum());
         if let Some((slot, amount)) = self.done.take()
             && let Some(request) = requests.get(slot)
         {
             // It was copied, and is not needed any more.
             request.finish(amount);
         }
-        std::mem::take(self).sent
+        std::mem::take(self).unacked.take()
     }
 
     fn write(&mut self, socket: &impl AsFd) -> Result<usize, Errno> {

@@ -30,8 +30,9 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::net::connection::Connection;
 use crate::net::connection::core::DataStream;
+use crate::net::failover::slot::State;
 use crate::net::health::watch::{Watch, WatchList, Watched};
-use crate::net::stream::{InFlight, Rail, State};
+use crate::net::stream::{InFlight, Rail};
 use crate::threads::Thread;
 
 /// Factor by which a peer behind relays may take longer to answer.

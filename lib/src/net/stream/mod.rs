@@ -13,13 +13,15 @@ pub(super) use probe::{Due, Probe};
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, TcpStream};
+use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::bootstrap::interface;
 use crate::fork::Kept;
+use crate::net::failover::slot::{Slot, State};
 use crate::net::stream::rate::Load;
 use crate::net::worker::thread::Worker;
 
@@ -61,61 +63,15 @@ pub(in crate::net) struct InFlight {
     pub(in crate::net) rto: Duration,
 }
 
-/// State of a stream. It only moves down, until another stream begins in its position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub(in crate::net) enum State {
-    /// Accepted in the position of a lost one, and the sender has not confirmed yet that it has it, too.
-    New,
-    Alive,
-    /// The peer has closed it, between two fragments.
-    Ended,
-    /// This end has failed it over, and the peer has not reported yet what came over it. Its socket is open still,
-    /// unless it has failed: for the peer the end of a socket is that of the connection, and this may be all that it
-    /// has left.
-    Retiring,
-    /// Both ends know.
-    Retired,
-}
-
-/// The state of a stream or of a queue pair.
-#[derive(Debug)]
-pub(in crate::net) struct StateCell(AtomicU8);
-
-impl StateCell {
-    pub(in crate::net) fn new(state: State) -> StateCell {
-        StateCell(AtomicU8::new(state as u8))
-    }
-
-    #[inline]
-    pub(in crate::net) fn is(&self, state: State) -> bool {
-        self.0.load(Ordering::Acquire) == state as u8
-    }
-
-    /// Sets the state anew, for a stream that begins in the position of one that is gone.
-    fn reset(&self, state: State) {
-        self.0.store(state as u8, Ordering::Release);
-    }
-
-    /// Moves to `state`; true if the state was an earlier one.
-    pub(in crate::net) fn advance(&self, state: State) -> bool {
-        self.0.fetch_max(state as u8, Ordering::AcqRel) < state as u8
-    }
-}
-
 /// A stream of a connection.
 #[derive(Debug)]
 pub(in crate::net) struct Stream {
-    /// Number of the stream, from which its position among the connection's streams follows.
-    number: AtomicUsize,
+    slot: Slot,
     socket: Kept<TcpStream>,
     pub(in crate::net) rail: Option<Rail>,
     pub(in crate::net) worker: Arc<Worker>,
     /// For long messages alone: its thread sleeps between them.
     pub(in crate::net) bulk: bool,
-    state: StateCell,
-    /// It is stalled, and carries nothing more as long as another one works.
-    suspected: AtomicBool,
     /// Key of the stream's position at its worker thread.
     pub(in crate::net) key: u64,
     /// A job to write waits.
@@ -141,14 +97,12 @@ impl Stream {
         let rail = rail(&socket);
         let load = others.find(|other| other.rail == rail).map_or_else(Arc::default, |other| other.load.clone());
         Stream {
-            number: AtomicUsize::new(number),
+            slot: Slot::new(number, state),
             socket: Kept::new(socket),
             rail,
             key: worker.new_key(),
             worker,
             bulk,
-            state: StateCell::new(state),
-            suspected: AtomicBool::new(false),
             queued: AtomicBool::new(false),
             retires: AtomicBool::new(false),
             load,
@@ -168,9 +122,7 @@ impl Stream {
         self.acknowledge.store(0, Ordering::Release);
         self.retires.store(false, Ordering::Release);
         self.probe.reset();
-        self.suspected.store(false, Ordering::Release);
-        self.number.store(number, Ordering::Release);
-        self.state.reset(state);
+        self.slot.renew(number, state);
         Ok(())
     }
 
@@ -182,36 +134,10 @@ impl Stream {
         Err(std::io::Error::other(format!("expected a stream over {}", self.describe())))
     }
 
-    #[inline]
-    pub(in crate::net) fn number(&self) -> usize {
-        self.number.load(Ordering::Acquire)
-    }
-
-    /// Returns true while the stream is taken to stall.
-    #[inline]
-    pub(in crate::net) fn is_suspect(&self) -> bool {
-        self.suspected.load(Ordering::Acquire)
-    }
-
-    /// Sets whether the stream is taken to stall; true if that is new.
-    pub(in crate::net) fn suspect(&self, suspected: bool) -> bool {
-        self.suspected.swap(suspected, Ordering::AcqRel) != suspected
-    }
-
     /// Shuts down the socket for reading, writing or both, as `how` says.
     pub(in crate::net) fn shut(&self, how: Shutdown) {
         // Fails when the peer was first.
         let _ = self.socket.shutdown(how);
-    }
-
-    #[inline]
-    pub(in crate::net) fn is(&self, state: State) -> bool {
-        self.state.is(state)
-    }
-
-    /// Moves to `state`; true if the state was an earlier one.
-    pub(in crate::net) fn advance(&self, state: State) -> bool {
-        self.state.advance(state)
     }
 
     /// Returns the stream's addresses as text.
@@ -259,6 +185,15 @@ fn rail(socket: &TcpStream) -> Option<Rail> {
     Some(Rail { ours: ours.ip(), theirs: theirs.ip() })
 }
 
+impl Deref for Stream {
+    type Target = Slot;
+
+    #[inline]
+    fn deref(&self) -> &Slot {
+        &self.slot
+    }
+}
+
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -278,15 +213,12 @@ mod tests {
     }
 
     #[test]
-    fn a_state_only_moves_down() {
+    fn a_stream_describes_itself() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let workers = crate::net::worker::pool::Workers::start(&crate::Config::default()).unwrap();
         let stream = Stream::new(0, socket, State::New, (workers.next(true, false), false), std::iter::empty());
         assert_eq!(stream.describe(), "127.0.0.1 -> 127.0.0.1");
-        assert!(stream.advance(State::Alive) && stream.is(State::Alive));
-        assert!(stream.advance(State::Retiring) && !stream.advance(State::Ended) && stream.is(State::Retiring));
-        assert!(stream.advance(State::Retired) && !stream.advance(State::Retired));
         assert!(stream.in_flight().is_some_and(|flight| !flight.unacked && !flight.unsent));
     }
 }
