@@ -17,7 +17,7 @@ mod wait;
 pub(crate) use links::Links;
 pub(crate) use message::one_message;
 pub(crate) use peek::peek;
-pub(crate) use plan::{Plan, Transfers};
+pub(crate) use plan::{Plan, Ranges};
 pub(crate) use wait::{DOUBT, Supervisor, WaitPolicy};
 
 use crate::error::Result;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::Call;
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::ReduceOp;
 use crate::reduce::{self, Average, Kernels, Operand, Scale};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Collective, Header};
@@ -103,16 +103,47 @@ pub(super) struct PlanLane {
     pub(super) count: Option<u64>,
 }
 
-/// The transfers of a rank in a collective in which each pair of ranks has its own length. Ranges are elements of the
-/// input (sent) and of the output (received).
-#[derive(Debug, Default)]
-pub(crate) struct Transfers {
-    /// To other ranks.
-    pub(crate) sends: Vec<(usize, Range<usize>)>,
-    /// From other ranks.
-    pub(crate) recvs: Vec<(usize, Range<usize>)>,
-    /// From our input to our output.
-    pub(crate) own: Option<(Range<usize>, Range<usize>)>,
+/// Elements that a rank exchanges with each rank in a collective in which each pair of ranks has its own length. A list
+/// has a range for each rank, or one for all.
+#[derive(Debug, Clone)]
+pub(crate) struct Ranges {
+    /// Elements of the input.
+    pub(crate) send: Vec<Range<usize>>,
+    /// Elements of the output.
+    pub(crate) recv: Vec<Range<usize>>,
+}
+
+impl Ranges {
+    /// The range for `peer` in a list.
+    fn one(list: &[Range<usize>], peer: usize) -> Range<usize> {
+        list[if list.len() == 1 { 0 } else { peer }].clone()
+    }
+
+    /// True if `from` sends to `to`.
+    fn has(call: &Call, from: usize, to: usize) -> bool {
+        match call.collective {
+            Collective::Gather => to == call.root,
+            Collective::Scatter => from == call.root,
+            _ => true,
+        }
+    }
+
+    /// Sends of `rank` to others, from the next rank on, so that ranks do not all begin with the same target.
+    pub(crate) fn sends(&self, call: &Call, rank: usize, size: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let peers = (1..size).map(move |k| (rank + k) % size).filter(move |&to| Ranges::has(call, rank, to));
+        peers.map(|to| (to, Ranges::one(&self.send, to)))
+    }
+
+    /// Receives of `rank` from others, in the order in which their first messages come.
+    pub(crate) fn recvs(&self, call: &Call, rank: usize, size: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let peers = (1..size).map(move |k| (rank + size - k) % size).filter(move |&from| Ranges::has(call, from, rank));
+        peers.map(|from| (from, Ranges::one(&self.recv, from)))
+    }
+
+    /// The copy from the input of `rank` to its output.
+    pub(crate) fn own(&self, call: &Call, rank: usize) -> Option<(Range<usize>, Range<usize>)> {
+        Ranges::has(call, rank, rank).then(|| (Ranges::one(&self.send, rank), Ranges::one(&self.recv, rank)))
+    }
 }
 
 /// A compiled call.
@@ -236,23 +267,26 @@ impl Plan {
 
     /// One lane per transfer, so that a slow peer does not hold up the others. `link` gives the index of the links with
     /// a peer, which must be open. An empty transfer sends a header alone, so a disagreement about it is detected.
-    pub(crate) fn of_transfers(
-        dtype: DType,
+    pub(crate) fn of_ranges(
+        call: &Call,
         header: Header,
-        transfers: &Transfers,
+        ranges: &Ranges,
+        (rank, size): (usize, usize),
         max_message: usize,
         zero_copy: bool,
         link: impl Fn(usize) -> Option<u32>,
     ) -> Option<Plan> {
-        let elem = dtype.size();
-        let Transfers { sends, recvs, own } = transfers;
+        let elem = call.dtype.size();
+        let sends: Vec<_> = ranges.sends(call, rank, size).collect();
+        let recvs: Vec<_> = ranges.recvs(call, rank, size).collect();
+        let own = ranges.own(call, rank);
         let lanes = sends.len() + recvs.len() + 1;
         let mut plan = Plan {
             instructions: Vec::with_capacity(lanes),
             lanes: Vec::with_capacity(lanes),
             elem,
             streams: recvs.iter().map(|(_, range)| range.len()).sum::<usize>().saturating_mul(elem) >= STREAM,
-            kernels: reduce::kernels(dtype, ReduceOp::Sum),
+            kernels: reduce::kernels(call.dtype, ReduceOp::Sum),
             average: Average::default(),
             scratch_bytes: 0,
             zero_copy,
@@ -288,15 +322,15 @@ impl Plan {
             plan.lanes.push(PlanLane { instructions: at..at + 1, partition, windows, count });
         };
         let place = |buf, range: &Range<usize>| Place { buf, segment_offset: range.start };
-        for (peer, range) in sends {
+        for (peer, range) in &sends {
             let action = Action::Send { src: place(Buf::Input, range) };
             lane(action, range.len(), usize::MAX, link(*peer)? as usize, max_message);
         }
-        if let Some((from, to)) = own {
+        if let Some((from, to)) = &own {
             let action = Action::Copy { src: place(Buf::Input, from), dst: place(Buf::Output, to) };
             lane(action, to.len(), usize::MAX, usize::MAX, usize::MAX);
         }
-        for (peer, range) in recvs {
+        for (peer, range) in &recvs {
             let action = Action::Recv { dst: place(Buf::Output, range) };
             lane(action, range.len(), link(*peer)? as usize, usize::MAX, max_message);
         }

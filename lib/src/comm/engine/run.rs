@@ -2,7 +2,7 @@
 //! links.
 
 use super::board::BoardState;
-use super::bound::Bound;
+use super::raw_call::RawCall;
 use crate::Call;
 use crate::comm::{Comm, Engine, Inner};
 use crate::error::Result;
@@ -31,7 +31,7 @@ impl Turn {
 
 impl Inner {
     /// Runs a checked call after everything that was queued before it.
-    pub(in crate::comm) fn run(&self, call: Result<Bound>) -> Result<()> {
+    pub(in crate::comm) fn run(&self, call: Result<RawCall>) -> Result<()> {
         let call = call?;
         self.drain();
         // SAFETY: the constructors in `call` and `uneven` checked the lengths against the call, from slices which the
@@ -43,10 +43,10 @@ impl Inner {
     ///
     /// # Safety
     /// The memory which the call was made from must be valid, and untouched by others, until this returns.
-    pub(crate) unsafe fn execute(&self, call: &Bound, background: bool) -> Result<()> {
+    pub(crate) unsafe fn execute(&self, call: &RawCall, background: bool) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe {
-            match &call.transfers {
+            match &call.ranges {
                 None => self.collective(&call.call, call.buffers, background),
                 Some(_) => self.batch(call.collective.name(), std::slice::from_ref(call), background),
             }

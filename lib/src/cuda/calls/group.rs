@@ -85,8 +85,8 @@ impl DeviceComm {
     pub(in crate::cuda) fn is_collective(&self, call: &RawCall) -> bool {
         match call.collective {
             Collective::SendRecv => false,
-            Collective::Gather | Collective::Scatter => self.path() == Path::Peer && call.ranges().is_none(),
-            _ => call.ranges().is_none(),
+            Collective::Gather | Collective::Scatter => self.path() == Path::Peer && call.ranges.is_none(),
+            _ => call.ranges.is_none(),
         }
     }
 }

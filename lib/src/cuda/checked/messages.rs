@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use super::call::{Own, Round};
 use crate::Call;
-use crate::comm::{Ranges, RawCall};
+use crate::comm::RawCall;
 use crate::cuda::window::needs_slots;
 use crate::error::{Error, Result};
+use crate::executor::Ranges;
 use crate::wire::Collective;
 
 /// Bytes between this rank and another.
@@ -38,7 +39,7 @@ impl Messages {
         };
         let at_root = call.root == rank;
         let every = || 0..size;
-        match (call.collective, call.ranges()) {
+        match (call.collective, call.ranges.as_deref()) {
             (Collective::SendRecv, _) => {
                 let peer =
                     call.partner(if call.root == Call::OWN || call.peer == Call::OWN { Call::OWN } else { rank });
@@ -56,8 +57,8 @@ impl Messages {
                 self.sends.extend(every().map(|peer| message(input, peer, even(peer))));
                 self.recvs.extend(every().map(|peer| message(output, peer, even(peer))));
             }
-            (_, Some(Ranges { recv, .. })) => {
-                self.sends.extend(every().map(|peer| message(input, peer, even(0))));
+            (_, Some(Ranges { send, recv })) => {
+                self.sends.extend(every().map(|peer| message(input, peer, send[0].clone())));
                 self.recvs.extend(every().map(|peer| message(output, peer, recv[peer].clone())));
             }
             (Collective::Gather, None) => {

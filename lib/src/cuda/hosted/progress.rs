@@ -12,7 +12,7 @@ use super::route::{Route, Side, Wire};
 use super::signals::Signals;
 use super::staging::{DEPTH, Staging};
 use crate::Call;
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::comm::{Attached, Comm};
 use crate::config::CudaFailure;
 use crate::dtype::DType;
@@ -243,12 +243,12 @@ impl Worker {
                     let (_, len) = side.part(chunk)?;
                     let at = slot.wrapping_add(side.place(0, len) as usize);
                     let call = Call::message(DType::U8, sender, receiver, side.bytes as usize).chunk(len as usize);
-                    Some(Bound::new(call, Buffers { input: at, output: at }))
+                    Some(RawCall::over(call, Buffers { input: at, output: at }))
                 };
                 let both = [message(route.down, rank, to), message(route.up, from, rank)];
-                let calls: Vec<Bound> = both.into_iter().flatten().collect();
+                let calls: Vec<RawCall> = both.into_iter().flatten().collect();
                 // SAFETY: as above.
-                unsafe { self.comm.inner().run_bound("send/recv", &calls, self.background) }
+                unsafe { self.comm.inner().run_checked("send/recv", &calls, self.background) }
             }
         }
     }
