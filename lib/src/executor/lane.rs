@@ -7,11 +7,11 @@ use super::Task;
 use super::links::Links;
 use super::operand::{combine, finish, reduce_and_stream};
 use super::order::Order;
-use super::plan::{Action, Instruction, Place, Plan, PlanLane};
+use super::plan::{Instruction, Place, Plan, PlanLane};
 use super::traced;
 use crate::error::Error;
 use crate::reduce::{Operand, stream};
-use crate::schedule::Buf;
+use crate::schedule::{Buf, Step};
 use crate::trace::Probe;
 use crate::transport::{Received, ZeroCopy};
 use crate::wire::Header;
@@ -75,13 +75,12 @@ impl LaneState {
     ///
     /// Neither, while another call holds one of them: that call waits for it.
     pub(super) fn waits_for(&self, plan: &Plan, order: Option<&Order>) -> (Option<usize>, Option<usize>) {
-        let some = |i: usize| (i != usize::MAX).then_some(i);
         match plan.instructions[plan.lanes[self.lane].instructions.clone()].get(self.pc) {
             None => (None, None),
             Some(i) if order.is_some_and(|order| !order.is_turn_of(self.task, i)) => (None, None),
-            Some(i) if self.stage.overwrites => (None, some(i.awaits)),
-            Some(i) if i.recv == usize::MAX || self.stage.received || self.stage.needs_slot => (None, some(i.send)),
-            Some(i) => (some(i.recv), None),
+            Some(i) if self.stage.overwrites => (None, i.awaits.map(|link| link as usize)),
+            Some(i) if i.recv().is_none() || self.stage.received || self.stage.needs_slot => (None, i.send()),
+            Some(i) => (i.recv(), None),
         }
     }
 }
@@ -167,11 +166,16 @@ pub(super) unsafe fn advance(
                 len: range.len(),
             };
             // Never for the last message: none would follow.
-            if instruction.followed && (state.pc + 1 < program.len() || state.window + 1 < lane.windows) {
-                links.sends[instruction.send].expect_more();
+            if instruction.followed
+                && (state.pc + 1 < program.len() || state.window + 1 < lane.windows)
+                && let Some(link) = instruction.send()
+            {
+                links.sends[link].expect_more();
             }
-            if plan.zero_copy && instruction.awaits != usize::MAX {
-                let link = &mut links.sends[instruction.awaits];
+            if plan.zero_copy
+                && let Some(link) = instruction.awaits
+            {
+                let link = &mut links.sends[link as usize];
                 let a_device_reads = |link: &mut dyn ZeroCopy| !link.receiver_pulls();
                 state.stage.overwrites = !link.is_flushed() && link.zero_copy().is_some_and(a_device_reads) && {
                     link.progress()?;
@@ -227,53 +231,53 @@ unsafe fn perform(
     // SAFETY: by the caller, every part lies inside its buffer; slices made from it live only for the one link call
     // they are passed to; payloads and slots have `header.len` bytes once the headers agree.
     unsafe {
-        match instruction.action {
-            Action::Send { src } => send(instruction, memory, plan, src, &header, links),
-            Action::Recv { dst } => recv(instruction, memory, plan, dst, &header, links),
-            Action::Copy { src, dst } => {
+        match instruction.step {
+            Step::Send { to, src } => send(instruction, memory, plan, src, to, &header, links),
+            Step::Recv { from, dst } => recv(instruction, memory, plan, from, dst, &header, links),
+            Step::Copy { src, dst } => {
                 match plan.scale(src.is_input()) {
                     Some(scale) => scale.apply(memory.at(src), memory.at(dst), memory.len),
                     None => copy(memory.at(src), memory.at(dst), memory.bytes()),
                 }
                 Ok(true)
             }
-            Action::Reduce { src, dst, last } => {
+            Step::Reduce { src, dst, last } => {
                 let out = memory.at(dst);
                 combine(plan, memory.operand(src), Operand::product(out), out, None, memory.len);
                 finish(plan, last, out, memory.len);
                 Ok(true)
             }
-            Action::RecvReduceCopy { src, dst, last } => {
-                recv_reduce(instruction, memory, plan, src, dst, last, &header, links)
+            Step::RecvReduceCopy { from, src, dst, last } => {
+                recv_reduce(instruction, memory, plan, from, src, dst, last, &header, links)
             }
-            Action::RecvCopySend { dst } => {
+            Step::RecvCopySend { from, to, dst } => {
                 if !stage.received {
-                    stage.received = recv(instruction, memory, plan, dst, &header, links)?;
+                    stage.received = recv(instruction, memory, plan, from, dst, &header, links)?;
                 }
-                Ok(stage.received && send(instruction, memory, plan, dst, &header, links)?)
+                Ok(stage.received && send(instruction, memory, plan, dst, to, &header, links)?)
             }
-            Action::RecvReduceSend { src } => {
-                let (payload, slot) = match both(instruction, &header, stage, links)? {
+            Step::RecvReduceSend { from, to, src } => {
+                let (payload, slot) = match both(from, to, &header, stage, links)? {
                     Some(pair) => pair,
                     None => return Ok(false),
                 };
                 combine(plan, memory.operand(src), instruction.received(payload), slot, None, memory.len);
-                pass_on(instruction, &header, links)
+                pass_on(from, to, &header, links)
             }
-            Action::RecvReduceCopySend { src, dst, last } => {
+            Step::RecvReduceCopySend { from, to, src, dst, last } => {
                 let divides = last && plan.average.division.is_some();
-                let link = &mut links.sends[instruction.send];
+                let link = &mut links.sends[to as usize];
                 let takes = |link: &mut dyn ZeroCopy| link.takes(view(memory, dst));
                 if divides
                     || link.sends_from_caller(memory.bytes())
                     || plan.zero_copy && instruction.may_zero_copy && link.zero_copy().is_some_and(takes)
                 {
                     if !stage.received {
-                        stage.received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
+                        stage.received = recv_reduce(instruction, memory, plan, from, src, dst, last, &header, links)?;
                     }
-                    return Ok(stage.received && send(instruction, memory, plan, dst, &header, links)?);
+                    return Ok(stage.received && send(instruction, memory, plan, dst, to, &header, links)?);
                 }
-                let (payload, slot) = match both(instruction, &header, stage, links)? {
+                let (payload, slot) = match both(from, to, &header, stage, links)? {
                     Some(pair) => pair,
                     None => return Ok(false),
                 };
@@ -283,7 +287,7 @@ unsafe fn perform(
                 } else {
                     combine(plan, mine, other, out, Some(slot), memory.len);
                 }
-                pass_on(instruction, &header, links)
+                pass_on(from, to, &header, links)
             }
         }
     }
@@ -310,13 +314,14 @@ unsafe fn send(
     memory: &Memory,
     plan: &Plan,
     src: Place,
+    to: u32,
     header: &Header,
     links: &mut Links,
 ) -> Result<bool, Stop> {
     // SAFETY: by the caller.
     let data = unsafe { view(memory, src) };
     let two_way = links.two_way;
-    let link = &mut links.sends[instruction.send];
+    let link = &mut links.sends[to as usize];
     if plan.zero_copy
         && let Some(link) = link.zero_copy()
     {
@@ -348,11 +353,12 @@ unsafe fn recv(
     instruction: &Instruction,
     memory: &Memory,
     plan: &Plan,
+    from: u32,
     dst: Place,
     header: &Header,
     links: &mut Links,
 ) -> Result<bool, Stop> {
-    let link = &mut links.recvs[instruction.recv];
+    let link = &mut links.recvs[from as usize];
     let scale = plan.scale(instruction.receives_input);
     // SAFETY: by the caller.
     let to = unsafe { memory.at(dst) };
@@ -374,7 +380,7 @@ unsafe fn recv(
             Ok(true)
         }
         Received::Pending => Ok(false),
-        Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
+        Received::Mismatch(theirs) => Err(mismatch(from, header, theirs, links)),
     }
 }
 
@@ -386,6 +392,7 @@ unsafe fn recv_reduce(
     instruction: &Instruction,
     memory: &Memory,
     plan: &Plan,
+    from: u32,
     src: Place,
     dst: Place,
     last: bool,
@@ -409,27 +416,28 @@ unsafe fn recv_reduce(
             finish(plan, last, out, n);
         }
     };
-    match links.recvs[instruction.recv].recv_chunks(header, &mut combine)? {
+    match links.recvs[from as usize].recv_chunks(header, &mut combine)? {
         Received::Done => Ok(true),
         Received::Pending => Ok(false),
-        Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
+        Received::Mismatch(theirs) => Err(mismatch(from, header, theirs, links)),
     }
 }
 
 /// The incoming payload and an outgoing slot of the same size, once both are there.
 #[inline]
 fn both(
-    instruction: &Instruction,
+    from: u32,
+    to: u32,
     header: &Header,
     stage: &mut Stage,
     links: &mut Links,
 ) -> Result<Option<(*const u8, *mut u8)>, Stop> {
     stage.needs_slot = false;
-    let Some((theirs, payload)) = links.recvs[instruction.recv].peek()? else { return Ok(None) };
+    let Some((theirs, payload)) = links.recvs[from as usize].peek()? else { return Ok(None) };
     if !header.agrees_with(&theirs) {
-        return Err(mismatch(instruction, header, theirs, links));
+        return Err(mismatch(from, header, theirs, links));
     }
-    let Some(slot) = links.sends[instruction.send].reserve()? else {
+    let Some(slot) = links.sends[to as usize].reserve()? else {
         stage.needs_slot = true;
         return Ok(None);
     };
@@ -449,15 +457,15 @@ fn fits(slot: usize, message: usize) -> Result<(), Stop> {
 
 /// Ends a fused step: frees the incoming slot and commits the outgoing one.
 #[inline]
-fn pass_on(instruction: &Instruction, header: &Header, links: &mut Links) -> Result<bool, Stop> {
-    links.recvs[instruction.recv].release()?;
-    links.sends[instruction.send].commit(header)?;
+fn pass_on(from: u32, to: u32, header: &Header, links: &mut Links) -> Result<bool, Stop> {
+    links.recvs[from as usize].release()?;
+    links.sends[to as usize].commit(header)?;
     Ok(true)
 }
 
 #[cold]
-fn mismatch(instruction: &Instruction, ours: &Header, theirs: Header, links: &Links) -> Stop {
-    Stop::Mismatch { peer: links.peer(instruction.recv), ours: *ours, theirs }
+fn mismatch(from: u32, ours: &Header, theirs: Header, links: &Links) -> Stop {
+    Stop::Mismatch { peer: links.peer(from as usize), ours: *ours, theirs }
 }
 
 /// # Safety

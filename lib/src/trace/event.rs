@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::device::{Choice, Path};
+use crate::schedule;
 
 /// Something that took from `begin` to `end` (nanoseconds of our clock) on one of the communicator's tracks.
 #[derive(Debug, Clone, Copy)]
@@ -132,7 +133,7 @@ pub(crate) struct Call {
 /// A step of a lane.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
-    pub(super) kind: StepKind,
+    pub(super) kind: schedule::Step<(), ()>,
     /// False where the call failed before the step was done.
     pub(super) done: bool,
     /// First part; 65535 stands for all above.
@@ -148,34 +149,6 @@ pub(super) struct Step {
     /// Number of the message on its link and direction.
     pub(super) received: u32,
     pub(super) sent: u32,
-}
-
-/// The primitives, with NCCL's names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StepKind {
-    Send,
-    Recv,
-    Copy,
-    Reduce,
-    RecvReduceCopy,
-    RecvCopySend,
-    RecvReduceSend,
-    RecvReduceCopySend,
-}
-
-impl StepKind {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            StepKind::Send => "send",
-            StepKind::Recv => "recv",
-            StepKind::Copy => "copy",
-            StepKind::Reduce => "reduce",
-            StepKind::RecvReduceCopy => "recv_reduce_copy",
-            StepKind::RecvCopySend => "recv_copy_send",
-            StepKind::RecvReduceSend => "recv_reduce_send",
-            StepKind::RecvReduceCopySend => "recv_reduce_copy_send",
-        }
-    }
 }
 
 /// Activity of a thread while it waits.
