@@ -52,7 +52,8 @@ impl Inner {
         {
             let mut engine = lock(&self.engine);
             self.open_messages(&mut engine, calls)?;
-            let place = self.prepare(&mut engine, &send.call)?;
+            let place = self.route(&mut engine, &send.call);
+            self.prepare(&mut engine, place)?;
             let seq = engine.next_seq(&send.call, self.state.rank);
             let Engine { links, routes, workspace, .. } = &mut *engine;
             let plan = routes[place].1.plan()?;
@@ -60,10 +61,9 @@ impl Inner {
             // SAFETY: forwarded from the caller.
             if workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) } {
                 let seq = engine.next_seq(&recv.call, self.state.rank);
+                let place = self.route(&mut engine, &recv.call);
                 // SAFETY: forwarded from the caller.
-                return unsafe {
-                    self.over_links(&mut engine, &recv.call, Turn { seq, before: 0 }, recv.buffers, false)
-                };
+                return unsafe { self.over_links(&mut engine, place, Turn { seq, before: 0 }, recv.buffers, false) };
             }
             // Nothing was sent, so the number is free again.
             let counter = &mut engine.sent[send.peer];
@@ -150,7 +150,8 @@ impl Inner {
         let plan = match &call.ranges {
             Some(ranges) => Arc::new(self.compile_ranges(engine, &call.call, ranges)?),
             None => {
-                let place = self.prepare(engine, &call.call)?;
+                let place = self.route(engine, &call.call);
+                self.prepare(engine, place)?;
                 engine.routes[place].1.plan()?.clone()
             }
         };

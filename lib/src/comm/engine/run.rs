@@ -79,9 +79,9 @@ impl Inner {
         let mut engine = lock(&self.engine);
         let seq = engine.next_seq(call, self.state.rank);
         if call.collective == Collective::SendRecv {
-            let turn = Turn { seq, before: 0 };
+            let (place, turn) = (self.route(&mut engine, call), Turn { seq, before: 0 });
             // SAFETY: forwarded from the caller.
-            unsafe { self.over_links(&mut engine, call, turn, buffers, background) }?;
+            unsafe { self.over_links(&mut engine, place, turn, buffers, background) }?;
         } else {
             let header = Header { seq, ..call.header(self.state.id, Algorithm::OneShot) };
             let digests = self.state.progress.start(&header);
@@ -106,12 +106,10 @@ impl Inner {
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        let place = matches!(engine.board, BoardState::Open(_)).then(|| self.route(engine, call));
-        let Engine { board, routes, registry, workspace, forced, .. } = &mut *engine;
-        if let (Some(place), BoardState::Open(board)) = (place, board) {
-            let route = &routes[place].1;
-            let two_shot = if route.is_one_shot() { None } else { self.two_shot(registry, *forced, call) };
-            for plan in two_shot.iter().chain(&route.board) {
+        let place = self.route(engine, call);
+        let Engine { board, routes, registry, workspace, .. } = &mut *engine;
+        if let BoardState::Open(board) = board {
+            for plan in routes[place].1.in_memory(registry) {
                 let header = turn.of(&plan.header);
                 // SAFETY: forwarded from the caller.
                 let outcome =
@@ -122,21 +120,23 @@ impl Inner {
             }
         }
         // SAFETY: forwarded from the caller.
-        unsafe { self.over_links(engine, call, turn, buffers, background) }
+        unsafe { self.over_links(engine, place, turn, buffers, background) }
     }
 
+    /// Runs the call of a route over links.
+    ///
     /// # Safety
     /// As [`Inner::collective`].
     #[inline]
     pub(super) unsafe fn over_links(
         &self,
         engine: &mut Engine,
-        call: &Call,
+        place: usize,
         turn: Turn,
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        let place = self.prepare(engine, call)?;
+        self.prepare(engine, place)?;
         let Engine { links, workspace, routes, board, .. } = engine;
         let plan = routes[place].1.plan()?;
         let header = turn.of(&plan.header);
@@ -144,7 +144,7 @@ impl Inner {
         let task = Task { plan, buffers, header };
         // SAFETY: forwarded from the caller.
         unsafe {
-            if call.collective == Collective::SendRecv
+            if header.collective == Collective::SendRecv as u8
                 && workspace.recorder.is_none()
                 && executor::one_message(&task, links, self.quick_turns(background))
             {
