@@ -15,6 +15,7 @@ use super::task::Plan;
 use super::turn::Outcome;
 use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::algorithm::Shape;
+use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::executor::{Buffers, Supervisor, WaitPolicy};
 use crate::reduce::{Average, Kernels};
@@ -200,7 +201,8 @@ impl Rank {
         // The same on all ranks, so no rank ever sees a mismatch, whatever it reads and when.
         self.board.made(u64::from(self.seq) << 32 | u64::from(!self.seq));
         let yields = if wait == Wait::Sleep { Duration::ZERO } else { Duration::MAX };
-        let policy = WaitPolicy { turns: 1, spin: Duration::ZERO, yields, deadline: Duration::MAX };
+        let policy =
+            WaitPolicy { turns: 1, backoff: Backoff { spin: Duration::ZERO, yields }, deadline: Duration::MAX };
         // SAFETY: the callers' buffers hold `count` elements, and only the call uses them.
         let outcome =
             unsafe { run(&mut self.board, &self.registry, &plan, header, buffers, &Calm, &policy, None) }.unwrap();

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::backoff::Phase;
 use crate::device::{Choice, Path};
 use crate::schedule;
 
@@ -149,26 +150,4 @@ pub(super) struct Step {
     /// Number of the message on its link and direction.
     pub(super) received: u32,
     pub(super) sent: u32,
-}
-
-/// Activity of a thread while it waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Phase {
-    /// Looks at the links again and again.
-    #[default]
-    Spin,
-    /// Gives the core away between looks.
-    Yield,
-    /// Sleeps until a doorbell or a socket wakes it.
-    Sleep,
-}
-
-impl Phase {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Phase::Spin => "spin",
-            Phase::Yield => "yield",
-            Phase::Sleep => "sleep",
-        }
-    }
 }

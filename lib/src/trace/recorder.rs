@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::event::{Call, Content, Event, NONE, Phase, Step, Track};
+use super::event::{Call, Content, Event, NONE, Step, Track};
 use super::ring::Ring;
 use super::source::Link;
 use super::tracer::Tracer;
 use super::{chrome, now};
+use crate::backoff::Phase;
 use crate::schedule;
 
 /// Hooks of the executor: [`Off`] compiles to nothing.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::*;
+use crate::backoff::Phase;
 use crate::config::Config;
 use crate::schedule::Step;
 use crate::wire::{Collective, Header};

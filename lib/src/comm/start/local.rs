@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::share;
+use crate::backoff::SLICE;
 use crate::bootstrap::{Disagreement, first_difference};
 use crate::comm::state::control::{Control, Notice, PeerHealth, Progress, exchange};
 use crate::comm::state::numbers::Numbers;
@@ -16,9 +17,6 @@ use crate::threads::lock;
 use crate::transport::checksum;
 use crate::transport::mapping::Mapping;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, inproc};
-
-/// Longest wait before it looks whether it goes on.
-const SLICE: Duration = Duration::from_millis(50);
 
 type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
 
