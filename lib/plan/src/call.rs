@@ -99,7 +99,7 @@ impl Call {
             seq: 0,
             root: if self.collective.has_root() { self.root as u32 } else { Header::NO_ROOT },
             len: 0,
-            crc: 0,
+            check: 0,
             collective: self.collective as u8,
             dtype: self.dtype as u8,
             op: self.op.map_or(Header::NO_OP, |op| op as u8),

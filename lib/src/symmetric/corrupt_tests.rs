@@ -31,7 +31,7 @@ fn broadcast(board: &mut Board, algorithm: Algorithm, data: &mut [u64]) -> Resul
         count: count as u64,
         seq: 1,
         root: 0,
-        crc: 77,
+        check: 77,
         collective: collective as u8,
         dtype: DType::U64 as u8,
         op,

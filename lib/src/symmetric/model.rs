@@ -378,14 +378,20 @@ fn announcements_are_read_whole() {
         let (reader, writer) = (world.remove(0), world.remove(0));
         let thread = loom::thread::spawn(move || {
             for seq in 1..3 {
-                writer.board.announce(&Header { seq, count: u64::from(seq), root: seq, crc: seq, ..Header::default() });
+                writer.board.announce(&Header {
+                    seq,
+                    count: u64::from(seq),
+                    root: seq,
+                    check: seq,
+                    ..Header::default()
+                });
             }
             writer
         });
         let mut last = 0;
         for _ in 0..2 {
-            if let Some(Header { seq, count, root, crc, .. }) = reader.board.announcement(1) {
-                assert!(u64::from(seq) == count && seq == root && seq == crc, "torn: {seq} {count} {root} {crc}");
+            if let Some(Header { seq, count, root, check, .. }) = reader.board.announcement(1) {
+                assert!(u64::from(seq) == count && seq == root && seq == check, "torn: {seq} {count} {root} {check}");
                 assert!((last..3).contains(&seq), "{seq} after {last}");
                 last = seq;
             }

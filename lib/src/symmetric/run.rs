@@ -133,7 +133,7 @@ fn wait_slowly(
 
 /// The error for a rank that has made other calls than we have; its digest does not show which.
 fn stray(supervisor: &dyn Supervisor, header: &Header, peer: usize) -> Error {
-    supervisor.mismatch(peer, *header, Header { crc: !header.crc, ..*header })
+    supervisor.mismatch(peer, *header, Header { check: !header.check, ..*header })
 }
 
 /// A rank that has not arrived at this call but has announced one over links with the same or a later number.

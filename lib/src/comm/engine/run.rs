@@ -25,7 +25,7 @@ impl Turn {
     /// The header of this call's messages, made from the template of its key.
     #[inline]
     pub(super) fn of(self, header: &Header) -> Header {
-        Header { seq: self.seq, crc: self.before, ..*header }
+        Header { seq: self.seq, check: self.before, ..*header }
     }
 }
 
