@@ -11,8 +11,8 @@
 //!   ranks of this library. The nodes are numbered by their lowest addresses, so all compute the same one. Streams go
 //!   in turn (`routes.rs`) over this one and over others of its length that have no relay in common with it.
 //! - **Relayed streams.** A connection per hop (`hop.rs`). The dialer shakes hands with the first relay's acceptor, and
-//!   names the acceptors that follow; the relay dials the next one, and sends a welcome when that has. From there on
-//!   dialer and listener shake hands as they always do.
+//!   names the acceptors that follow behind its proof; the relay dials the next one, and sends its welcome when that
+//!   has. From there on dialer and listener shake hands as they always do.
 //! - **Data.** One thread of each relay, for all streams (`forwarder.rs`). It copies bytes as they come (cut-through),
 //!   and holds at most one buffer of each direction that the next hop has not taken: a slow receiver stops the sender.
 //! - **Access control.** A relay requires the proof of `TINYNCCL_SECRET`, if the job has one, in datagrams and at its
@@ -49,10 +49,10 @@ use crate::transport::tcp::SocketOptions;
 use forwarder::Forwarder;
 use nodes::Nodes;
 
-pub(super) use hop::{SourceRoute, start, through};
+pub(super) use hop::{RelayRequest, SourceRoute, start, through};
 pub(super) use routes::relays_text;
 
-/// The listener in the hello of a dialer that requests a relay.
+/// Number that no listener has: the one in the handle of a node.
 pub(super) const LISTENER: u32 = 0;
 /// Longest time for making the rest of a stream's route.
 const LIMIT: Duration = Duration::from_secs(10);

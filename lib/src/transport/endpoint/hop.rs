@@ -6,13 +6,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::acceptor::Incoming;
 use super::{Hop, Inner};
 use crate::error::{Error, Result};
 use crate::threads::lock;
 use crate::transport::EndpointInfo;
+use crate::transport::accept::acceptor::Incoming;
 use crate::transport::accept::conn::Conn;
-use crate::transport::accept::handshake::{Hello, Reply};
+use crate::transport::accept::handshake::Reply;
+use crate::transport::accept::link::LinkHello;
 use crate::transport::relay::{Forwarder, Junction, Path, Routes, Traffic};
 use crate::transport::wait::Wait;
 
@@ -99,7 +100,7 @@ impl Relay {
 }
 
 /// Takes a connection for another rank. Called by the acceptor, so it does not block.
-pub(super) fn take(endpoint: &Arc<Inner>, hello: Hello, mut incoming: Incoming) {
+pub(super) fn take(endpoint: &Arc<Inner>, hello: LinkHello, mut incoming: Incoming) {
     let relay = &endpoint.relay;
     let mut setups = lock(&relay.setups);
     setups.retain(|setup| !setup.is_finished());
@@ -123,7 +124,7 @@ pub(super) fn take(endpoint: &Arc<Inner>, hello: Hello, mut incoming: Incoming) 
     }
 }
 
-fn refuse(rank: usize, conn: &mut dyn Conn, hello: &Hello, why: &str) {
+fn refuse(rank: usize, conn: &mut dyn Conn, hello: &LinkHello, why: &str) {
     log::warn!("rank {rank}: does not relay {hello:?}: {why}");
     if let Err(e) = conn.reply(&Reply::Refused(format!("rank {rank} cannot relay: {why}"))) {
         log::debug!("rank {rank}: refusing rank {}: {e}", hello.from);
@@ -131,7 +132,7 @@ fn refuse(rank: usize, conn: &mut dyn Conn, hello: &Hello, why: &str) {
 }
 
 /// Makes both hops and joins them, or sends the dialer the reason why not.
-fn make(endpoint: &Arc<Inner>, hello: &Hello, mut incoming: Incoming) {
+fn make(endpoint: &Arc<Inner>, hello: &LinkHello, mut incoming: Incoming) {
     let rank = endpoint.rank;
     let (next, path, forwarder) = match dial_on(endpoint, hello, &*incoming.conn) {
         Ok(made) => made,
@@ -140,7 +141,8 @@ fn make(endpoint: &Arc<Inner>, hello: &Hello, mut incoming: Incoming) {
     let stopped = || endpoint.relay.stopped.load(Ordering::Acquire).then(|| aborted(rank, "it is leaving"));
     let wait = Wait::new(rank, hello.from as usize, endpoint.relay.limit, &stopped);
     let options = hello.options();
-    let before = endpoint.accept(hello, incoming, (&options, hello.checksum()), forwarder.bell(), &wait);
+    let before =
+        endpoint.accept(hello, incoming, (&options, hello.checksum()), forwarder.bell(), (hello.from as usize, &wait));
     match before {
         Ok(Ok(before)) => {
             log::info!("rank {rank}: relays: {path} (comm {}, channel {})", hello.comm, hello.channel);
@@ -155,7 +157,7 @@ fn make(endpoint: &Arc<Inner>, hello: &Hello, mut incoming: Incoming) {
 /// The hop towards the far end.
 fn dial_on(
     endpoint: &Arc<Inner>,
-    hello: &Hello,
+    hello: &LinkHello,
     conn: &dyn Conn,
 ) -> Result<(crate::transport::LinkPair, Path, Arc<Forwarder>)> {
     let (rank, relay) = (endpoint.rank, &endpoint.relay);
@@ -185,6 +187,7 @@ fn dial_on(
         origin,
         target,
         next,
+        peer: next,
         info,
         comm: hello.comm,
         channel: hello.channel,
