@@ -173,12 +173,9 @@ impl Handler for Accepting {
     /// Hundreds of ranks may dial at once, each with several streams.
     const MOST: usize = 1024;
 
-    fn listeners(&self) -> Vec<BorrowedFd<'_>> {
-        self.ports.iter().map(|port| port.as_fd()).collect()
-    }
-
-    fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.inner.relays.nodes.fds().collect()
+    fn fds(&self, accepting: bool) -> Vec<BorrowedFd<'_>> {
+        let ports = self.ports.iter().filter(|_| accepting).map(|port| port.as_fd());
+        ports.chain(self.inner.relays.nodes.fds()).collect()
     }
 
     fn incoming(&self) -> std::io::Result<Option<Incoming>> {
@@ -194,7 +191,11 @@ impl Handler for Accepting {
         let (stream, report) = (hello.purpose::<StreamHello>(), hello.purpose::<FailureReport>());
         if hello.purpose::<RelayRequest>().is_some() {
             let on = self.inner.config.net_relay_port > 0;
-            return if on { Ok(self.inner.relays.key) } else { Err("relays are off".to_owned()) };
+            return if on {
+                Ok(self.inner.relays.key)
+            } else {
+                Err("relays are off there (TINYNCCL_NET_RELAY_PORT is 0)".to_owned())
+            };
         }
         let Some(listener) = stream.map(|s| s.listener).or(report.map(|r| r.listener)) else {
             return Err("expected a stream, a request for a relay, or a report".to_owned());

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Relays;
 use super::forwarder::Forwarder;
@@ -11,14 +10,10 @@ use super::routes::MOST;
 use crate::bootstrap::interface::{LocalAddress, in_subnet};
 use crate::error::Error;
 use crate::secret::Proof;
-use crate::threads::{Thread, lock};
 use crate::transport::handshake::{Caller, Hello, Purpose, Reply};
 use crate::transport::stream::{Failure, greet, read_exact, recv_reply};
 use crate::transport::tcp::{describe, open};
 use crate::transport::wait::Wait;
-
-/// Most streams that a process relays at once, including those being made, each of which has a thread.
-const STREAMS: usize = 1024;
 
 /// Request that a stream be relayed. Attached is the rest of its route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -106,26 +101,13 @@ pub(in crate::net) fn through(
 
 /// Starts making the rest of a stream's path. Called by the acceptor, so it does not block.
 pub(in crate::net) fn start(relays: &Arc<Relays>, mut near: TcpStream, acceptors: Vec<SocketAddr>) {
-    let mut setups = lock(&relays.setups);
-    setups.retain(|setup| !setup.is_finished());
-    let streams = setups.len() + lock(&relays.forwarder).as_ref().map_or(0, Forwarder::streams);
-    let from = near.peer_addr().map(|from| from.ip());
-    let refusal = if !from.is_ok_and(|from| nearest(&relays.ports, from).is_some()) {
-        Some("it relays for neighbours only, from addresses in subnets of its ports".to_owned())
-    } else if relays.shutting_down.load(Ordering::Acquire) {
-        Some("this node is shutting down".to_owned())
-    } else {
-        (streams >= STREAMS).then(|| format!("it relays {streams} streams already"))
-    };
-    if let Some(why) = refusal {
-        return refuse(&mut near, &why);
+    if !near.peer_addr().is_ok_and(|from| nearest(&relays.ports, from.ip()).is_some()) {
+        return refuse(&mut near, "it relays for neighbours only, from addresses in subnets of its ports");
     }
     let ours = relays.clone();
-    let what = "a thread that makes a relayed stream".to_owned();
-    match Thread::start("net", "tinynccl-hop".to_owned(), what, move || make(&ours, near, &acceptors)) {
-        Ok(setup) => setups.push(setup),
-        // The connection is gone with the closure: the dialer comes again.
-        Err(e) => log::warn!("net: {e}"),
+    let make = move |near| make(&ours, near, &acceptors);
+    if let Err((mut near, why)) = relays.setups.start("tinynccl-hop".to_owned(), near, Forwarder::streams, make) {
+        refuse(&mut near, &why);
     }
 }
 
@@ -137,8 +119,7 @@ fn refuse(near: &mut TcpStream, why: &str) {
 }
 
 fn make(relays: &Arc<Relays>, mut near: TcpStream, acceptors: &[SocketAddr]) {
-    let stopped =
-        || relays.shutting_down.load(Ordering::Acquire).then(|| Error::invalid("relay", "this node is shutting down"));
+    let stopped = || relays.setups.is_stopped().then(|| Error::invalid("relay", "this node is shutting down"));
     let wait = Wait::without_ranks(relays.limit, &stopped);
     let mut far = match through(relays, acceptors, &wait) {
         Ok(far) => far,
@@ -149,19 +130,13 @@ fn make(relays: &Arc<Relays>, mut near: TcpStream, acceptors: &[SocketAddr]) {
     if let Err(f) = relay_handshake(&mut near, &mut far, &wait) {
         return log::warn!("net: does not relay {name}: {}", f.text());
     }
-    let mut forwarder = lock(&relays.forwarder);
-    if relays.shutting_down.load(Ordering::Acquire) {
-        return;
-    }
-    if forwarder.is_none() {
-        match Forwarder::start(relays.patience) {
-            Ok(started) => *forwarder = Some(started),
-            Err(e) => return log::warn!("net: does not relay {name}: {e}"),
+    match relays.setups.forwarder(|| Forwarder::start(relays.patience)) {
+        _ if relays.setups.is_stopped() => {}
+        Ok(forwarder) => {
+            log::info!("net: relays {name}");
+            forwarder.add(name, near, far);
         }
-    }
-    log::info!("net: relays {name}");
-    if let Some(forwarder) = &*forwarder {
-        forwarder.add(name, near, far);
+        Err(e) => log::warn!("net: does not relay {name}: {e}"),
     }
 }
 

@@ -34,8 +34,6 @@ mod routes;
 mod tests;
 
 use std::net::SocketAddr;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::bootstrap::interface::LocalAddress;
@@ -44,7 +42,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::net::address::handle::Handle;
 use crate::secret::Secret;
-use crate::threads::{Thread, lock};
+use crate::transport::relay::Setups;
 use crate::transport::tcp::SocketOptions;
 use forwarder::Forwarder;
 use nodes::Nodes;
@@ -68,11 +66,7 @@ pub(super) struct Relays {
     limit: Duration,
     /// Time after which streams that carry nothing do not hold up the end of this process.
     patience: Duration,
-    /// Threads that make relayed streams.
-    setups: Mutex<Vec<Thread>>,
-    /// The relay thread, which is started with the first relayed stream.
-    forwarder: Mutex<Option<Forwarder>>,
-    shutting_down: AtomicBool,
+    setups: Setups<Forwarder>,
 }
 
 impl Relays {
@@ -85,20 +79,13 @@ impl Relays {
             sockets: sockets.clone(),
             limit: LIMIT.min(config.connect_timeout),
             patience: config.timeout,
-            setups: Mutex::default(),
-            forwarder: Mutex::default(),
-            shutting_down: AtomicBool::new(false),
+            setups: Setups::new(),
         })
     }
 
     /// Ends the streams being made, and waits for the rest as long as the peers may need it.
     pub(super) fn shut_down(&self) {
-        self.shutting_down.store(true, Ordering::Release);
-        let setups = std::mem::take(&mut *lock(&self.setups));
-        setups.iter().for_each(Thread::join);
-        let forwarder = lock(&self.forwarder).take();
-        // It waits, without the lock.
-        drop(forwarder);
+        self.setups.stop();
     }
 }
 

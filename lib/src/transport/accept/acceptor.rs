@@ -44,11 +44,9 @@ pub(crate) trait Handler: Send + Sized + 'static {
     /// Most unauthenticated connections at once; their addresses share it.
     const MOST: usize;
 
-    /// Descriptors that are readable when [`Handler::incoming`] has something to do.
-    fn listeners(&self) -> Vec<BorrowedFd<'_>>;
-
-    /// Descriptors that are readable when [`Handler::tick`] has something to do.
-    fn fds(&self) -> Vec<BorrowedFd<'_>>;
+    /// Descriptors that are readable when [`Handler::tick`] has something to do, or [`Handler::incoming`], if
+    /// `accepting`.
+    fn fds(&self, accepting: bool) -> Vec<BorrowedFd<'_>>;
 
     /// The next connection of a dialer, if there is one.
     fn incoming(&self) -> std::io::Result<Option<Incoming>>;
@@ -140,9 +138,8 @@ impl<H: Handler> Loop<H> {
         let (mut breather, mut busy) = (false, false);
         while !self.stop.load(Ordering::Acquire) {
             let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
-            let listeners = if breather { Vec::new() } else { self.handler.listeners() };
             let half_open = self.half_open.iter().map(|half| half.incoming.conn.fd());
-            let all = listeners.into_iter().chain(self.handler.fds()).chain(half_open);
+            let all = self.handler.fds(!breather).into_iter().chain(half_open);
             fds.extend(all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             let time = match (breather, busy || !self.half_open.is_empty()) {
                 (true, _) => BREATHER,

@@ -137,12 +137,9 @@ struct Accepting {
 impl Handler for Accepting {
     const MOST: usize = 256;
 
-    fn listeners(&self) -> Vec<BorrowedFd<'_>> {
-        self.fabrics.iter().flat_map(|fabric| fabric.listeners()).collect()
-    }
-
-    fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.closing.iter().map(|closing| closing.fd()).collect()
+    fn fds(&self, accepting: bool) -> Vec<BorrowedFd<'_>> {
+        let listeners = self.fabrics.iter().filter(|_| accepting).flat_map(|fabric| fabric.listeners());
+        listeners.chain(self.closing.iter().map(|closing| closing.fd())).collect()
     }
 
     fn incoming(&self) -> std::io::Result<Option<Incoming>> {

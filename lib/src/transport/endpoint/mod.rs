@@ -468,6 +468,6 @@ impl Drop for Endpoint {
         if !self.origin.is_here() {
             return std::mem::forget(self.inner.clone());
         }
-        self.inner.relay.stop();
+        self.inner.relay.setups.stop();
     }
 }
