@@ -33,10 +33,11 @@ pub fn wire_header(data: &[u8]) {
     assert_eq!(bytemuck::bytes_of(&header), bytes);
     assert!(header.algorithm >= Header::PROGRAM || header.to_string().contains("message of"));
     assert!(
-        header.agrees_with(&Header { crc: 0, ..header }) && header.is_same_call(&Header { crc: !header.crc, ..header })
+        header.agrees_with(&Header { check: 0, ..header })
+            && header.is_same_call(&Header { check: !header.check, ..header })
     );
     // The first difference from a default header, if any but the checksum, is told.
-    let plain = Header { crc: header.crc, ..Header::default() };
+    let plain = Header { check: header.check, ..Header::default() };
     assert_eq!(header.agrees_with(&plain), header == plain);
 }
 

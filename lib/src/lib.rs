@@ -40,6 +40,7 @@
 //! SPEC.md for the architecture. What only computes is a crate below this one, `tinynccl-plan` (`lib/plan`), and has
 //! the same names here.
 
+mod backoff;
 pub mod bootstrap;
 pub mod comm;
 pub mod config;

@@ -77,6 +77,13 @@ impl Call {
         self.count.saturating_mul(self.dtype.size())
     }
 
+    /// The receiver of a message that `rank` sends; `None` if it receives the message from [`Call::root`].
+    #[inline]
+    pub const fn receiver(&self, rank: usize) -> Option<usize> {
+        let sends = self.root == Call::OWN || self.peer != Call::OWN && self.root == rank;
+        if sends { Some(self.peer) } else { None }
+    }
+
     /// The other rank of a message that `rank` sends or receives.
     #[inline]
     pub const fn partner(&self, rank: usize) -> usize {
@@ -92,7 +99,7 @@ impl Call {
             seq: 0,
             root: if self.collective.has_root() { self.root as u32 } else { Header::NO_ROOT },
             len: 0,
-            crc: 0,
+            check: 0,
             collective: self.collective as u8,
             dtype: self.dtype as u8,
             op: self.op.map_or(Header::NO_OP, |op| op as u8),
@@ -129,6 +136,9 @@ mod tests {
     fn a_message_has_two_ends() {
         let call = Call::message(DType::U8, 1, 4, 9);
         assert_eq!((call.partner(1), call.partner(4)), (4, 1));
+        assert_eq!((call.receiver(1), call.receiver(4)), (Some(4), None));
+        assert_eq!((Call::send(DType::U8, 2, 9).receiver(1), Call::recv(DType::U8, 2, 9).receiver(1)), (Some(2), None));
+        assert_eq!((Call::send(DType::U8, 1, 9).receiver(1), Call::recv(DType::U8, 1, 9).receiver(1)), (Some(1), None));
         assert_eq!((Call::send(DType::U8, 2, 9).root, Call::recv(DType::U8, 2, 9).peer), (Call::OWN, Call::OWN));
     }
 }

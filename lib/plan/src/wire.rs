@@ -200,9 +200,9 @@ pub struct Header {
     pub root: u32,
     /// Payload length of this message in bytes.
     pub len: u32,
-    /// Digest of the collective calls that the sender had made before this one, never 0; 0 if not sent (point to
-    /// point). With checksums, a link sends the CRC-32 of the message here, header included, and no digest.
-    pub crc: u32,
+    /// Check of this message: the digest of the collective calls that the sender had made before it, never 0; on links
+    /// with checksums the CRC-32 of the message, header included. 0: neither (point to point).
+    pub check: u32,
     /// [`Collective`] code.
     pub collective: u8,
     /// [`DType`] code.
@@ -295,13 +295,13 @@ impl Header {
     /// True when `self` and `other` describe the same message after the same calls, if both have digests.
     #[inline]
     pub fn agrees_with(&self, other: &Header) -> bool {
-        *self == *other || (self.crc == 0 || other.crc == 0) && self.is_same_call(other)
+        *self == *other || (self.check == 0 || other.check == 0) && self.is_same_call(other)
     }
 
     /// True when `self` and `other` differ at most in the calls before them.
     #[inline]
     pub fn is_same_call(&self, other: &Header) -> bool {
-        *self == Header { crc: self.crc, ..*other }
+        *self == Header { check: self.check, ..*other }
     }
 }
 
@@ -360,13 +360,13 @@ mod tests {
     fn any_header() -> impl Strategy<Value = Header> {
         let codes = (any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>());
         (any::<u64>(), any::<[u32; 5]>(), codes).prop_map(
-            |(count, [comm, seq, root, len, crc], (collective, dtype, op, algorithm))| Header {
+            |(count, [comm, seq, root, len, check], (collective, dtype, op, algorithm))| Header {
                 count,
                 comm,
                 seq,
                 root,
                 len,
-                crc,
+                check,
                 collective,
                 dtype,
                 op,
@@ -377,7 +377,7 @@ mod tests {
 
     /// The layout as a peer of another build reads it, field by field.
     fn written(h: &Header) -> Vec<u8> {
-        let words = [h.comm, h.seq, h.root, h.len, h.crc].map(u32::to_le_bytes).concat();
+        let words = [h.comm, h.seq, h.root, h.len, h.check].map(u32::to_le_bytes).concat();
         [&h.count.to_le_bytes()[..], &words, &[h.collective, h.dtype, h.op, h.algorithm]].concat()
     }
 
@@ -403,9 +403,9 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             let other: Header = bytemuck::pod_read_unaligned(&bytes);
             let in_digest = (24..28).contains(&(bit / 8));
-            prop_assert_eq!(header.agrees_with(&other), in_digest && (header.crc == 0 || other.crc == 0));
+            prop_assert_eq!(header.agrees_with(&other), in_digest && (header.check == 0 || other.check == 0));
             prop_assert_eq!(header.is_same_call(&other), in_digest);
-            let unknown = Header { crc: 0, ..other };
+            let unknown = Header { check: 0, ..other };
             prop_assert_eq!((header.agrees_with(&unknown), unknown.agrees_with(&header)), (in_digest, in_digest));
         }
 
@@ -440,8 +440,8 @@ mod tests {
 
     #[test]
     fn everything_is_compared_but_a_digest_that_is_not_told() {
-        let h = Header { count: 10, comm: 1, seq: 3, len: 40, crc: 5, ..Header::default() };
-        assert!(h.agrees_with(&Header { crc: 0, ..h }) && !h.agrees_with(&Header { crc: 7, ..h }));
+        let h = Header { count: 10, comm: 1, seq: 3, len: 40, check: 5, ..Header::default() };
+        assert!(h.agrees_with(&Header { check: 0, ..h }) && !h.agrees_with(&Header { check: 7, ..h }));
         for other in [
             Header { count: 11, ..h },
             Header { comm: 2, ..h },

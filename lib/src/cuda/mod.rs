@@ -34,6 +34,7 @@ mod start;
 mod window;
 
 pub use crate::device::{Choice, Framing, Path, Protocol};
+pub use calls::group::Group;
 pub use calls::one_sided::Signals;
 pub use calls::registered::Registered;
 pub use checked::call::Stream;

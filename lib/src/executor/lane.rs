@@ -3,15 +3,15 @@
 use std::ptr;
 use std::slice;
 
-use super::Task;
 use super::links::Links;
 use super::operand::{combine, finish, reduce_and_stream};
 use super::order::Order;
-use super::plan::{Action, Instruction, Place, Plan, PlanLane};
+use super::plan::{Instruction, Place, Plan, PlanLane};
 use super::traced;
+use super::{Buffers, Task};
 use crate::error::Error;
 use crate::reduce::{Operand, stream};
-use crate::schedule::Buf;
+use crate::schedule::{Buf, Step};
 use crate::trace::Probe;
 use crate::transport::{Received, ZeroCopy};
 use crate::wire::Header;
@@ -75,58 +75,274 @@ impl LaneState {
     ///
     /// Neither, while another call holds one of them: that call waits for it.
     pub(super) fn waits_for(&self, plan: &Plan, order: Option<&Order>) -> (Option<usize>, Option<usize>) {
-        let some = |i: usize| (i != usize::MAX).then_some(i);
         match plan.instructions[plan.lanes[self.lane].instructions.clone()].get(self.pc) {
             None => (None, None),
             Some(i) if order.is_some_and(|order| !order.is_turn_of(self.task, i)) => (None, None),
-            Some(i) if self.stage.overwrites => (None, some(i.awaits)),
-            Some(i) if i.recv == usize::MAX || self.stage.received || self.stage.needs_slot => (None, some(i.send)),
-            Some(i) => (some(i.recv), None),
+            Some(i) if self.stage.overwrites => (None, i.awaits.map(|link| link as usize)),
+            Some(i) if i.recv().is_none() || self.stage.received || self.stage.needs_slot => (None, i.send()),
+            Some(i) => (i.recv(), None),
         }
     }
 }
 
-/// Memory of one task, resolved per instruction.
-struct Memory {
-    input: *const u8,
-    output: *mut u8,
+/// One instruction in one window: the part that it works on, in the memory of its task.
+struct Part<'a> {
+    plan: &'a Plan,
+    instruction: &'a Instruction,
+    /// Header of its message, in or out.
+    header: Header,
+    buffers: Buffers,
     scratch: *mut u8,
-    elem: usize,
-    /// Element range of the current part within a segment, and where it lies in scratch memory.
+    /// Element range of the part within a segment, and where it lies in scratch memory.
     start: usize,
     start_in_scratch: usize,
     len: usize,
 }
 
-impl Memory {
-    /// Address of the current part at `place`.
+impl Part<'_> {
+    /// Address of the part at `place`.
     ///
     /// # Safety
     /// The buffers must be as large as the plan says.
     #[inline]
     unsafe fn at(&self, place: Place) -> *mut u8 {
         let (base, start) = match place.buf {
-            Buf::Input => (self.input.cast_mut(), self.start),
-            Buf::Output => (self.output, self.start),
+            Buf::Input => (self.buffers.input.cast_mut(), self.start),
+            Buf::Output => (self.buffers.output, self.start),
             Buf::Scratch => (self.scratch, self.start_in_scratch),
         };
         // SAFETY: by the caller, the part lies inside the buffer.
-        unsafe { base.add((place.segment_offset + start) * self.elem) }
+        unsafe { base.add((place.segment_offset + start) * self.plan.elem) }
     }
 
-    /// The current part at `place` as an operand.
+    /// The part at `place` as an operand.
     ///
     /// # Safety
-    /// As [`Memory::at`].
+    /// As [`Part::at`].
     #[inline]
     unsafe fn operand(&self, place: Place) -> Operand {
         // SAFETY: forwarded from the caller.
         Operand { at: unsafe { self.at(place) }, input: place.is_input() }
     }
 
+    /// The part at `place` as a slice.
+    ///
+    /// # Safety
+    /// As [`Part::at`]; the slice must not outlive the link call it is made for.
+    #[inline]
+    unsafe fn view<'m>(&self, place: Place) -> &'m [u8] {
+        // SAFETY: by the caller.
+        unsafe { slice::from_raw_parts(self.at(place), self.bytes()) }
+    }
+
     #[inline]
     fn bytes(&self) -> usize {
-        self.len * self.elem
+        self.len * self.plan.elem
+    }
+
+    /// One instruction; `true` when it is complete. Otherwise `stage` says what it waits for.
+    ///
+    /// # Safety
+    /// As [`super::run`].
+    // Forced inline: its two callers are `advance` with and without a recorder, and the compiler would inline it into
+    // neither.
+    #[inline(always)]
+    unsafe fn perform(&self, stage: &mut Stage, links: &mut Links) -> Result<bool, Stop> {
+        let Part { plan, instruction, len, .. } = *self;
+        // SAFETY: by the caller, every part lies inside its buffer; slices made from it live only for the one link call
+        // they are passed to; payloads and slots have `header.len` bytes once the headers agree.
+        unsafe {
+            match instruction.step {
+                Step::Send { to, src } => self.send(src, to, links),
+                Step::Recv { from, dst } => self.recv(from, dst, links),
+                Step::Copy { src, dst } => {
+                    match plan.scale(src.is_input()) {
+                        Some(scale) => scale.apply(self.at(src), self.at(dst), len),
+                        None => copy(self.at(src), self.at(dst), self.bytes()),
+                    }
+                    Ok(true)
+                }
+                Step::Reduce { src, dst, last } => {
+                    let out = self.at(dst);
+                    combine(plan, self.operand(src), Operand::product(out), out, None, len);
+                    finish(plan, last, out, len);
+                    Ok(true)
+                }
+                Step::RecvReduceCopy { from, src, dst, last } => self.recv_reduce(from, src, dst, last, links),
+                Step::RecvCopySend { from, to, dst } => {
+                    if !stage.received {
+                        stage.received = self.recv(from, dst, links)?;
+                    }
+                    Ok(stage.received && self.send(dst, to, links)?)
+                }
+                Step::RecvReduceSend { from, to, src } => {
+                    let (payload, slot) = match self.both(from, to, stage, links)? {
+                        Some(pair) => pair,
+                        None => return Ok(false),
+                    };
+                    combine(plan, self.operand(src), instruction.received(payload), slot, None, len);
+                    self.pass_on(from, to, links)
+                }
+                Step::RecvReduceCopySend { from, to, src, dst, last } => {
+                    let divides = last && plan.average.division.is_some();
+                    let link = &mut links.sends[to as usize];
+                    let takes = |link: &mut dyn ZeroCopy| link.takes(self.view(dst));
+                    if divides
+                        || link.sends_from_caller(self.bytes())
+                        || plan.zero_copy && instruction.may_zero_copy && link.zero_copy().is_some_and(takes)
+                    {
+                        if !stage.received {
+                            stage.received = self.recv_reduce(from, src, dst, last, links)?;
+                        }
+                        return Ok(stage.received && self.send(dst, to, links)?);
+                    }
+                    let (payload, slot) = match self.both(from, to, stage, links)? {
+                        Some(pair) => pair,
+                        None => return Ok(false),
+                    };
+                    let (mine, other, out) = (self.operand(src), instruction.received(payload), self.at(dst));
+                    if plan.streams && !ptr::eq(mine.at, out) {
+                        reduce_and_stream(plan, mine, other, Some(slot), out, len);
+                    } else {
+                        combine(plan, mine, other, out, Some(slot), len);
+                    }
+                    self.pass_on(from, to, links)
+                }
+            }
+        }
+    }
+
+    /// Sends the part at `src`; by zero copy if no step overwrites it before the link is done with it. The
+    /// receiver scales what is an input.
+    ///
+    /// # Safety
+    /// As [`super::run`].
+    #[inline]
+    unsafe fn send(&self, src: Place, to: u32, links: &mut Links) -> Result<bool, Stop> {
+        let Part { plan, instruction, .. } = *self;
+        // SAFETY: by the caller.
+        let data = unsafe { self.view(src) };
+        let two_way = links.two_way;
+        let link = &mut links.sends[to as usize];
+        if plan.zero_copy
+            && let Some(link) = link.zero_copy()
+        {
+            let apart = || {
+                let (input, output) = (data.as_ptr().addr(), self.buffers.output.addr());
+                input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
+            };
+            // A wait for a device (`awaits`) always ends. A wait for the peer might not, so no step may depend on one.
+            let awaitable = instruction.may_zero_copy && !link.receiver_pulls();
+            let stays = match src.buf {
+                Buf::Input => apart() || awaitable && self.buffers.input == self.buffers.output.cast_const(),
+                Buf::Output => awaitable,
+                Buf::Scratch => false,
+            };
+            if stays {
+                // SAFETY: the caller keeps the buffers until `run` returns, which waits for the links to be flushed or
+                // revokes the memory that they read. Until then the program writes to this part only after the link is
+                // flushed (`awaits`).
+                return Ok(unsafe { link.send(&self.header, data, two_way) }?);
+            }
+        }
+        Ok(link.send_from(&self.header, data)?)
+    }
+
+    /// # Safety
+    /// As [`super::run`].
+    #[inline]
+    unsafe fn recv(&self, from: u32, dst: Place, links: &mut Links) -> Result<bool, Stop> {
+        let Part { plan, instruction, len, .. } = *self;
+        let link = &mut links.recvs[from as usize];
+        let scale = plan.scale(instruction.receives_input);
+        // SAFETY: by the caller.
+        let to = unsafe { self.at(dst) };
+        let received = if plan.streams && scale.is_none() && link.shows_in_place() && !link.must_pull() {
+            // SAFETY: by the caller; a link gives the pieces of `header.len` bytes.
+            let mut write =
+                |offset: usize, piece: &[u8]| unsafe { stream::copy(to.add(offset), piece.as_ptr(), piece.len()) };
+            link.recv_chunks(&self.header, &mut write)?
+        } else {
+            // SAFETY: by the caller; nothing else refers to this memory during the call.
+            link.recv_into(&self.header, unsafe { slice::from_raw_parts_mut(to, self.bytes()) })?
+        };
+        match received {
+            Received::Done => {
+                if let Some(scale) = scale {
+                    // SAFETY: by the caller.
+                    unsafe { scale.apply(to, to, len) };
+                }
+                Ok(true)
+            }
+            Received::Pending => Ok(false),
+            Received::Mismatch(theirs) => Err(mismatch(from, &self.header, theirs, links)),
+        }
+    }
+
+    /// # Safety
+    /// As [`super::run`].
+    #[inline]
+    unsafe fn recv_reduce(
+        &self,
+        from: u32,
+        src: Place,
+        dst: Place,
+        last: bool,
+        links: &mut Links,
+    ) -> Result<bool, Stop> {
+        let Part { plan, instruction, .. } = *self;
+        // SAFETY: by the caller.
+        let (mine, out, elem) = unsafe { (self.operand(src), self.at(dst), self.plan.elem) };
+        let streams = last && plan.streams && plan.average.division.is_none() && !ptr::eq(mine.at, out);
+        let mut combine = |offset: usize, payload: &[u8]| {
+            let n = payload.len() / elem;
+            // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any
+            // element.
+            unsafe {
+                let (mine, other, out) = (mine.skip(offset), instruction.received(payload.as_ptr()), out.add(offset));
+                if streams {
+                    reduce_and_stream(plan, mine, other, None, out, n);
+                    return;
+                }
+                combine(plan, mine, other, out, None, n);
+                finish(plan, last, out, n);
+            }
+        };
+        match links.recvs[from as usize].recv_chunks(&self.header, &mut combine)? {
+            Received::Done => Ok(true),
+            Received::Pending => Ok(false),
+            Received::Mismatch(theirs) => Err(mismatch(from, &self.header, theirs, links)),
+        }
+    }
+
+    /// The incoming payload and an outgoing slot of the same size, once both are there.
+    #[inline]
+    fn both(
+        &self,
+        from: u32,
+        to: u32,
+        stage: &mut Stage,
+        links: &mut Links,
+    ) -> Result<Option<(*const u8, *mut u8)>, Stop> {
+        stage.needs_slot = false;
+        let Some((theirs, payload)) = links.recvs[from as usize].peek()? else { return Ok(None) };
+        if !self.header.agrees_with(&theirs) {
+            return Err(mismatch(from, &self.header, theirs, links));
+        }
+        let Some(slot) = links.sends[to as usize].reserve()? else {
+            stage.needs_slot = true;
+            return Ok(None);
+        };
+        fits(slot.len(), payload.len())?;
+        Ok(Some((payload.as_ptr(), slot.as_mut_ptr())))
+    }
+
+    /// Ends a fused step: frees the incoming slot and commits the outgoing one.
+    #[inline]
+    fn pass_on(&self, from: u32, to: u32, links: &mut Links) -> Result<bool, Stop> {
+        links.recvs[from as usize].release()?;
+        links.sends[to as usize].commit(&self.header)?;
+        Ok(true)
     }
 }
 
@@ -153,12 +369,13 @@ pub(super) unsafe fn advance(
                 return Ok(moved);
             }
             let range = lane.partition.parts(state.window, instruction.parts.clone());
-            let memory = Memory {
-                input: task.buffers.input,
-                output: task.buffers.output,
+            let part = Part {
+                plan,
+                instruction,
+                header: Header { len: (range.len() * plan.elem) as u32, ..header },
+                buffers: task.buffers,
                 // SAFETY: the workspace was grown to hold every task's share.
                 scratch: unsafe { scratch.add(state.scratch) }.cast(),
-                elem: plan.elem,
                 start_in_scratch: match plan.scratch_bytes {
                     0 => 0,
                     _ => lane.partition.scratch_start(instruction.parts.start),
@@ -167,11 +384,16 @@ pub(super) unsafe fn advance(
                 len: range.len(),
             };
             // Never for the last message: none would follow.
-            if instruction.followed && (state.pc + 1 < program.len() || state.window + 1 < lane.windows) {
-                links.sends[instruction.send].expect_more();
+            if instruction.followed
+                && (state.pc + 1 < program.len() || state.window + 1 < lane.windows)
+                && let Some(link) = instruction.send()
+            {
+                links.sends[link].expect_more();
             }
-            if plan.zero_copy && instruction.awaits != usize::MAX {
-                let link = &mut links.sends[instruction.awaits];
+            if plan.zero_copy
+                && let Some(link) = instruction.awaits
+            {
+                let link = &mut links.sends[link as usize];
                 let a_device_reads = |link: &mut dyn ZeroCopy| !link.receiver_pulls();
                 state.stage.overwrites = !link.is_flushed() && link.zero_copy().is_some_and(a_device_reads) && {
                     link.progress()?;
@@ -182,7 +404,7 @@ pub(super) unsafe fn advance(
                 }
             }
             // SAFETY: forwarded from the caller.
-            if !unsafe { perform(instruction, &memory, plan, &header, &mut state.stage, links) }? {
+            if !unsafe { part.perform(&mut state.stage, links) }? {
                 if let Some(recorder) = probe.on() {
                     let (recv, send) = state.waits_for(plan, order.as_deref());
                     recorder.blocked(recv, send);
@@ -190,7 +412,7 @@ pub(super) unsafe fn advance(
                 return Ok(moved);
             }
             if let Some(recorder) = probe.on() {
-                recorder.step(traced::describe(instruction, task, state.window, memory.bytes()));
+                recorder.step(traced::describe(instruction, task, state.window, part.bytes()));
             }
             moved = true;
             if let Some(order) = &mut order
@@ -208,235 +430,6 @@ pub(super) unsafe fn advance(
     Ok(true)
 }
 
-/// One instruction; `true` when it is complete. Otherwise `stage` says what it waits for.
-///
-/// # Safety
-/// As [`super::run`].
-// Forced inline: its two callers are `advance` with and without a recorder, and the compiler would inline it into
-// neither.
-#[inline(always)]
-unsafe fn perform(
-    instruction: &Instruction,
-    memory: &Memory,
-    plan: &Plan,
-    header: &Header,
-    stage: &mut Stage,
-    links: &mut Links,
-) -> Result<bool, Stop> {
-    let header = Header { len: memory.bytes() as u32, ..*header };
-    // SAFETY: by the caller, every part lies inside its buffer; slices made from it live only for the one link call
-    // they are passed to; payloads and slots have `header.len` bytes once the headers agree.
-    unsafe {
-        match instruction.action {
-            Action::Send { src } => send(instruction, memory, plan, src, &header, links),
-            Action::Recv { dst } => recv(instruction, memory, plan, dst, &header, links),
-            Action::Copy { src, dst } => {
-                match plan.scale(src.is_input()) {
-                    Some(scale) => scale.apply(memory.at(src), memory.at(dst), memory.len),
-                    None => copy(memory.at(src), memory.at(dst), memory.bytes()),
-                }
-                Ok(true)
-            }
-            Action::Reduce { src, dst, last } => {
-                let out = memory.at(dst);
-                combine(plan, memory.operand(src), Operand::product(out), out, None, memory.len);
-                finish(plan, last, out, memory.len);
-                Ok(true)
-            }
-            Action::RecvReduceCopy { src, dst, last } => {
-                recv_reduce(instruction, memory, plan, src, dst, last, &header, links)
-            }
-            Action::RecvCopySend { dst } => {
-                if !stage.received {
-                    stage.received = recv(instruction, memory, plan, dst, &header, links)?;
-                }
-                Ok(stage.received && send(instruction, memory, plan, dst, &header, links)?)
-            }
-            Action::RecvReduceSend { src } => {
-                let (payload, slot) = match both(instruction, &header, stage, links)? {
-                    Some(pair) => pair,
-                    None => return Ok(false),
-                };
-                combine(plan, memory.operand(src), instruction.received(payload), slot, None, memory.len);
-                pass_on(instruction, &header, links)
-            }
-            Action::RecvReduceCopySend { src, dst, last } => {
-                let divides = last && plan.average.division.is_some();
-                let link = &mut links.sends[instruction.send];
-                let takes = |link: &mut dyn ZeroCopy| link.takes(view(memory, dst));
-                if divides
-                    || link.sends_from_caller(memory.bytes())
-                    || plan.zero_copy && instruction.may_zero_copy && link.zero_copy().is_some_and(takes)
-                {
-                    if !stage.received {
-                        stage.received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
-                    }
-                    return Ok(stage.received && send(instruction, memory, plan, dst, &header, links)?);
-                }
-                let (payload, slot) = match both(instruction, &header, stage, links)? {
-                    Some(pair) => pair,
-                    None => return Ok(false),
-                };
-                let (mine, other, out) = (memory.operand(src), instruction.received(payload), memory.at(dst));
-                if plan.streams && !ptr::eq(mine.at, out) {
-                    reduce_and_stream(plan, mine, other, Some(slot), out, memory.len);
-                } else {
-                    combine(plan, mine, other, out, Some(slot), memory.len);
-                }
-                pass_on(instruction, &header, links)
-            }
-        }
-    }
-}
-
-/// The part at `place` as a slice.
-///
-/// # Safety
-/// As [`super::run`]; the slice must not outlive the link call it is made for.
-#[inline]
-unsafe fn view<'a>(memory: &Memory, place: Place) -> &'a [u8] {
-    // SAFETY: by the caller.
-    unsafe { slice::from_raw_parts(memory.at(place), memory.bytes()) }
-}
-
-/// Sends the part at `src`; by zero copy if no step overwrites it before the link is done with it. The
-/// receiver scales what is an input.
-///
-/// # Safety
-/// As [`super::run`].
-#[inline]
-unsafe fn send(
-    instruction: &Instruction,
-    memory: &Memory,
-    plan: &Plan,
-    src: Place,
-    header: &Header,
-    links: &mut Links,
-) -> Result<bool, Stop> {
-    // SAFETY: by the caller.
-    let data = unsafe { view(memory, src) };
-    let two_way = links.two_way;
-    let link = &mut links.sends[instruction.send];
-    if plan.zero_copy
-        && let Some(link) = link.zero_copy()
-    {
-        let apart = || {
-            let (input, output) = (data.as_ptr().addr(), memory.output.addr());
-            input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
-        };
-        // A wait for a device (`awaits`) always ends. A wait for the peer might not, so no step may depend on one.
-        let awaitable = instruction.may_zero_copy && !link.receiver_pulls();
-        let stays = match src.buf {
-            Buf::Input => apart() || awaitable && memory.input == memory.output.cast_const(),
-            Buf::Output => awaitable,
-            Buf::Scratch => false,
-        };
-        if stays {
-            // SAFETY: the caller keeps the buffers until `run` returns, which waits for the links to be flushed or
-            // revokes the memory that they read. Until then the program writes to this part only after the link is
-            // flushed (`awaits`).
-            return Ok(unsafe { link.send(header, data, two_way) }?);
-        }
-    }
-    Ok(link.send_from(header, data)?)
-}
-
-/// # Safety
-/// As [`super::run`].
-#[inline]
-unsafe fn recv(
-    instruction: &Instruction,
-    memory: &Memory,
-    plan: &Plan,
-    dst: Place,
-    header: &Header,
-    links: &mut Links,
-) -> Result<bool, Stop> {
-    let link = &mut links.recvs[instruction.recv];
-    let scale = plan.scale(instruction.receives_input);
-    // SAFETY: by the caller.
-    let to = unsafe { memory.at(dst) };
-    let received = if plan.streams && scale.is_none() && link.shows_in_place() && !link.must_pull() {
-        // SAFETY: by the caller; a link gives the pieces of `header.len` bytes.
-        let mut write =
-            |offset: usize, piece: &[u8]| unsafe { stream::copy(to.add(offset), piece.as_ptr(), piece.len()) };
-        link.recv_chunks(header, &mut write)?
-    } else {
-        // SAFETY: by the caller; nothing else refers to this memory during the call.
-        link.recv_into(header, unsafe { slice::from_raw_parts_mut(to, memory.bytes()) })?
-    };
-    match received {
-        Received::Done => {
-            if let Some(scale) = scale {
-                // SAFETY: by the caller.
-                unsafe { scale.apply(to, to, memory.len) };
-            }
-            Ok(true)
-        }
-        Received::Pending => Ok(false),
-        Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
-    }
-}
-
-/// # Safety
-/// As [`super::run`].
-#[inline]
-#[expect(clippy::too_many_arguments, reason = "the operands of one primitive")]
-unsafe fn recv_reduce(
-    instruction: &Instruction,
-    memory: &Memory,
-    plan: &Plan,
-    src: Place,
-    dst: Place,
-    last: bool,
-    header: &Header,
-    links: &mut Links,
-) -> Result<bool, Stop> {
-    // SAFETY: by the caller.
-    let (mine, out, elem) = unsafe { (memory.operand(src), memory.at(dst), memory.elem) };
-    let streams = last && plan.streams && plan.average.division.is_none() && !ptr::eq(mine.at, out);
-    let mut combine = |offset: usize, payload: &[u8]| {
-        let n = payload.len() / elem;
-        // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any
-        // element.
-        unsafe {
-            let (mine, other, out) = (mine.skip(offset), instruction.received(payload.as_ptr()), out.add(offset));
-            if streams {
-                reduce_and_stream(plan, mine, other, None, out, n);
-                return;
-            }
-            combine(plan, mine, other, out, None, n);
-            finish(plan, last, out, n);
-        }
-    };
-    match links.recvs[instruction.recv].recv_chunks(header, &mut combine)? {
-        Received::Done => Ok(true),
-        Received::Pending => Ok(false),
-        Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
-    }
-}
-
-/// The incoming payload and an outgoing slot of the same size, once both are there.
-#[inline]
-fn both(
-    instruction: &Instruction,
-    header: &Header,
-    stage: &mut Stage,
-    links: &mut Links,
-) -> Result<Option<(*const u8, *mut u8)>, Stop> {
-    stage.needs_slot = false;
-    let Some((theirs, payload)) = links.recvs[instruction.recv].peek()? else { return Ok(None) };
-    if !header.agrees_with(&theirs) {
-        return Err(mismatch(instruction, header, theirs, links));
-    }
-    let Some(slot) = links.sends[instruction.send].reserve()? else {
-        stage.needs_slot = true;
-        return Ok(None);
-    };
-    fits(slot.len(), payload.len())?;
-    Ok(Some((payload.as_ptr(), slot.as_mut_ptr())))
-}
-
 /// A slot holds any part by construction of the partition; two links may differ only by misconfiguration.
 #[inline]
 fn fits(slot: usize, message: usize) -> Result<(), Stop> {
@@ -447,17 +440,9 @@ fn fits(slot: usize, message: usize) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Ends a fused step: frees the incoming slot and commits the outgoing one.
-#[inline]
-fn pass_on(instruction: &Instruction, header: &Header, links: &mut Links) -> Result<bool, Stop> {
-    links.recvs[instruction.recv].release()?;
-    links.sends[instruction.send].commit(header)?;
-    Ok(true)
-}
-
 #[cold]
-fn mismatch(instruction: &Instruction, ours: &Header, theirs: Header, links: &Links) -> Stop {
-    Stop::Mismatch { peer: links.peer(instruction.recv), ours: *ours, theirs }
+fn mismatch(from: u32, ours: &Header, theirs: Header, links: &Links) -> Stop {
+    Stop::Mismatch { peer: links.peer(from as usize), ours: *ours, theirs }
 }
 
 /// # Safety

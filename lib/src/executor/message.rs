@@ -5,7 +5,7 @@ use std::slice;
 
 use super::Task;
 use super::links::Links;
-use super::plan::Action;
+use crate::schedule::Step;
 use crate::transport::{Received, ZeroCopy};
 use crate::wire::Header;
 
@@ -23,7 +23,10 @@ const LONGEST: usize = 32 << 10;
 pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32) -> bool {
     let plan = task.plan;
     let ([instruction], [lane]) = (&plan.instructions[..], &plan.lanes[..]) else { return false };
-    let link = if instruction.recv == usize::MAX { instruction.send } else { instruction.recv };
+    let link = match instruction.step {
+        Step::Send { to: link, .. } | Step::Recv { from: link, .. } => link as usize,
+        _ => return false,
+    };
     if lane.windows != 1 || !links.recvs.get(link).is_some_and(|recv| recv.shows_in_place()) {
         return false;
     }
@@ -33,8 +36,8 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
         return false;
     }
     let header = Header { count: lane.count.unwrap_or(task.header.count), len: bytes as u32, ..task.header };
-    match instruction.action {
-        Action::Send { .. } => {
+    match instruction.step {
+        Step::Send { .. } => {
             // SAFETY: by the caller, the input holds `count` elements.
             let data = unsafe { slice::from_raw_parts(task.buffers.input, bytes) };
             // A zero-copy message must be awaited.
@@ -42,7 +45,7 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
             let zero_copy = plan.zero_copy && links.sends[link].zero_copy().is_some_and(takes);
             !zero_copy && links.sends[link].send_from(&header, data).unwrap_or(false)
         }
-        Action::Recv { .. } => {
+        Step::Recv { .. } => {
             // SAFETY: by the caller, the output holds `count` elements, and nothing else accesses them.
             let data = unsafe { slice::from_raw_parts_mut(task.buffers.output, bytes) };
             for _ in 0..turns {

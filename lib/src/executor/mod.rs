@@ -1,7 +1,7 @@
 //! Runs programs over links: the only place where a schedule meets bytes.
 //!
 //! A [`Task`] is one call: a [`Plan`] (the compiled program) with the caller's buffers. Lanes of all tasks advance
-//! round robin, each as far as its links let it; when none can, the [`Waiter`] spins, yields, then sleeps. If tasks
+//! round robin, each as far as its links let it; when none can, the [`LinkWaiter`] spins, yields, then sleeps. If tasks
 //! share a link, [`Order`] decides which uses it next.
 
 mod lane;
@@ -17,15 +17,15 @@ mod wait;
 pub(crate) use links::Links;
 pub(crate) use message::one_message;
 pub(crate) use peek::peek;
-pub(crate) use plan::{Plan, Transfers};
-pub(crate) use wait::{DOUBT, Supervisor, WaitPolicy};
+pub(crate) use plan::{Plan, Ranges};
+pub(crate) use wait::{Supervisor, WaitPolicy, Waiter};
 
 use crate::error::Result;
 use crate::trace::{Off, Probe, Recorder};
 use crate::wire::Header;
 use lane::LaneState;
 use order::Order;
-use wait::Waiter;
+use wait::LinkWaiter;
 
 /// The caller's memory. Raw, because in-place calls pass the same memory twice.
 #[derive(Debug, Clone, Copy)]
@@ -129,7 +129,7 @@ unsafe fn run_with(
     let mut live = lanes.len();
     // Lanes before this one are done, so a long group does not rescan its beginning.
     let mut first = 0;
-    let mut waiter = Waiter::new(supervisor, policy);
+    let mut waiter = LinkWaiter::new(supervisor, policy);
     while live > 0 {
         let mut moved = false;
         first += lanes[first..].iter().take_while(|lane| lane.done).count();

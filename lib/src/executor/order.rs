@@ -50,39 +50,39 @@ impl Order {
     /// True if `task` may perform `instruction` now.
     #[inline]
     pub(super) fn is_turn_of(&self, task: usize, instruction: &Instruction) -> bool {
-        (instruction.recv == usize::MAX || self.holder(instruction.recv) == task)
-            && (instruction.send == usize::MAX || self.holder(self.links + instruction.send) == task)
+        instruction.recv().is_none_or(|link| self.holds(task, link))
+            && instruction.send().is_none_or(|link| self.holds(task, self.links + link))
     }
 
     /// `instruction` was performed for the last time in its call.
     #[inline]
     pub(super) fn pass_on(&mut self, instruction: &Instruction) {
-        if instruction.last_recv {
-            self.heads[instruction.recv] += 1;
-        }
-        if instruction.last_send {
-            self.heads[self.links + instruction.send] += 1;
+        for slot in last_uses(instruction, self.links) {
+            self.heads[slot] += 1;
         }
     }
 
-    /// After the last task of a link comes another link's first one, but it is never read: all users of the link are
+    /// True if `task` uses a direction of a link now. After the last task of a link comes another link's first one, but it is never read: all users of the link are
     /// done.
     #[inline]
-    fn holder(&self, slot: usize) -> usize {
-        self.queue.get(self.heads[slot] as usize).map_or(usize::MAX, |&task| task as usize)
+    fn holds(&self, task: usize, slot: usize) -> bool {
+        self.queue.get(self.heads[slot] as usize).is_some_and(|&holder| holder as usize == task)
     }
+}
+
+/// The directions of links that an instruction uses last in its call.
+#[inline]
+fn last_uses(instruction: &Instruction, links: usize) -> impl Iterator<Item = usize> {
+    let recv = instruction.recv().filter(|_| instruction.last_recv);
+    let send = instruction.send().filter(|_| instruction.last_send);
+    recv.into_iter().chain(send.map(|link| links + link))
 }
 
 /// Calls `f` with each task and each direction of a link that it uses, tasks in order.
 fn for_each_use(tasks: &[Task<'_>], links: usize, mut f: impl FnMut(u32, usize)) {
     for (index, task) in tasks.iter().enumerate() {
         for instruction in &task.plan.instructions {
-            if instruction.last_recv {
-                f(index as u32, instruction.recv);
-            }
-            if instruction.last_send {
-                f(index as u32, links + instruction.send);
-            }
+            last_uses(instruction, links).for_each(|slot| f(index as u32, slot));
         }
     }
 }

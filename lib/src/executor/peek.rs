@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use super::links::Links;
-use super::wait::{SLICE, Supervisor, WaitPolicy, sleep_on};
+use super::wait::{Supervisor, WaitPolicy, sleep_on};
+use crate::backoff::{Phase, SLICE};
 use crate::error::Result;
 use crate::interrupt::asked_to_stop;
 use crate::wire::Header;
@@ -34,11 +35,7 @@ pub(crate) fn peek(
         }
         // The peer may need a free slot on another link before it sends on this one.
         links.progress().map_err(explain)?;
-        if waited < policy.spin {
-            std::hint::spin_loop();
-        } else if waited < policy.spin + policy.yields {
-            std::thread::yield_now();
-        } else {
+        if policy.backoff.pause(waited) == Phase::Sleep {
             let sending: Vec<usize> = links.unflushed().collect();
             let slice = SLICE.min(policy.deadline - waited);
             sleep_on(links, (&[index], &sending), header, supervisor, slice)?;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::Call;
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::ReduceOp;
 use crate::reduce::{self, Average, Kernels, Operand, Scale};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Collective, Header};
@@ -29,27 +29,12 @@ impl Place {
     }
 }
 
-/// The operation of an instruction once its message has arrived; the names are those of [`Step`].
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Action {
-    Send { src: Place },
-    Recv { dst: Place },
-    Copy { src: Place, dst: Place },
-    Reduce { src: Place, dst: Place, last: bool },
-    RecvReduceCopy { src: Place, dst: Place, last: bool },
-    RecvCopySend { dst: Place },
-    RecvReduceSend { src: Place },
-    RecvReduceCopySend { src: Place, dst: Place, last: bool },
-}
-
 /// A step with its links resolved.
 #[derive(Debug, Clone)]
 pub(super) struct Instruction {
-    pub(super) action: Action,
+    /// The step over links, by their indices.
+    pub(super) step: Step<u32, Place>,
     pub(super) parts: Range<usize>,
-    /// Link indices; unused ones are `usize::MAX`.
-    pub(super) recv: usize,
-    pub(super) send: usize,
     /// The lane's last use of the link within a window.
     pub(super) last_recv: bool,
     pub(super) last_send: bool,
@@ -57,37 +42,51 @@ pub(super) struct Instruction {
     pub(super) followed: bool,
     /// The link may read the sent memory until `awaits` of the instructions that overwrite it, if any does.
     pub(super) may_zero_copy: bool,
-    /// It overwrites what an earlier step sends over this link; `usize::MAX` if none does.
-    pub(super) awaits: usize,
+    /// The link over which an earlier step sends what this one overwrites.
+    pub(super) awaits: Option<u32>,
     /// Its message is a part of the sender's input, which is scaled here if the call wants that.
     pub(super) receives_input: bool,
 }
 
 impl Instruction {
+    /// A step that is marked as nothing special.
+    fn new(step: Step<u32, Place>, parts: Range<usize>) -> Instruction {
+        Instruction {
+            step,
+            parts,
+            last_recv: false,
+            last_send: false,
+            followed: false,
+            may_zero_copy: false,
+            awaits: None,
+            receives_input: false,
+        }
+    }
+
+    /// Index of the link that it receives over.
+    #[inline]
+    pub(super) fn recv(&self) -> Option<usize> {
+        self.step.from().map(|link| link as usize)
+    }
+
+    /// Index of the link that it sends over.
+    #[inline]
+    pub(super) fn send(&self) -> Option<usize> {
+        self.step.to().map(|link| link as usize)
+    }
+
     /// Its message as an operand.
     #[inline]
     pub(super) fn received(&self, payload: *const u8) -> Operand {
         Operand { at: payload, input: self.receives_input }
     }
 
-    /// Location of the payload that it sends, unless the payload is computed in the link's memory.
-    fn sent(&self) -> Option<Place> {
-        match self.action {
-            Action::Send { src } => Some(src),
-            Action::RecvCopySend { dst } | Action::RecvReduceCopySend { dst, .. } => Some(dst),
+    /// Link and location of the payload that it sends, unless the payload is computed in the link's memory.
+    fn sent(&self) -> Option<(u32, Place)> {
+        match self.step {
+            Step::Send { to, src } => Some((to, src)),
+            Step::RecvCopySend { to, dst, .. } | Step::RecvReduceCopySend { to, dst, .. } => Some((to, dst)),
             _ => None,
-        }
-    }
-
-    fn written(&self) -> Option<Place> {
-        match self.action {
-            Action::Recv { dst }
-            | Action::Copy { dst, .. }
-            | Action::Reduce { dst, .. }
-            | Action::RecvReduceCopy { dst, .. }
-            | Action::RecvCopySend { dst }
-            | Action::RecvReduceCopySend { dst, .. } => Some(dst),
-            Action::Send { .. } | Action::RecvReduceSend { .. } => None,
         }
     }
 }
@@ -103,16 +102,47 @@ pub(super) struct PlanLane {
     pub(super) count: Option<u64>,
 }
 
-/// The transfers of a rank in a collective in which each pair of ranks has its own length. Ranges are elements of the
-/// input (sent) and of the output (received).
-#[derive(Debug, Default)]
-pub(crate) struct Transfers {
-    /// To other ranks.
-    pub(crate) sends: Vec<(usize, Range<usize>)>,
-    /// From other ranks.
-    pub(crate) recvs: Vec<(usize, Range<usize>)>,
-    /// From our input to our output.
-    pub(crate) own: Option<(Range<usize>, Range<usize>)>,
+/// Elements that a rank exchanges with each rank in a collective in which each pair of ranks has its own length. A list
+/// has a range for each rank, or one for all.
+#[derive(Debug, Clone)]
+pub(crate) struct Ranges {
+    /// Elements of the input.
+    pub(crate) send: Vec<Range<usize>>,
+    /// Elements of the output.
+    pub(crate) recv: Vec<Range<usize>>,
+}
+
+impl Ranges {
+    /// The range for `peer` in a list.
+    fn one(list: &[Range<usize>], peer: usize) -> Range<usize> {
+        list[if list.len() == 1 { 0 } else { peer }].clone()
+    }
+
+    /// True if `from` sends to `to`.
+    fn has(call: &Call, from: usize, to: usize) -> bool {
+        match call.collective {
+            Collective::Gather => to == call.root,
+            Collective::Scatter => from == call.root,
+            _ => true,
+        }
+    }
+
+    /// Sends of `rank` to others, from the next rank on, so that ranks do not all begin with the same target.
+    pub(crate) fn sends(&self, call: &Call, rank: usize, size: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let peers = (1..size).map(move |k| (rank + k) % size).filter(move |&to| Ranges::has(call, rank, to));
+        peers.map(|to| (to, Ranges::one(&self.send, to)))
+    }
+
+    /// Receives of `rank` from others, in the order in which their first messages come.
+    pub(crate) fn recvs(&self, call: &Call, rank: usize, size: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let peers = (1..size).map(move |k| (rank + size - k) % size).filter(move |&from| Ranges::has(call, from, rank));
+        peers.map(|from| (from, Ranges::one(&self.recv, from)))
+    }
+
+    /// The copy from the input of `rank` to its output.
+    pub(crate) fn own(&self, call: &Call, rank: usize) -> Option<(Range<usize>, Range<usize>)> {
+        Ranges::has(call, rank, rank).then(|| (Ranges::one(&self.send, rank), Ranges::one(&self.recv, rank)))
+    }
 }
 
 /// A compiled call.
@@ -176,36 +206,8 @@ impl Plan {
         for lane in &program.lanes {
             let first = instructions.len();
             for step in &lane.steps {
-                let index = |peer: Option<usize>| match peer {
-                    Some(peer) => link(lane.channel, peer).map(|i| i as usize),
-                    None => Some(usize::MAX),
-                };
-                let action = match *step {
-                    Step::Send { src, .. } => Action::Send { src: place(src) },
-                    Step::Recv { dst, .. } => Action::Recv { dst: place(dst) },
-                    Step::Copy { src, dst } => Action::Copy { src: place(src), dst: place(dst) },
-                    Step::Reduce { src, dst, last } => Action::Reduce { src: place(src), dst: place(dst), last },
-                    Step::RecvReduceCopy { src, dst, last, .. } => {
-                        Action::RecvReduceCopy { src: place(src), dst: place(dst), last }
-                    }
-                    Step::RecvCopySend { dst, .. } => Action::RecvCopySend { dst: place(dst) },
-                    Step::RecvReduceSend { src, .. } => Action::RecvReduceSend { src: place(src) },
-                    Step::RecvReduceCopySend { src, dst, last, .. } => {
-                        Action::RecvReduceCopySend { src: place(src), dst: place(dst), last }
-                    }
-                };
-                instructions.push(Instruction {
-                    action,
-                    parts: step.parts(),
-                    recv: index(step.source())?,
-                    send: index(step.destination())?,
-                    last_recv: false,
-                    last_send: false,
-                    followed: false,
-                    may_zero_copy: false,
-                    awaits: usize::MAX,
-                    receives_input: false,
-                });
+                let link = |peer: u32| link(lane.channel, peer as usize).ok_or(());
+                instructions.push(Instruction::new(step.map(link, place).ok()?, step.parts()));
             }
             mark_last_uses(&mut instructions[first..]);
             mark_followed(&mut instructions[first..]);
@@ -216,8 +218,8 @@ impl Plan {
         if zero_copy {
             mark_zero_copy(&mut instructions, &lanes);
         }
-        let uses = |link: fn(&Instruction) -> usize| instructions.iter().any(|i| link(i) != usize::MAX);
-        let directions = (uses(|i| i.send), uses(|i| i.recv));
+        let directions =
+            (instructions.iter().any(|i| i.send().is_some()), instructions.iter().any(|i| i.recv().is_some()));
         let output_bytes = output_segments.saturating_mul(call.count).saturating_mul(elem);
         Some(Plan {
             instructions,
@@ -236,23 +238,26 @@ impl Plan {
 
     /// One lane per transfer, so that a slow peer does not hold up the others. `link` gives the index of the links with
     /// a peer, which must be open. An empty transfer sends a header alone, so a disagreement about it is detected.
-    pub(crate) fn of_transfers(
-        dtype: DType,
+    pub(crate) fn of_ranges(
+        call: &Call,
         header: Header,
-        transfers: &Transfers,
+        ranges: &Ranges,
+        (rank, size): (usize, usize),
         max_message: usize,
         zero_copy: bool,
         link: impl Fn(usize) -> Option<u32>,
     ) -> Option<Plan> {
-        let elem = dtype.size();
-        let Transfers { sends, recvs, own } = transfers;
+        let elem = call.dtype.size();
+        let sends: Vec<_> = ranges.sends(call, rank, size).collect();
+        let recvs: Vec<_> = ranges.recvs(call, rank, size).collect();
+        let own = ranges.own(call, rank);
         let lanes = sends.len() + recvs.len() + 1;
         let mut plan = Plan {
             instructions: Vec::with_capacity(lanes),
             lanes: Vec::with_capacity(lanes),
             elem,
             streams: recvs.iter().map(|(_, range)| range.len()).sum::<usize>().saturating_mul(elem) >= STREAM,
-            kernels: reduce::kernels(dtype, ReduceOp::Sum),
+            kernels: reduce::kernels(call.dtype, ReduceOp::Sum),
             average: Average::default(),
             scratch_bytes: 0,
             zero_copy,
@@ -267,38 +272,28 @@ impl Plan {
                 .saturating_mul(elem),
             header,
         };
-        let mut lane = |action, count, recv, send, longest| {
+        let mut lane = |step: Step<u32, Place>, count, longest| {
             let at = plan.instructions.len();
-            let (last_recv, last_send) = (recv != usize::MAX, send != usize::MAX);
-            let followed = matches!(action, Action::Send { .. });
             plan.instructions.push(Instruction {
-                action,
-                parts: 0..1,
-                recv,
-                send,
-                last_recv,
-                last_send,
-                followed,
-                may_zero_copy: false,
-                awaits: usize::MAX,
-                receives_input: false,
+                last_recv: step.from().is_some(),
+                last_send: step.to().is_some(),
+                followed: matches!(step, Step::Send { .. }),
+                ..Instruction::new(step, 0..1)
             });
             let partition = Partition::new(count, elem, 1, longest);
             let (windows, count) = (partition.windows(), Some(count as u64));
             plan.lanes.push(PlanLane { instructions: at..at + 1, partition, windows, count });
         };
         let place = |buf, range: &Range<usize>| Place { buf, segment_offset: range.start };
-        for (peer, range) in sends {
-            let action = Action::Send { src: place(Buf::Input, range) };
-            lane(action, range.len(), usize::MAX, link(*peer)? as usize, max_message);
+        for (peer, range) in &sends {
+            lane(Step::Send { to: link(*peer)?, src: place(Buf::Input, range) }, range.len(), max_message);
         }
-        if let Some((from, to)) = own {
-            let action = Action::Copy { src: place(Buf::Input, from), dst: place(Buf::Output, to) };
-            lane(action, to.len(), usize::MAX, usize::MAX, usize::MAX);
+        if let Some((from, to)) = &own {
+            let step = Step::Copy { src: place(Buf::Input, from), dst: place(Buf::Output, to) };
+            lane(step, to.len(), usize::MAX);
         }
-        for (peer, range) in recvs {
-            let action = Action::Recv { dst: place(Buf::Output, range) };
-            lane(action, range.len(), link(*peer)? as usize, usize::MAX, max_message);
+        for (peer, range) in &recvs {
+            lane(Step::Recv { from: link(*peer)?, dst: place(Buf::Output, range) }, range.len(), max_message);
         }
         Some(plan)
     }
@@ -306,7 +301,7 @@ impl Plan {
 
 /// Finds the sends which another one follows.
 fn mark_followed(instructions: &mut [Instruction]) {
-    let link = |i: &Instruction| matches!(i.action, Action::Send { .. }).then_some(i.send);
+    let link = |i: &Instruction| if let Step::Send { to, .. } = i.step { Some(to) } else { None };
     for at in 0..instructions.len() {
         let next = link(&instructions[(at + 1) % instructions.len()]);
         instructions[at].followed = link(&instructions[at]).is_some_and(|link| next == Some(link));
@@ -319,24 +314,24 @@ fn mark_zero_copy(instructions: &mut [Instruction], lanes: &[PlanLane]) {
     let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
     for lane in lanes {
         for at in lane.instructions.clone() {
-            let stays = |from: &Place| from.buf != Buf::Scratch;
-            let Some(from) = instructions[at].sent().filter(stays) else { continue };
-            let (parts, link) = (instructions[at].parts.clone(), instructions[at].send);
+            let stays = |(_, from): &(u32, Place)| from.buf != Buf::Scratch;
+            let Some((link, from)) = instructions[at].sent().filter(stays) else { continue };
+            let parts = instructions[at].parts.clone();
             let hits = |i: &Instruction| {
                 let same = |to: Place| to.buf == Buf::Output && to.segment_offset == from.segment_offset;
-                i.written().is_some_and(same) && overlap(&i.parts, &parts)
+                i.step.write().is_some_and(same) && overlap(&i.parts, &parts)
             };
             let later = at + 1..lane.instructions.end;
             let elsewhere = (0..instructions.len()).filter(|i| !lane.instructions.contains(i));
             let free = elsewhere.into_iter().all(|i| !hits(&instructions[i]))
-                && later.clone().all(|i| {
-                    !hits(&instructions[i]) || matches!(instructions[i].awaits, l if l == usize::MAX || l == link)
-                });
+                && later
+                    .clone()
+                    .all(|i| !hits(&instructions[i]) || instructions[i].awaits.is_none_or(|other| other == link));
             instructions[at].may_zero_copy = free;
             if free {
                 for i in later {
                     if hits(&instructions[i]) {
-                        instructions[i].awaits = link;
+                        instructions[i].awaits = Some(link);
                     }
                 }
             }
@@ -346,9 +341,9 @@ fn mark_zero_copy(instructions: &mut [Instruction], lanes: &[PlanLane]) {
 
 /// Marks each link's last use by a lane.
 fn mark_last_uses(lane: &mut [Instruction]) {
-    let (mut recvs, mut sends) = (HashSet::from([usize::MAX]), HashSet::from([usize::MAX]));
+    let (mut recvs, mut sends) = (HashSet::new(), HashSet::new());
     for instruction in lane.iter_mut().rev() {
-        instruction.last_recv = recvs.insert(instruction.recv);
-        instruction.last_send = sends.insert(instruction.send);
+        instruction.last_recv = instruction.recv().is_some_and(|link| recvs.insert(link));
+        instruction.last_send = instruction.send().is_some_and(|link| sends.insert(link));
     }
 }

@@ -5,10 +5,11 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::wait::{SLICE, sleep_on};
+use super::wait::sleep_on;
 use super::*;
 use crate::Secret;
 use crate::algorithm::{Shape, program};
+use crate::backoff::{Backoff, SLICE};
 use crate::config::{SingleCopy, TransportChoice};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Error;
@@ -145,8 +146,7 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
         let buffers = Buffers { input: ours.as_ptr().cast(), output: output.as_mut_ptr().cast() };
         let policy = WaitPolicy {
             turns: 2,
-            spin: Duration::from_micros(5),
-            yields: Duration::from_micros(200),
+            backoff: Backoff { spin: Duration::from_micros(5), yields: Duration::from_micros(200) },
             deadline: Duration::from_secs(20),
         };
         let task = Task { plan: &plan, buffers, header };
@@ -183,8 +183,11 @@ fn a_lost_wake_up_is_noticed() {
                 send(&mut theirs[0][1], &header, &[7]);
             }
         });
-        let policy =
-            WaitPolicy { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_secs(20) };
+        let policy = WaitPolicy {
+            turns: 1,
+            backoff: Backoff { spin: Duration::ZERO, yields: Duration::ZERO },
+            deadline: Duration::from_secs(20),
+        };
         let index = links.get(0, 1).expect("a link");
         assert!(peek(&mut links, index as usize, &header, &alone, &policy).expect("no failure"));
         assert_eq!(*alone.late.borrow(), if rings { vec![] } else { vec![1] });

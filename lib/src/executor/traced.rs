@@ -1,9 +1,9 @@
 //! Recorded runs: the executor describes its plans to the recorder.
 
-use super::plan::{Action, Instruction, PlanLane};
+use super::plan::{Instruction, PlanLane};
 use super::{Links, Supervisor, Task, WaitPolicy, Workspace, run_with};
 use crate::error::Result;
-use crate::trace::{Call, StepDone, StepKind};
+use crate::trace::{Call, StepDone};
 
 /// [`super::run`] with a recorder, which must be there. A failure is written out at once.
 ///
@@ -47,22 +47,13 @@ fn bytes(task: &Task<'_>, lane: &PlanLane, instruction: &Instruction, window: us
 #[inline]
 pub(super) fn describe(instruction: &Instruction, task: &Task<'_>, window: usize, bytes: usize) -> StepDone {
     StepDone {
-        kind: match instruction.action {
-            Action::Send { .. } => StepKind::Send,
-            Action::Recv { .. } => StepKind::Recv,
-            Action::Copy { .. } => StepKind::Copy,
-            Action::Reduce { .. } => StepKind::Reduce,
-            Action::RecvReduceCopy { .. } => StepKind::RecvReduceCopy,
-            Action::RecvCopySend { .. } => StepKind::RecvCopySend,
-            Action::RecvReduceSend { .. } => StepKind::RecvReduceSend,
-            Action::RecvReduceCopySend { .. } => StepKind::RecvReduceCopySend,
-        },
+        kind: instruction.step.kind(),
         seq: task.header.seq,
         window,
         part: instruction.parts.start,
         bytes,
-        recv: instruction.recv,
-        send: instruction.send,
+        recv: instruction.step.from(),
+        send: instruction.step.to(),
     }
 }
 
@@ -71,7 +62,7 @@ fn call(task: &Task<'_>) -> Call {
     // The first window's parts are the longest.
     let steps =
         plan.lanes.iter().flat_map(|lane| plan.instructions[lane.instructions.clone()].iter().map(move |i| (lane, i)));
-    let messages = steps.filter(|(_, i)| i.recv != usize::MAX || i.send != usize::MAX);
+    let messages = steps.filter(|(_, i)| i.recv().or(i.send()).is_some());
     Call {
         count: header.count,
         seq: header.seq,

@@ -7,9 +7,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::Blocked;
 use super::links::Links;
+use crate::backoff::{Backoff, Phase, SLICE};
 use crate::error::{Error, Result};
 use crate::interrupt::asked_to_stop;
-use crate::trace::Phase;
 use crate::wire::Header;
 
 /// The communicator as the executor sees it: the source of aborts, and of reports about other ranks.
@@ -54,43 +54,99 @@ pub(crate) struct WaitPolicy {
     /// Iterations of the spin loop between two clock readings. At each reading every link is polled, a system call over
     /// TCP.
     pub(crate) turns: u32,
-    /// Time of busy iterations, which come first.
-    pub(crate) spin: Duration,
-    /// Time of iterations that give the core away, which come next.
-    pub(crate) yields: Duration,
+    pub(crate) backoff: Backoff,
     /// Time without any movement after which the wait fails. After the yields it sleeps.
     pub(crate) deadline: Duration,
 }
 
-/// Longest sleep before the abort flag and the peers are checked again.
-pub(super) const SLICE: Duration = Duration::from_millis(50);
-
 /// Longest delay of the ring for a message that was found at the end of a slice.
 const LATE: Duration = Duration::from_millis(1);
 /// A wait as long as this may be for a rank that makes a different call.
-pub(crate) const DOUBT: Duration = Duration::from_millis(20);
+const DOUBT: Duration = Duration::from_millis(20);
 
 /// Busy iterations between two polls of the links that no lane waits for: over TCP each poll costs a system call, and
 /// the awaited rank may need this core.
 const OTHERS: u32 = 8;
 
-/// State of one run's waiting.
-pub(super) struct Waiter<'a> {
+/// A wait, apart from what it waits for.
+pub(crate) struct Waiter<'a> {
     supervisor: &'a dyn Supervisor,
     policy: &'a WaitPolicy,
     turns: u32,
-    /// Clock readings so far.
-    looks: u32,
     since: Option<Instant>,
     announced: bool,
+}
+
+impl<'a> Waiter<'a> {
+    pub(crate) fn new(supervisor: &'a dyn Supervisor, policy: &'a WaitPolicy) -> Self {
+        Waiter { supervisor, policy, turns: 0, since: None, announced: false }
+    }
+
+    /// Something moved.
+    #[inline]
+    pub(crate) fn reset(&mut self) {
+        self.turns = 0;
+        if self.since.is_some() {
+            self.since = None;
+            if std::mem::take(&mut self.announced) {
+                self.supervisor.waiting_on(None);
+            }
+        }
+    }
+
+    /// True when the clock is to be read; else one iteration is over.
+    #[inline]
+    pub(crate) fn is_due(&mut self) -> bool {
+        self.turns += 1;
+        if self.turns < self.policy.turns {
+            std::hint::spin_loop();
+            return false;
+        }
+        self.turns = 0;
+        true
+    }
+
+    /// Spends an iteration; returns the phase, and the time without movement.
+    pub(crate) fn pause(&mut self) -> (Phase, Duration) {
+        let now = Instant::now();
+        let waited = now.duration_since(*self.since.get_or_insert(now));
+        (self.policy.backoff.pause(waited), waited)
+    }
+
+    /// A wait gets long: publishes the awaited rank, and compares the calls.
+    pub(crate) fn announce(&mut self, peer: Option<usize>, waited: Duration) -> Result<()> {
+        if !self.announced {
+            self.announced = true;
+            self.supervisor.waiting_on(peer);
+        }
+        if waited >= DOUBT { self.supervisor.compare() } else { Ok(()) }
+    }
+
+    /// Longest sleep of a call that has waited for `peers` in vain; fails at the deadline, and when it is to end.
+    pub(crate) fn slice(&self, header: &Header, peers: &[usize], waited: Duration) -> Result<Duration> {
+        if waited >= self.policy.deadline {
+            return Err(self.supervisor.timed_out(header, peers, waited));
+        }
+        if asked_to_stop() {
+            return Err(self.supervisor.interrupted(header));
+        }
+        Ok(SLICE.min(self.policy.deadline - waited))
+    }
+}
+
+/// The wait of a run for its links.
+pub(super) struct LinkWaiter<'a> {
+    waiter: Waiter<'a>,
+    /// Clock readings so far.
+    looks: u32,
     phase: Phase,
     /// Bytes over all links at the last check.
     bytes: u64,
 }
 
-impl<'a> Waiter<'a> {
+impl<'a> LinkWaiter<'a> {
     pub(super) fn new(supervisor: &'a dyn Supervisor, policy: &'a WaitPolicy) -> Self {
-        Waiter { supervisor, policy, turns: 0, looks: 0, since: None, announced: false, phase: Phase::Spin, bytes: 0 }
+        LinkWaiter { waiter: Waiter::new(supervisor, policy), looks: 0, phase: Phase::Spin, bytes: 0 }
     }
 
     /// The kind of the last iteration.
@@ -101,34 +157,23 @@ impl<'a> Waiter<'a> {
     /// Something moved.
     #[inline]
     pub(super) fn reset(&mut self) {
-        self.turns = 0;
-        if self.since.is_some() {
-            self.since = None;
-            self.phase = Phase::Spin;
-            if std::mem::take(&mut self.announced) {
-                self.supervisor.waiting_on(None);
-            }
-        }
+        self.waiter.reset();
+        self.phase = Phase::Spin;
     }
 
     /// Waits for one iteration: returns soon, or fails.
     #[inline]
     pub(super) fn wait(&mut self, links: &mut Links, blocked: &Blocked<'_>) -> Result<()> {
-        self.turns += 1;
-        if self.turns < self.policy.turns {
-            std::hint::spin_loop();
-            return Ok(());
-        }
-        self.turns = 0;
-        self.wait_slowly(links, blocked)
+        if self.waiter.is_due() { self.wait_slowly(links, blocked) } else { Ok(()) }
     }
 
     #[cold]
     fn wait_slowly(&mut self, links: &mut Links, blocked: &Blocked<'_>) -> Result<()> {
-        self.supervisor.alive()?;
+        let supervisor = self.waiter.supervisor;
+        supervisor.alive()?;
         self.looks = self.looks.wrapping_add(1);
         let moved = if self.phase == Phase::Sleep || self.looks.is_multiple_of(OTHERS) {
-            links.progress().map_err(|e| self.supervisor.explain(blocked.header(), e))?
+            links.progress().map_err(|e| supervisor.explain(blocked.header(), e))?
         } else {
             false
         };
@@ -138,14 +183,9 @@ impl<'a> Waiter<'a> {
             self.reset();
             return Ok(());
         }
-        let now = Instant::now();
-        let waited = now.duration_since(*self.since.get_or_insert(now));
-        if waited < self.policy.spin {
-            return Ok(());
-        }
-        if waited < self.policy.spin + self.policy.yields {
-            self.phase = Phase::Yield;
-            std::thread::yield_now();
+        let (phase, waited) = self.waiter.pause();
+        if phase != Phase::Sleep {
+            self.phase = phase;
             return Ok(());
         }
         let mut peers: Vec<usize> = Vec::new();
@@ -156,25 +196,13 @@ impl<'a> Waiter<'a> {
         }
         peers.sort_unstable();
         peers.dedup();
-        if !self.announced {
-            self.announced = true;
-            self.supervisor.waiting_on(peers.first().copied());
-        }
-        if waited >= DOUBT {
-            self.supervisor.compare()?;
-        }
-        if waited >= self.policy.deadline {
-            return Err(self.supervisor.timed_out(blocked.header(), &peers, waited));
-        }
-        if asked_to_stop() {
-            return Err(self.supervisor.interrupted(blocked.header()));
-        }
-        if self.phase != Phase::Sleep {
-            // Not before all links were checked.
-            self.phase = Phase::Sleep;
+        self.waiter.announce(peers.first().copied(), waited)?;
+        let slice = self.waiter.slice(blocked.header(), &peers, waited)?;
+        // Not before all links were checked.
+        if std::mem::replace(&mut self.phase, Phase::Sleep) != Phase::Sleep {
             return Ok(());
         }
-        self.sleep(links, blocked, SLICE.min(self.policy.deadline - waited))
+        self.sleep(links, blocked, slice)
     }
 
     /// Sleeps until an awaited link moves or the slice is over.
@@ -186,7 +214,7 @@ impl<'a> Waiter<'a> {
         });
         // Links with only committed messages to send, or a peer's messages to receive, count as well.
         sending.extend(links.unflushed());
-        sleep_on(links, (&receiving, &sending), blocked.header(), self.supervisor, slice)
+        sleep_on(links, (&receiving, &sending), blocked.header(), self.waiter.supervisor, slice)
     }
 }
 

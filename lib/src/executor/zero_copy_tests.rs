@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::tests::Alone;
 use super::*;
 use crate::algorithm::{Shape, program};
+use crate::backoff::Backoff;
 use crate::dtype::{DType, ReduceOp};
 use crate::schedule::Program;
 use crate::transport::{Doorbell, Interest, LinkOptions, LinkPair, Peer, SendLink, ZeroCopy, inproc};
@@ -153,8 +154,7 @@ fn outcome(
         let buffers = Buffers { input: input.cast_const().cast(), output: output.cast() };
         let policy = WaitPolicy {
             turns: 2,
-            spin: Duration::from_micros(5),
-            yields: Duration::from_micros(200),
+            backoff: Backoff { spin: Duration::from_micros(5), yields: Duration::from_micros(200) },
             deadline: Duration::from_secs(20),
         };
         let (task, mut workspace) = (Task { plan: &plan, buffers, header }, Workspace::default());

@@ -9,8 +9,8 @@ use super::buffer::{BufferMut, Place, Spot};
 use super::{Owned, ProcessGroup, Work};
 use crate::Call;
 use crate::comm::Inner;
+use crate::comm::RawCall;
 use crate::comm::calls::table::{asked, collectives};
-use crate::comm::engine::bound::Bound;
 use crate::dtype::ReduceOp;
 use crate::error::Result;
 
@@ -57,7 +57,7 @@ impl ProcessGroup {
     fn in_place<B: Owned>(
         &self,
         mut buffer: B,
-        prepare: impl Fn(&Inner, &mut BufferMut<'_>) -> Result<Bound> + Send + 'static,
+        prepare: impl Fn(&Inner, &mut BufferMut<'_>) -> Result<RawCall> + Send + 'static,
     ) -> Result<Work<B>> {
         let inner = self.comm.inner();
         let mut memory = buffer.output();
@@ -92,7 +92,7 @@ impl ProcessGroup {
     fn queue<B: Send + 'static>(
         &self,
         buffers: B,
-        prepare: impl FnOnce(&Inner, &mut B) -> Result<Bound> + Send + 'static,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<RawCall> + Send + 'static,
     ) -> Result<Work<B>> {
         let backend = Arc::clone(&self.backend);
         let work = self.comm.submit_with(buffers, prepare, move |inner, call| {

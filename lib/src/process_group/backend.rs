@@ -8,7 +8,7 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 
 use crate::comm::Inner;
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::cuda::{DeviceComm, Stream};
 use crate::error::{Error, Result};
 use crate::wire::Collective;
@@ -66,20 +66,20 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// The call's memory must be valid, and untouched by others, until this returns.
-    unsafe fn run(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()>;
+    unsafe fn run(&self, comm: &Inner, call: &RawCall, background: bool) -> Result<()>;
 
     /// Runs several as one, so that the order of sends and receives among them does not matter.
     ///
     /// # Safety
     /// As [`Backend::run`].
-    unsafe fn run_batch(&self, comm: &Inner, calls: &[Bound]) -> Result<()>;
+    unsafe fn run_batch(&self, comm: &Inner, calls: &[RawCall]) -> Result<()>;
 
     /// Enqueues calls on device memory on a stream, as one.
     ///
     /// # Safety
     /// The calls' memory must be of the group's device, valid, and untouched by others, until the stream has passed
     /// them.
-    unsafe fn enqueue(&self, calls: &[Bound], stream: &Stream) -> Result<()>;
+    unsafe fn enqueue(&self, calls: &[RawCall], stream: &Stream) -> Result<()>;
 
     /// The GPU, if the group has one.
     fn device(&self) -> Option<&Arc<CudaContext>>;

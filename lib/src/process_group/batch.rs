@@ -3,8 +3,8 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
 use super::own::Own;
+use crate::comm::RawCall;
 use crate::comm::calls::table::{asked, collectives};
-use crate::comm::engine::bound::Bound;
 use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Batch<'a> {
     group: &'a ProcessGroup,
-    calls: Vec<Bound>,
+    calls: Vec<RawCall>,
     /// Messages to ourselves.
     own: Own,
     /// Memory of the calls. Buffers of a device record their use in the stream with cudarc when they are dropped.
@@ -92,7 +92,7 @@ impl<'a> Batch<'a> {
         self.push(call, [data.place])
     }
 
-    fn push<const N: usize>(&mut self, call: impl Into<Option<Bound>>, places: [Place<'a>; N]) -> Result<()> {
+    fn push<const N: usize>(&mut self, call: impl Into<Option<RawCall>>, places: [Place<'a>; N]) -> Result<()> {
         for place in places {
             if matches!(place, Place::Nowhere) {
                 continue;

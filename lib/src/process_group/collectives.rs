@@ -7,8 +7,8 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Spot};
 use super::work::Enqueued;
+use crate::comm::RawCall;
 use crate::comm::calls::table::{asked, collectives};
-use crate::comm::engine::bound::Bound;
 use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
 use crate::error::Result;
@@ -77,7 +77,7 @@ impl ProcessGroup {
     /// # Safety
     /// The call's memory must be at `spot`, and valid and untouched by others until this returns.
     #[inline]
-    unsafe fn carry_out(&self, spot: Spot<'_>, call: Bound) -> Result<()> {
+    unsafe fn carry_out(&self, spot: Spot<'_>, call: RawCall) -> Result<()> {
         match spot {
             Spot::Host => {
                 let inner = self.comm.inner();
@@ -94,7 +94,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// As [`Backend::enqueue`](super::Backend::enqueue).
-    pub(super) unsafe fn enqueue(&self, calls: &[Bound], stream: &Stream) -> Result<Enqueued> {
+    pub(super) unsafe fn enqueue(&self, calls: &[RawCall], stream: &Stream) -> Result<Enqueued> {
         // SAFETY: forwarded from the caller.
         let op = unsafe { self.enqueue_unmarked(calls, stream) }?;
         self.mark(stream, op)
@@ -109,7 +109,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// As [`Backend::enqueue`](super::Backend::enqueue).
-    pub(super) unsafe fn enqueue_unmarked(&self, calls: &[Bound], stream: &Stream) -> Result<&'static str> {
+    pub(super) unsafe fn enqueue_unmarked(&self, calls: &[RawCall], stream: &Stream) -> Result<&'static str> {
         let op = match calls {
             [one] => one.collective.name(),
             _ => "batch",

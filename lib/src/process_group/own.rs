@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::cuda::{Stream, copy};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -18,13 +18,13 @@ pub(super) struct Own {
 
 impl Own {
     /// Adds a message that we send to ourselves; returns `None` for it.
-    pub(super) fn send(&mut self, call: Bound) -> Option<Bound> {
+    pub(super) fn send(&mut self, call: RawCall) -> Option<RawCall> {
         self.sends.push((call.dtype, call.count, call.buffers.input));
         None
     }
 
     /// Adds a message that we receive from ourselves; returns `None` for it.
-    pub(super) fn recv(&mut self, call: Bound) -> Option<Bound> {
+    pub(super) fn recv(&mut self, call: RawCall) -> Option<RawCall> {
         self.recvs.push((call.dtype, call.count, call.buffers.output));
         None
     }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaContext;
 
 use super::backend::{Backend, BackendType};
-use crate::comm::engine::bound::Bound;
 use crate::comm::{Comm, Inner, RawCall};
 use crate::cuda::{self, DeviceComm, Stream};
 use crate::error::{Error, Result};
@@ -36,25 +35,24 @@ impl Backend for Tinynccl {
     }
 
     #[inline]
-    unsafe fn run(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
+    unsafe fn run(&self, comm: &Inner, call: &RawCall, background: bool) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { comm.execute(call, background) }
     }
 
-    unsafe fn run_batch(&self, comm: &Inner, calls: &[Bound]) -> Result<()> {
+    unsafe fn run_batch(&self, comm: &Inner, calls: &[RawCall]) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { comm.batch("batch", calls, false) }
     }
 
-    unsafe fn enqueue(&self, calls: &[Bound], stream: &Stream) -> Result<()> {
+    unsafe fn enqueue(&self, calls: &[RawCall], stream: &Stream) -> Result<()> {
         let device = self.device.as_ref().ok_or_else(|| Error::Unsupported {
             what: "device memory in a group without GPUs".to_owned(),
             detail: "ask for one at the start: InitOptions::device(Device::LocalRank)".to_owned(),
         })?;
         device.context().bind_to_thread().map_err(|e| cuda::cuda("enqueue", "taking the GPU", e))?;
-        let calls: Vec<RawCall> = calls.iter().map(RawCall::from).collect();
         // SAFETY: forwarded from the caller.
-        unsafe { device.enqueue_group(stream.clone(), &calls) }
+        unsafe { device.enqueue_group(stream.clone(), calls) }
     }
 
     fn device(&self) -> Option<&Arc<CudaContext>> {

@@ -11,9 +11,15 @@ use cudarc::driver::{CudaEvent, DriverError};
 
 use super::awaited;
 use super::backend::Backend;
+use crate::backoff::Backoff;
 use crate::comm;
 use crate::cuda::{Stream, cuda};
 use crate::error::{Error, Result};
+
+/// Spinning does not speed up the device.
+const BACKOFF: Backoff = Backoff { spin: Duration::from_micros(100), yields: Duration::from_micros(1900) };
+/// Longest sleep before the event is queried again.
+const LONGEST: Duration = Duration::from_micros(50);
 
 /// A call in flight that owns its buffers `B` until it is complete. A thread waits for it with
 /// [`Work::wait`], a task of any executor with `.await`.
@@ -162,12 +168,7 @@ impl Enqueued {
                 if waited >= timeout {
                     return Ok(false);
                 }
-                // Spinning does not speed up the device.
-                if waited > Duration::from_millis(2) {
-                    std::thread::sleep(Duration::from_micros(50));
-                } else if waited > Duration::from_micros(100) {
-                    std::thread::yield_now();
-                }
+                BACKOFF.nap(waited, LONGEST);
             }
         }
     }

@@ -10,6 +10,7 @@ use super::run::run;
 use super::task::Plan;
 use super::turn::Outcome;
 use crate::algorithm::Shape;
+use crate::backoff::Backoff;
 use crate::doorbell::Doorbell;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -30,7 +31,7 @@ fn broadcast(board: &mut Board, algorithm: Algorithm, data: &mut [u64]) -> Resul
         count: count as u64,
         seq: 1,
         root: 0,
-        crc: 77,
+        check: 77,
         collective: collective as u8,
         dtype: DType::U64 as u8,
         op,
@@ -40,8 +41,11 @@ fn broadcast(board: &mut Board, algorithm: Algorithm, data: &mut [u64]) -> Resul
     let shape = Shape { collective, ranks: 2, root: 0, channels: 1 };
     let kernels = reduce::kernels(DType::U64, ReduceOp::Sum);
     let plan = Plan { shape, count, elem: 8, kernels, average: Default::default(), header };
-    let policy =
-        WaitPolicy { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_millis(100) };
+    let policy = WaitPolicy {
+        turns: 1,
+        backoff: Backoff { spin: Duration::ZERO, yields: Duration::ZERO },
+        deadline: Duration::from_millis(100),
+    };
     let buffers = Buffers { input: data.as_ptr().cast(), output: data.as_mut_ptr().cast() };
     let alone = Alone::new(Doorbell::new().unwrap());
     // SAFETY: the buffer holds `count` words and is ours.

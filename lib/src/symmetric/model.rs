@@ -15,6 +15,7 @@ use super::task::Plan;
 use super::turn::Outcome;
 use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::algorithm::Shape;
+use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::executor::{Buffers, Supervisor, WaitPolicy};
 use crate::reduce::{Average, Kernels};
@@ -200,7 +201,8 @@ impl Rank {
         // The same on all ranks, so no rank ever sees a mismatch, whatever it reads and when.
         self.board.made(u64::from(self.seq) << 32 | u64::from(!self.seq));
         let yields = if wait == Wait::Sleep { Duration::ZERO } else { Duration::MAX };
-        let policy = WaitPolicy { turns: 1, spin: Duration::ZERO, yields, deadline: Duration::MAX };
+        let policy =
+            WaitPolicy { turns: 1, backoff: Backoff { spin: Duration::ZERO, yields }, deadline: Duration::MAX };
         // SAFETY: the callers' buffers hold `count` elements, and only the call uses them.
         let outcome =
             unsafe { run(&mut self.board, &self.registry, &plan, header, buffers, &Calm, &policy, None) }.unwrap();
@@ -376,14 +378,20 @@ fn announcements_are_read_whole() {
         let (reader, writer) = (world.remove(0), world.remove(0));
         let thread = loom::thread::spawn(move || {
             for seq in 1..3 {
-                writer.board.announce(&Header { seq, count: u64::from(seq), root: seq, crc: seq, ..Header::default() });
+                writer.board.announce(&Header {
+                    seq,
+                    count: u64::from(seq),
+                    root: seq,
+                    check: seq,
+                    ..Header::default()
+                });
             }
             writer
         });
         let mut last = 0;
         for _ in 0..2 {
-            if let Some(Header { seq, count, root, crc, .. }) = reader.board.announcement(1) {
-                assert!(u64::from(seq) == count && seq == root && seq == crc, "torn: {seq} {count} {root} {crc}");
+            if let Some(Header { seq, count, root, check, .. }) = reader.board.announcement(1) {
+                assert!(u64::from(seq) == count && seq == root && seq == check, "torn: {seq} {count} {root} {check}");
                 assert!((last..3).contains(&seq), "{seq} after {last}");
                 last = seq;
             }

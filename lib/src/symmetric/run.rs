@@ -1,6 +1,6 @@
 //! A call from start to end: its steps, and the waits between them.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::allocation::Registry;
 use super::board::Board;
@@ -9,10 +9,9 @@ use super::staged::Staged;
 use super::task::{Plan, Task};
 use super::turn::{Outcome, Turn, Wait};
 use super::two_shot::TwoShot;
+use crate::backoff::Phase;
 use crate::error::{Error, Result};
-use crate::executor::{Buffers, DOUBT, Supervisor, WaitPolicy};
-use crate::interrupt::asked_to_stop;
-use crate::sync::yield_now;
+use crate::executor::{Buffers, Supervisor, WaitPolicy, Waiter};
 use crate::trace::Recorder;
 use crate::wire::{Algorithm, Header};
 
@@ -49,7 +48,7 @@ pub(crate) unsafe fn run(
             }
         }
     };
-    let mut waiter = Waiter { supervisor, policy, turns: 0, since: None, announced: false };
+    let mut waiter = Waiter::new(supervisor, policy);
     let mut last = None;
     loop {
         // SAFETY: forwarded from the caller.
@@ -79,93 +78,62 @@ pub(crate) unsafe fn run(
                         recorder.awaits(peer, matches!(what, Wait::Arrival(_)));
                     }
                 }
-                waiter.wait(board, &task, peer, what)?;
+                wait(&mut waiter, board, &task, supervisor, (peer, what))?;
             }
         }
     }
 }
 
-/// Longest sleep before the failure flag is checked again.
-const SLICE: Duration = Duration::from_millis(50);
-
-struct Waiter<'a> {
-    supervisor: &'a dyn Supervisor,
-    policy: &'a WaitPolicy,
-    turns: u32,
-    since: Option<Instant>,
-    announced: bool,
+/// Waits for one iteration until `peer` has come so far: returns soon, or fails.
+#[inline]
+fn wait(
+    waiter: &mut Waiter<'_>,
+    board: &Board,
+    task: &Task<'_>,
+    supervisor: &dyn Supervisor,
+    (peer, what): (usize, Wait),
+) -> Result<()> {
+    if waiter.is_due() { wait_slowly(waiter, board, task, supervisor, (peer, what)) } else { Ok(()) }
 }
 
-impl Waiter<'_> {
-    #[inline]
-    fn reset(&mut self) {
-        self.turns = 0;
-        if self.since.take().is_some() && std::mem::take(&mut self.announced) {
-            self.supervisor.waiting_on(None);
-        }
+#[cold]
+fn wait_slowly(
+    waiter: &mut Waiter<'_>,
+    board: &Board,
+    task: &Task<'_>,
+    supervisor: &dyn Supervisor,
+    (peer, what): (usize, Wait),
+) -> Result<()> {
+    supervisor.alive()?;
+    let (phase, waited) = waiter.pause();
+    if phase != Phase::Sleep {
+        return Ok(());
     }
-
-    #[inline]
-    fn wait(&mut self, board: &Board, task: &Task<'_>, peer: usize, what: Wait) -> Result<()> {
-        self.turns += 1;
-        if self.turns < self.policy.turns {
-            std::hint::spin_loop();
-            return Ok(());
-        }
-        self.turns = 0;
-        self.wait_slowly(board, task, peer, what)
+    if let Some(other) = board.stray() {
+        return Err(stray(supervisor, &task.header, other));
     }
-
-    #[cold]
-    fn wait_slowly(&mut self, board: &Board, task: &Task<'_>, peer: usize, what: Wait) -> Result<()> {
-        self.supervisor.alive()?;
-        let now = Instant::now();
-        let waited = now.duration_since(*self.since.get_or_insert(now));
-        if waited < self.policy.spin {
-            return Ok(());
-        }
-        if waited < self.policy.spin + self.policy.yields {
-            yield_now();
-            return Ok(());
-        }
-        if !self.announced {
-            self.announced = true;
-            self.supervisor.waiting_on(Some(peer));
-        }
-        if let Some(other) = board.stray() {
-            return Err(stray(self.supervisor, &task.header, other));
-        }
-        if waited >= DOUBT {
-            self.supervisor.compare()?;
-        }
-        if let Some((other, theirs)) = elsewhere(board, task) {
-            return Err(self.supervisor.mismatch(other, task.header, theirs));
-        }
-        // First whether it has left, then whether it arrived before that.
-        if self.supervisor.has_left(peer) && !board.has(peer, what) {
-            return Err(self.supervisor.left(&task.header, peer));
-        }
-        if waited >= self.policy.deadline {
-            return Err(self.supervisor.timed_out(&task.header, &[peer], waited));
-        }
-        if asked_to_stop() {
-            return Err(self.supervisor.interrupted(&task.header));
-        }
-        let slice = SLICE.min(self.policy.deadline - waited);
-        let since = Instant::now();
-        let alone = board.sleep(slice, || board.has(peer, what) || self.supervisor.has_failed());
-        // An interrupted sleep ends early; the waker of a message found then may still be under way.
-        let slept = since.elapsed();
-        if alone && slept >= slice && board.has(peer, what) {
-            self.supervisor.woke_late(peer, slept);
-        }
-        Ok(())
+    waiter.announce(Some(peer), waited)?;
+    if let Some((other, theirs)) = elsewhere(board, task) {
+        return Err(supervisor.mismatch(other, task.header, theirs));
     }
+    // First whether it has left, then whether it arrived before that.
+    if supervisor.has_left(peer) && !board.has(peer, what) {
+        return Err(supervisor.left(&task.header, peer));
+    }
+    let slice = waiter.slice(&task.header, &[peer], waited)?;
+    let since = Instant::now();
+    let alone = board.sleep(slice, || board.has(peer, what) || supervisor.has_failed());
+    // An interrupted sleep ends early; the waker of a message found then may still be under way.
+    let slept = since.elapsed();
+    if alone && slept >= slice && board.has(peer, what) {
+        supervisor.woke_late(peer, slept);
+    }
+    Ok(())
 }
 
 /// The error for a rank that has made other calls than we have; its digest does not show which.
 fn stray(supervisor: &dyn Supervisor, header: &Header, peer: usize) -> Error {
-    supervisor.mismatch(peer, *header, Header { crc: !header.crc, ..*header })
+    supervisor.mismatch(peer, *header, Header { check: !header.check, ..*header })
 }
 
 /// A rank that has not arrived at this call but has announced one over links with the same or a later number.

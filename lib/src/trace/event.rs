@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use crate::backoff::Phase;
 use crate::device::{Choice, Path};
+use crate::schedule;
 
 /// Something that took from `begin` to `end` (nanoseconds of our clock) on one of the communicator's tracks.
 #[derive(Debug, Clone, Copy)]
@@ -132,7 +134,7 @@ pub(crate) struct Call {
 /// A step of a lane.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
-    pub(super) kind: StepKind,
+    pub(super) kind: schedule::Step<(), ()>,
     /// False where the call failed before the step was done.
     pub(super) done: bool,
     /// First part; 65535 stands for all above.
@@ -148,54 +150,4 @@ pub(super) struct Step {
     /// Number of the message on its link and direction.
     pub(super) received: u32,
     pub(super) sent: u32,
-}
-
-/// The primitives, with NCCL's names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StepKind {
-    Send,
-    Recv,
-    Copy,
-    Reduce,
-    RecvReduceCopy,
-    RecvCopySend,
-    RecvReduceSend,
-    RecvReduceCopySend,
-}
-
-impl StepKind {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            StepKind::Send => "send",
-            StepKind::Recv => "recv",
-            StepKind::Copy => "copy",
-            StepKind::Reduce => "reduce",
-            StepKind::RecvReduceCopy => "recv_reduce_copy",
-            StepKind::RecvCopySend => "recv_copy_send",
-            StepKind::RecvReduceSend => "recv_reduce_send",
-            StepKind::RecvReduceCopySend => "recv_reduce_copy_send",
-        }
-    }
-}
-
-/// Activity of a thread while it waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Phase {
-    /// Looks at the links again and again.
-    #[default]
-    Spin,
-    /// Gives the core away between looks.
-    Yield,
-    /// Sleeps until a doorbell or a socket wakes it.
-    Sleep,
-}
-
-impl Phase {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Phase::Spin => "spin",
-            Phase::Yield => "yield",
-            Phase::Sleep => "sleep",
-        }
-    }
 }

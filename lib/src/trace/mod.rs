@@ -57,7 +57,7 @@ mod tracer;
 mod tests;
 
 pub(crate) use clock::{ClockOffset, measure, now};
-pub(crate) use event::{By, Call, Phase, Span, StepKind};
+pub(crate) use event::{By, Call, Span};
 pub(crate) use recorder::{Off, Probe, Recorder, StepDone};
 pub(crate) use sink::{Run, Sink};
 pub(crate) use tracer::{Tracer, recorded};

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use super::event::{Call, Content, Event, NONE, Phase, Step, StepKind, Track};
+use super::event::{Call, Content, Event, NONE, Step, Track};
 use super::ring::Ring;
 use super::source::Link;
 use super::tracer::Tracer;
 use super::{chrome, now};
+use crate::backoff::Phase;
+use crate::schedule;
 
 /// Hooks of the executor: [`Off`] compiles to nothing.
 pub(crate) trait Probe {
@@ -49,14 +51,14 @@ struct Waiting {
 /// A step, as the executor describes it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepDone {
-    pub(crate) kind: StepKind,
+    pub(crate) kind: schedule::Step<(), ()>,
     pub(crate) seq: u32,
     pub(crate) window: usize,
     pub(crate) part: usize,
     pub(crate) bytes: usize,
-    /// Link indices; `usize::MAX` where there is none.
-    pub(crate) recv: usize,
-    pub(crate) send: usize,
+    /// Link indices.
+    pub(crate) recv: Option<u32>,
+    pub(crate) send: Option<u32>,
 }
 
 /// The recorder of one communicator's executor.
@@ -198,8 +200,8 @@ impl Recorder {
             }
             None => NONE,
         };
-        let received = count(self.links.get_mut(step.recv).map(|l| &mut l.received));
-        let sent = count(self.links.get_mut(step.send).map(|l| &mut l.sent));
+        let received = count(step.recv.and_then(|i| self.links.get_mut(i as usize)).map(|l| &mut l.received));
+        let sent = count(step.send.and_then(|i| self.links.get_mut(i as usize)).map(|l| &mut l.sent));
         self.push(begin, end, Track::Lane(index(lane)), Content::Step(step.event(Some(end - stamp), received, sent)));
     }
 
@@ -306,8 +308,8 @@ impl StepDone {
             window: self.window as u32,
             bytes: self.bytes as u32,
             work_ns: u32::try_from(work_ns.unwrap_or(0)).unwrap_or(u32::MAX),
-            recv: index(self.recv),
-            send: index(self.send),
+            recv: self.recv.unwrap_or(NONE),
+            send: self.send.unwrap_or(NONE),
             received,
             sent,
         }

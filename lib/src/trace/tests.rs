@@ -6,7 +6,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::*;
+use crate::backoff::Phase;
 use crate::config::Config;
+use crate::schedule::Step;
 use crate::wire::{Collective, Header};
 
 fn recorder(path: &Path, capacity: usize) -> Recorder {
@@ -21,7 +23,7 @@ fn events(path: &Path) -> Vec<Value> {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in {text}"))
 }
 
-fn step(kind: StepKind, recv: usize, send: usize) -> StepDone {
+fn step(kind: Step<(), ()>, recv: Option<u32>, send: Option<u32>) -> StepDone {
     StepDone { kind, seq: 9, window: 1, part: 2, bytes: 3, recv, send }
 }
 
@@ -54,7 +56,7 @@ fn a_call_is_a_slice_with_its_steps_waits_and_arrows() {
     r.blocked(None, Some(0));
     r.idles(Phase::Sleep, || Some(0));
     r.enter(0);
-    r.step(step(StepKind::RecvCopySend, 0, 0));
+    r.step(step(Step::RecvCopySend { from: (), to: (), dst: () }, Some(0), Some(0)));
     r.run_ends([(call(), 1)].into_iter());
     drop(r);
     let events = events(&path);
@@ -128,7 +130,7 @@ fn a_full_recorder_says_what_it_dropped() {
     r.run_begins(1);
     for _ in 0..25 {
         r.enter(0);
-        r.step(step(StepKind::Copy, usize::MAX, usize::MAX));
+        r.step(step(Step::Copy { src: (), dst: () }, None, None));
     }
     r.flush(None);
     r.flush(None);
@@ -149,7 +151,7 @@ fn a_failure_is_written_at_once_with_the_step_that_was_not_done() {
     r.run_begins(1);
     r.enter(0);
     r.blocked(Some(0), None);
-    r.unfinished(0, step(StepKind::Recv, 0, usize::MAX));
+    r.unfinished(0, step(Step::Recv { from: (), dst: () }, Some(0), None));
     r.run_ends([(call(), 1)].into_iter());
     r.flush(Some("rank 7: \"gone\"\nsecond line \\ \u{1}"));
     let events = events(&path);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::accept::conn::Conn;
 use super::accept::handshake::{Caller, Reply};
+use super::accept::link::LinkHello;
 use super::accept::stream::{self, Stream};
 use super::info::EndpointInfo;
 use super::linger::Linger;
@@ -16,6 +17,7 @@ use crate::bootstrap::interface::LocalAddress;
 use crate::config::Config;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
+use crate::secret::Secret;
 
 /// Makes a transport listen; and its name.
 pub(crate) type Bind = (&'static str, fn(&Site<'_>) -> Result<Box<dyn Fabric>>);
@@ -127,14 +129,21 @@ pub struct Dial<'a> {
     /// Doorbell that the peer rings when our thread sleeps, unless our thread polls a descriptor.
     pub bell: &'a Arc<Doorbell>,
     pub(crate) ours: &'a EndpointInfo,
-    pub(crate) caller: Caller,
+    pub(crate) hello: LinkHello,
+    pub(crate) secret: Secret,
+    /// Our rank, and the peer's.
+    pub(crate) ranks: (usize, usize),
     pub(crate) wait: &'a Wait<'a>,
 }
 
 impl Dial<'_> {
     /// The peer at this address, for errors.
     pub fn peer(&self, address: String) -> Peer {
-        Peer { rank: self.wait.rank, peer: self.wait.peer, address }
+        Peer { rank: self.ranks.0, peer: self.ranks.1, address }
+    }
+
+    pub(crate) fn caller(&self) -> Caller<'static> {
+        Caller::new(&self.hello, self.secret, &[])
     }
 
     /// Goes through the handshake on a new non-blocking connection: it is the peer, and it wants the link.
@@ -143,7 +152,7 @@ impl Dial<'_> {
     /// [`Error::Timeout`], the abort's error, [`Error::Protocol`] when the peer does not want the link,
     /// [`Error::PeerLost`] when another process than the peer answers.
     pub fn greet<S: Stream>(&self, socket: &mut S, peer: &Peer) -> Result<()> {
-        stream::greet(socket, &self.caller, self.wait, peer).map_err(|failure| failure.of(peer))
+        stream::greet(socket, &self.caller(), self.wait).map_err(|failure| failure.of(peer))
     }
 }
 
@@ -164,6 +173,8 @@ pub struct Accept<'a> {
     pub options: &'a LinkOptions,
     /// Doorbell that the peer rings when our thread sleeps, unless our thread polls a descriptor.
     pub bell: &'a Arc<Doorbell>,
+    /// Our rank, and the peer's.
+    pub(crate) ranks: (usize, usize),
     pub(crate) wait: &'a Wait<'a>,
     pub(crate) further: &'a dyn Fn(usize) -> Result<Box<dyn Conn>>,
 }
@@ -171,7 +182,7 @@ pub struct Accept<'a> {
 impl Accept<'_> {
     /// The peer at this address, for errors.
     pub fn peer(&self, address: String) -> Peer {
-        Peer { rank: self.wait.rank, peer: self.wait.peer, address }
+        Peer { rank: self.ranks.0, peer: self.ranks.1, address }
     }
 
     /// Answers the dialer that the link stands.

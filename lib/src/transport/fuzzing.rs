@@ -2,17 +2,20 @@
 
 use super::LinkOptions;
 use super::accept::handshake::{Hello, Reply};
+use super::accept::link::LinkHello;
 
 pub use super::tcp::fuzzing::tcp_frame;
 
 /// The first bytes on a connection, read as a hello and as a reply.
 pub fn handshake(data: &[u8]) {
-    let rank = data.get(52..56).and_then(|t| t.try_into().ok()).map_or(0, u32::from_le_bytes) as usize;
-    if let Ok(hello) = Hello::parse(data, rank) {
+    let rank = data.get(44..48).and_then(|t| t.try_into().ok()).map_or(0, u32::from_le_bytes) as usize;
+    if let Ok(hello) = Hello::parse(data) {
         assert_eq!(bytemuck::bytes_of(&hello), data);
-        assert_eq!(hello.to as usize, rank);
-        assert!(Hello::parse(data, rank + 1).is_err());
-        let _ = hello.differs(&LinkOptions { max_message: 1, depth: 1 }, true, 1, false);
+        if let Ok(link) = LinkHello::of(&hello, rank) {
+            assert_eq!(link.to as usize, rank);
+            assert!(LinkHello::of(&hello, rank + 1).is_err());
+            let _ = link.differs(&LinkOptions { max_message: 1, depth: 1 }, true, 1, false);
+        }
     }
     if let Ok(reply) = Reply::parse(data) {
         let again = Reply::parse(&reply.to_bytes());

@@ -71,7 +71,7 @@ pub(crate) mod verbs;
 pub(crate) mod wait;
 mod wrap;
 
-pub(crate) use accept::{conn, handshake, stream};
+pub(crate) use accept::{acceptor, conn, handshake, stream};
 pub(crate) use memory::{fence, huge, mapping};
 pub use wrap::{checksum, faulty, paced};
 

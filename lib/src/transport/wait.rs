@@ -17,15 +17,17 @@ pub(crate) struct Wait<'a> {
     start: Instant,
     limit: Duration,
     abort: &'a dyn Fn() -> Option<Error>,
-    /// Our rank.
-    pub(crate) rank: usize,
-    /// The rank that we wait for.
-    pub(crate) peer: usize,
+    /// Our rank, and the rank that we wait for; `None` between processes without ranks.
+    ranks: Option<(usize, usize)>,
 }
 
 impl<'a> Wait<'a> {
     pub(crate) fn new(rank: usize, peer: usize, limit: Duration, abort: &'a dyn Fn() -> Option<Error>) -> Wait<'a> {
-        Wait { start: Instant::now(), limit, abort, rank, peer }
+        Wait { ranks: Some((rank, peer)), ..Wait::without_ranks(limit, abort) }
+    }
+
+    pub(crate) fn without_ranks(limit: Duration, abort: &'a dyn Fn() -> Option<Error>) -> Wait<'a> {
+        Wait { start: Instant::now(), limit, abort, ranks: None }
     }
 
     /// The next slice to wait for, or the error that ends the wait. `detail` says what was being waited for.
@@ -34,16 +36,14 @@ impl<'a> Wait<'a> {
             return Err(e);
         }
         let waited = self.start.elapsed();
-        match self.limit.checked_sub(waited) {
-            Some(left) if !left.is_zero() => Ok(left.min(SLICE)),
-            _ => Err(Error::Timeout {
-                op: "connect".to_owned(),
-                rank: self.rank,
-                waited,
-                missing: vec![self.peer],
-                detail: detail(),
-            }),
+        if let Some(left) = self.limit.checked_sub(waited).filter(|left| !left.is_zero()) {
+            return Ok(left.min(SLICE));
         }
+        let (op, detail) = ("connect".to_owned(), detail());
+        Err(match self.ranks {
+            Some((rank, peer)) => Error::Timeout { op, rank, waited, missing: vec![peer], detail },
+            None => Error::Connection { op, connection: format!("not established within {waited:?}"), detail },
+        })
     }
 
     /// Time left.

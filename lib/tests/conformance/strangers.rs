@@ -15,7 +15,7 @@ use tinynccl::Secret;
 use tinynccl::config::TransportChoice;
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkPair};
 
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 const HELLO: usize = 80;
 const PROOF: usize = 32;
 /// Bytes of a reply before its reason.
@@ -28,11 +28,12 @@ const PROVE: u32 = 4;
 fn hello() -> Vec<u8> {
     let mut bytes = b"tinynccl".to_vec();
     bytes.extend([0; 16]);
-    for number in [OPTIONS.max_message as u64, OPTIONS.depth as u64] {
+    // Version, purpose (a link), attached bytes; communicator, from, to, channel, origin, target.
+    for number in [VERSION, 1, 0, 1, 0, 1, 2, 0, 1] {
         bytes.extend(number.to_le_bytes());
     }
-    // Version, communicator, from, to, channel, flags, streams, stream, origin, target.
-    for number in [VERSION, 1, 0, 1, 2, 0, 1, 0, 0, 1] {
+    // Flags, streams, stream.
+    for number in [OPTIONS.max_message as u32, OPTIONS.depth as u32, 0, 1, 0] {
         bytes.extend(number.to_le_bytes());
     }
     assert_eq!(bytes.len(), HELLO);

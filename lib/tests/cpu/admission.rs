@@ -256,7 +256,7 @@ fn many_strangers_make_few_lines_in_the_log() {
     config.transport = TransportChoice::Tcp;
     let endpoint = Endpoint::local(RANK, Secret::random().expect("random bytes"), &config).expect("an endpoint");
     strangers(endpoint.info().tcp[0], 300);
-    let ours = format!("rank {RANK}: connections turned away");
+    let ours = format!("rank {RANK}: rejected connections");
     let first = warnings(&ours);
     assert!(first.len() == 1 && first[0].contains("does not speak our protocol"), "{first:?}");
     drop(endpoint);

@@ -9,7 +9,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
         "src",
         "",
         "fuzzing ddp process_group cuda comm launch symmetric executor net transport bootstrap trace topology reduce \
-         config half_open strangers secret interrupt doorbell threads sync unix fork",
+         config half_open strangers secret interrupt doorbell threads backoff sync unix fork",
     ),
     ("src/comm", "comm", "start calls engine state"),
     ("src/cuda", "cuda", "start calls comm hosted phased peer path kernels checked window driver"),

@@ -8,7 +8,7 @@ use crate::common::cells::{COLLECTIVES, Cell, check};
 use crate::common::{FABRICS, Fabric, config, run, run_ok};
 use tinynccl::bootstrap::Server;
 use tinynccl::wire::{Algorithm, Collective};
-use tinynccl::{Comm, DType, Error, ReduceOp, Result};
+use tinynccl::{Call, Comm, DType, Error, ReduceOp, Result};
 
 /// All collectives once, out of place and in place.
 fn check_all(comm: &Comm, dtype: DType, count: usize, op: ReduceOp) -> Result<()> {
@@ -370,7 +370,11 @@ fn wrong_lengths_are_refused_before_anything_is_sent() {
 #[test]
 fn explain_gives_the_same_choice_on_all_ranks() {
     let choices = run_ok(Fabric::Shm, 3, &config(), |comm| {
-        (0..28).map(|k| Ok(comm.explain(Collective::AllReduce, 1 << k)?.algorithm)).collect::<Result<Vec<_>>>()
+        (0..28)
+            .map(|k| {
+                Ok(comm.explain(&Call::new(Collective::AllReduce, DType::U8, ReduceOp::Sum, 0, 1 << k))?.algorithm)
+            })
+            .collect::<Result<Vec<_>>>()
     });
     assert_eq!(choices[0], choices[1]);
     assert_eq!(choices[0], choices[2]);

@@ -4,7 +4,7 @@ use crate::common::{FABRICS, Fabric, config, run_ok};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tinynccl::wire::{Algorithm, Collective};
-use tinynccl::{Comm, Config, Element, ReduceOp, Result};
+use tinynccl::{Call, Comm, Config, DType, Element, ReduceOp, Result};
 
 /// A float with the rounding that `ReduceOp::Sum` and `Avg` promise: after every addition and multiplication, to the
 /// element type.
@@ -152,9 +152,9 @@ fn without_it_some_algorithm_differs() {
 #[test]
 fn an_algorithm_in_another_order_is_refused_and_named() {
     let choices = run_ok(Fabric::Inproc, 4, &fixed(Some(Algorithm::Ring), 4096), |comm| {
-        let sum = comm.explain(Collective::AllReduce, 1 << 20)?;
+        let sum = comm.explain(&Call::new(Collective::AllReduce, DType::U8, ReduceOp::Sum, 0, 1 << 20))?;
         assert!(sum.estimates.iter().all(|e| e.algorithm != Algorithm::Ring));
-        let copy = comm.explain(Collective::AllGather, 1 << 20)?;
+        let copy = comm.explain(&Call::new(Collective::AllGather, DType::U8, ReduceOp::Sum, 0, 1 << 20))?;
         Ok((sum.algorithm, sum.refused, copy.algorithm, copy.refused))
     });
     assert_eq!(choices[0], (Algorithm::AllPairs, Some(Algorithm::Ring), Algorithm::Ring, None));
@@ -170,7 +170,7 @@ fn what_was_asked_for_last_is_what_was_refused() {
     ] {
         let found = run_ok(Fabric::Inproc, 4, &fixed(configured, 4096), |comm| {
             comm.set_algorithm(later);
-            Ok(comm.explain(Collective::AllReduce, 1 << 20)?.refused)
+            Ok(comm.explain(&Call::new(Collective::AllReduce, DType::U8, ReduceOp::Sum, 0, 1 << 20))?.refused)
         });
         assert_eq!(found, [refused; 4], "{configured:?}, then {later:?}");
     }

@@ -16,7 +16,7 @@ use tinynccl::bootstrap::{Server, UniqueId};
 use tinynccl::comm::Work;
 use tinynccl::config::Tune;
 use tinynccl::wire::Collective;
-use tinynccl::{Comm, Config, Error, ReduceOp};
+use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp};
 
 const ROLE: &str = "TINYNCCL_TEST_FORK";
 const RANKS: usize = 3;
@@ -155,7 +155,7 @@ fn calls(comm: &Comm) {
             comm.alloc::<u8>(100).map(drop),
             comm.register_persistent(vec![0u8; 9]).map(drop),
             comm.all_reduce_in_place_async(vec![0u8; 8], ReduceOp::Sum).map(drop),
-            comm.explain(Collective::AllReduce, 8).map(drop),
+            comm.explain(&Call::new(Collective::AllReduce, DType::U8, ReduceOp::Sum, 0, 8)).map(drop),
             work.take().expect("a call").wait().map(drop),
         ];
         comm.abort("from a child");

@@ -7,7 +7,7 @@ use tinynccl::bootstrap::Server;
 use tinynccl::comm::Source;
 use tinynccl::config::{TransportChoice, Tune};
 use tinynccl::wire::{Algorithm, Collective};
-use tinynccl::{Comm, Config, Error, ReduceOp, Result};
+use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp, Result};
 
 /// A folder that is removed at the end.
 struct Scratch(PathBuf);
@@ -167,7 +167,7 @@ fn choices(comm: &Comm) -> Result<String> {
         let roots = if collective.has_root() { comm.size() } else { 1 };
         for root in 0..roots {
             for bytes in (0..28).map(|k| (1usize << k) - 1) {
-                let choice = comm.explain_from(collective, root, bytes)?;
+                let choice = comm.explain(&Call::new(collective, DType::U8, ReduceOp::Sum, root, bytes))?;
                 all += &format!("{collective} {root} {bytes}: {choice:?}\n");
             }
         }
@@ -204,7 +204,10 @@ fn all_ranks_choose_the_same_after_a_split_too() {
                     let half = comm.split(Some(comm.rank() as u32 % 2), -(comm.rank() as i32))?;
                     half.as_ref().map_or(Ok(()), same_everywhere)?;
                     comm.set_algorithm(Some(Algorithm::Tree));
-                    assert_eq!(comm.explain(Collective::AllReduce, 8)?.algorithm, Algorithm::Tree);
+                    assert_eq!(
+                        comm.explain(&Call::new(Collective::AllReduce, DType::U8, ReduceOp::Sum, 0, 8))?.algorithm,
+                        Algorithm::Tree
+                    );
                     same_everywhere(&comm)?;
                     comm.set_algorithm(None);
                     same_everywhere(&comm)
@@ -217,7 +220,10 @@ fn all_ranks_choose_the_same_after_a_split_too() {
 #[test]
 fn a_root_that_is_no_rank_is_refused() {
     run_ok(Fabric::Inproc, 2, &config(), |comm| {
-        let error = comm.explain_from(Collective::Broadcast, 2, 8).map(|_| ()).expect_err("no such rank");
+        let error = comm
+            .explain(&Call::new(Collective::Broadcast, DType::U8, ReduceOp::Sum, 2, 8))
+            .map(|_| ())
+            .expect_err("no such rank");
         assert!(error.to_string().contains("root is 2"), "{error}");
         Ok(())
     });

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use tinynccl::wire::Collective;
-use tinynccl::{DType, ReduceOp};
+use tinynccl::{Call, DType, ReduceOp};
 
 use crate::pattern::Source;
 
@@ -69,6 +69,11 @@ impl Case {
             Collective::AllToAll => layout(each, each * ranks, each * ranks),
             Collective::Barrier => layout(0, 0, 0),
         }
+    }
+
+    /// The library's description of a call of `count` elements per segment.
+    pub(crate) fn call(&self, count: usize) -> Call {
+        Call::new(self.collective, self.dtype, self.op.unwrap_or(ReduceOp::Sum), self.root.unwrap_or(0), count)
     }
 
     /// The name in the output.

@@ -66,7 +66,7 @@ fn block<T: Number>(
     for &bytes in plan.sizes_of(case) {
         let layout = case.layout(bytes, comm.size());
         let segment = layout.count * case.dtype.size();
-        let choice = comm.explain_from(case.collective, case.root.unwrap_or(0), segment)?;
+        let choice = comm.explain(&case.call(layout.count))?;
         let (Some(chosen), second) = (choice.chosen(), choice.runner_up()) else { continue };
         let shape = Shape {
             collective: case.collective,

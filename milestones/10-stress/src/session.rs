@@ -54,7 +54,7 @@ fn block<T: Number>(
     let tables = Tables::<T>::new(&Pattern::new::<T>(case.op, comm.size(), args.seed));
     for &bytes in plan.sizes_of(case) {
         let layout = case.layout(bytes, comm.size());
-        let mut row = Row::new(case, layout, algorithm(comm, case, layout.count * case.dtype.size()));
+        let mut row = Row::new(case, layout, algorithm(comm, case, layout.count));
         row.out_of_place = row::run(comm, case, Place::Out, layout, &tables, &plan.settings, arena)?;
         row.in_place = row::run(comm, case, Place::In, layout, &tables, &plan.settings, arena)?;
         for measured in [&row.out_of_place, &row.in_place].into_iter().flatten() {
@@ -70,12 +70,12 @@ fn block<T: Number>(
     Ok(())
 }
 
-/// The library's choice for segments of this many bytes.
-fn algorithm(comm: &Comm, case: &Case, bytes: usize) -> Option<&'static str> {
+/// The library's choice for segments of this many elements.
+fn algorithm(comm: &Comm, case: &Case, count: usize) -> Option<&'static str> {
     if case.collective == Collective::SendRecv {
         return None;
     }
-    comm.explain_from(case.collective, case.root.unwrap_or(0), bytes).ok().map(|choice| choice.algorithm.name())
+    comm.explain(&case.call(count)).ok().map(|choice| choice.algorithm.name())
 }
 
 fn introduction(args: &Args, plan: &Plan, ranks: usize) -> String {

@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::result::{event, stream as streams};
 use cudarc::driver::sys;
-use tinynccl::Call as Kind;
 use tinynccl::comm::RawCall;
-use tinynccl::cuda::{DeviceComm, Path};
-use tinynccl::wire::Collective;
+use tinynccl::cuda::Path;
 
 use crate::abi::error::{Error, Result};
 use crate::comm::communicator::Communicator;
@@ -45,7 +43,8 @@ unsafe impl Send for Stream {}
 pub(crate) fn plain(comm: &Communicator, stream: Stream, raw: &RawCall) -> Result<()> {
     let device = comm.device()?;
     let _current = Current::enter(device.context())?;
-    enqueue(device, stream, raw)
+    // SAFETY: the program vouches for its buffers and its stream, as NCCL's interface requires.
+    unsafe { device.enqueue(stream.0, raw) }.map_err(Error::from)
 }
 
 /// Enqueues a call that is in no group, or the only one of a group.
@@ -152,25 +151,26 @@ impl Part {
         let device = self.comm.device()?;
         let _current = Current::enter(device.context())?;
         let Some((first, others)) = self.streams.split_first() else { return Ok(()) };
+        if let ([], [Work::Plain(raw)]) = (others, &self.work[..]) {
+            // SAFETY: as in `plain`.
+            return Ok(unsafe { device.enqueue(first.0, raw) }?);
+        }
         for other in others {
             follow(*first, *other)?;
         }
-        // Collectives in their order, then all messages together: their order may differ between ranks.
-        let (mut collectives, mut messages, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut group, mut waits) = (device.group(first.0), Vec::new());
         for work in self.work {
             match work {
-                Work::Plain(raw) if raw.collective == Collective::SendRecv => messages.push(raw),
-                Work::Plain(raw) => collectives.push(raw),
+                // SAFETY: as in `plain`.
+                Work::Plain(raw) => unsafe { group.add(&raw) }?,
                 Work::Own { enqueue, .. } => {
-                    several(device, *first, &collectives)?;
-                    collectives.clear();
+                    group.flush()?;
                     enqueue(&self.comm, first.0)?;
                 }
                 Work::Wait(enqueue) => waits.push(enqueue),
             }
         }
-        collectives.append(&mut messages);
-        several(device, *first, &collectives)?;
+        group.finish()?;
         waits.into_iter().try_for_each(|enqueue| enqueue(&self.comm, first.0))?;
         others.iter().try_for_each(|other| follow(*other, *first))
     }
@@ -188,31 +188,4 @@ fn follow(later: Stream, earlier: Stream) -> Result<()> {
     // SAFETY: as above; the driver keeps what the wait needs.
     let freed = unsafe { event::destroy(event) };
     done.and(freed).map_err(failed)
-}
-
-fn several(device: &DeviceComm, stream: Stream, calls: &[RawCall]) -> Result<()> {
-    match calls {
-        [] => Ok(()),
-        [one] => enqueue(device, stream, one),
-        // SAFETY: as in `enqueue`.
-        many => Ok(unsafe { device.enqueue_group(stream.0, many) }?),
-    }
-}
-
-fn enqueue(device: &DeviceComm, stream: Stream, raw: &RawCall) -> Result<()> {
-    // SAFETY (all three): the program vouches for its buffers and its stream, as NCCL's interface requires.
-    match raw.collective {
-        Collective::SendRecv if raw.partner(Kind::OWN) != device.rank() => {
-            let (input, output) = raw.addresses();
-            let end = |at: u64| Some((at, raw.bytes(), raw.partner(Kind::OWN)));
-            let (to, from) = if raw.root == Kind::OWN { (end(input as u64), None) } else { (None, end(output as u64)) };
-            // SAFETY: see above.
-            unsafe { device.enqueue_send_recv(stream.0, to, from) }
-        }
-        // SAFETY: see above.
-        Collective::SendRecv => unsafe { device.enqueue_group(stream.0, std::slice::from_ref(raw)) },
-        // SAFETY: see above.
-        _ => unsafe { device.enqueue(stream.0, raw) },
-    }
-    .map_err(Error::from)
 }

@@ -17,6 +17,7 @@
 //! messages of a link have one order. The verifier checks this rule.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::convert::Infallible;
 use std::ops::Range;
 
 pub mod draw;
@@ -83,77 +84,79 @@ impl Loc {
 ///
 /// One step moves at most one message in and one message out. An operand that is read from the input, or received as a
 /// [`Step::Send`] took it from there, is a rank's own contribution: `avg` of floats multiplies it by 1/n as it is read.
+///
+/// `R` names another rank, `L` a location in memory: an executor has a link for the one and an offset for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum Step<R = u32, L = Loc> {
     /// Send `src` to rank `to`.
     Send {
         /// Destination rank.
-        to: u32,
+        to: R,
         /// The data to send.
-        src: Loc,
+        src: L,
     },
     /// `dst = recv`.
     Recv {
         /// Source rank.
-        from: u32,
+        from: R,
         /// Location of the received data.
-        dst: Loc,
+        dst: L,
     },
     /// `dst = src`, locally. Where both are the same memory (in-place calls) only a scaled input changes.
     Copy {
         /// From.
-        src: Loc,
+        src: L,
         /// To.
-        dst: Loc,
+        dst: L,
     },
     /// `dst = dst op src`, locally.
     Reduce {
         /// Right operand.
-        src: Loc,
+        src: L,
         /// Left operand and result.
-        dst: Loc,
+        dst: L,
         /// The result is the finished reduction over all ranks (`avg` of integers divides here).
         last: bool,
     },
     /// `dst = src op recv`.
     RecvReduceCopy {
         /// Source rank.
-        from: u32,
+        from: R,
         /// Our own operand.
-        src: Loc,
+        src: L,
         /// Location of the result.
-        dst: Loc,
+        dst: L,
         /// The result is the finished reduction over all ranks (`avg` of integers divides here).
         last: bool,
     },
     /// `dst = recv`, and forward it.
     RecvCopySend {
         /// Source rank.
-        from: u32,
+        from: R,
         /// Destination rank.
-        to: u32,
+        to: R,
         /// Location of our copy of the received data.
-        dst: Loc,
+        dst: L,
     },
     /// Send `src op recv`.
     RecvReduceSend {
         /// Source rank.
-        from: u32,
+        from: R,
         /// Destination rank.
-        to: u32,
+        to: R,
         /// Our own operand.
-        src: Loc,
+        src: L,
     },
     /// `dst = src op recv`, and forward it.
     RecvReduceCopySend {
         /// Source rank.
-        from: u32,
+        from: R,
         /// Destination rank.
-        to: u32,
+        to: R,
         /// Our own operand.
-        src: Loc,
+        src: L,
         /// Location of our copy of the result.
-        dst: Loc,
+        dst: L,
         /// The result is the finished reduction over all ranks (`avg` of integers divides here).
         last: bool,
     },
@@ -188,31 +191,51 @@ impl Step {
     /// The rank this step receives from.
     #[inline]
     pub fn source(&self) -> Option<usize> {
+        self.from().map(|rank| rank as usize)
+    }
+
+    /// The rank this step sends to.
+    #[inline]
+    pub fn destination(&self) -> Option<usize> {
+        self.to().map(|rank| rank as usize)
+    }
+
+    /// The parts this step works on (the same for all its locations): [`Partition::parts`] gives their elements.
+    #[inline]
+    pub fn parts(&self) -> Range<usize> {
+        self.read().or(self.write()).map_or(0..0, |loc| loc.parts())
+    }
+}
+
+impl<R: Copy, L: Copy> Step<R, L> {
+    /// The source of its message.
+    #[inline]
+    pub fn from(&self) -> Option<R> {
         match *self {
             Step::Send { .. } | Step::Copy { .. } | Step::Reduce { .. } => None,
             Step::Recv { from, .. }
             | Step::RecvReduceCopy { from, .. }
             | Step::RecvCopySend { from, .. }
             | Step::RecvReduceSend { from, .. }
-            | Step::RecvReduceCopySend { from, .. } => Some(from as usize),
+            | Step::RecvReduceCopySend { from, .. } => Some(from),
         }
     }
 
-    /// The rank this step sends to.
+    /// The destination of its message.
     #[inline]
-    pub fn destination(&self) -> Option<usize> {
+    pub fn to(&self) -> Option<R> {
         match *self {
             Step::Recv { .. } | Step::Copy { .. } | Step::Reduce { .. } | Step::RecvReduceCopy { .. } => None,
             Step::Send { to, .. }
             | Step::RecvCopySend { to, .. }
             | Step::RecvReduceSend { to, .. }
-            | Step::RecvReduceCopySend { to, .. } => Some(to as usize),
+            | Step::RecvReduceCopySend { to, .. } => Some(to),
         }
     }
 
     /// The location that this step reads in our memory.
     #[inline]
-    pub fn read(&self) -> Option<Loc> {
+    pub fn read(&self) -> Option<L> {
         match *self {
             Step::Recv { .. } | Step::RecvCopySend { .. } => None,
             Step::Send { src, .. }
@@ -226,7 +249,7 @@ impl Step {
 
     /// The location that this step writes in our memory ([`Step::Reduce`] also reads it).
     #[inline]
-    pub fn write(&self) -> Option<Loc> {
+    pub fn write(&self) -> Option<L> {
         match *self {
             Step::Send { .. } | Step::RecvReduceSend { .. } => None,
             Step::Recv { dst, .. }
@@ -238,10 +261,47 @@ impl Step {
         }
     }
 
-    /// The parts this step works on (the same for all its locations): [`Partition::parts`] gives their elements.
+    /// This step with other names of its ranks and locations.
+    pub fn map<S, M, E>(self, rank: impl Fn(R) -> Result<S, E>, loc: impl Fn(L) -> M) -> Result<Step<S, M>, E> {
+        Ok(match self {
+            Step::Send { to, src } => Step::Send { to: rank(to)?, src: loc(src) },
+            Step::Recv { from, dst } => Step::Recv { from: rank(from)?, dst: loc(dst) },
+            Step::Copy { src, dst } => Step::Copy { src: loc(src), dst: loc(dst) },
+            Step::Reduce { src, dst, last } => Step::Reduce { src: loc(src), dst: loc(dst), last },
+            Step::RecvReduceCopy { from, src, dst, last } => {
+                Step::RecvReduceCopy { from: rank(from)?, src: loc(src), dst: loc(dst), last }
+            }
+            Step::RecvCopySend { from, to, dst } => {
+                Step::RecvCopySend { from: rank(from)?, to: rank(to)?, dst: loc(dst) }
+            }
+            Step::RecvReduceSend { from, to, src } => {
+                Step::RecvReduceSend { from: rank(from)?, to: rank(to)?, src: loc(src) }
+            }
+            Step::RecvReduceCopySend { from, to, src, dst, last } => {
+                Step::RecvReduceCopySend { from: rank(from)?, to: rank(to)?, src: loc(src), dst: loc(dst), last }
+            }
+        })
+    }
+
+    /// The primitive without its operands.
     #[inline]
-    pub fn parts(&self) -> Range<usize> {
-        self.read().or(self.write()).map_or(0..0, |loc| loc.parts())
+    pub fn kind(self) -> Step<(), ()> {
+        let Ok(kind) = self.map(|_| Ok::<_, Infallible>(()), |_| ());
+        kind
+    }
+
+    /// NCCL's name of the primitive.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Step::Send { .. } => "send",
+            Step::Recv { .. } => "recv",
+            Step::Copy { .. } => "copy",
+            Step::Reduce { .. } => "reduce",
+            Step::RecvReduceCopy { .. } => "recv_reduce_copy",
+            Step::RecvCopySend { .. } => "recv_copy_send",
+            Step::RecvReduceSend { .. } => "recv_reduce_send",
+            Step::RecvReduceCopySend { .. } => "recv_reduce_copy_send",
+        }
     }
 }
 

@@ -35,6 +35,8 @@ pub struct Choice {
     pub estimates: Vec<Estimate>,
     /// The requested algorithm if it does not support the call: the fastest was taken instead.
     pub refused: Option<Algorithm>,
+    /// The algorithm that is taken instead by a call whose buffers are all in symmetric memory, on every rank.
+    pub symmetric: Option<Algorithm>,
 }
 
 impl Choice {
@@ -81,7 +83,7 @@ pub fn choose(
     let asked = forced.and_then(|algorithm| estimates.iter().find(|e| e.algorithm == algorithm));
     let Estimate { algorithm, message, .. } = *asked.or(estimates.first())?;
     let refused = forced.filter(|_| asked.is_none());
-    Some(Choice { algorithm, message, estimates, refused })
+    Some(Choice { algorithm, message, estimates, refused, symmetric: None })
 }
 
 /// A case that the estimates miss: two trees send two messages instead of one. They pay if each half is worth a

@@ -7,6 +7,7 @@ use rustix::event::PollFd;
 use serde_json::Value;
 
 use super::resume::Ways;
+use crate::backoff::SLICE;
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::environment::interface::{self, LocalAddress};
 use crate::bootstrap::wire::admission::{self, Generation};
@@ -24,8 +25,6 @@ use crate::threads::{deadline_after, left, poll};
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
 /// Time for which a store of a job that is over may still occupy the address.
 const STALE_LIMIT: Duration = Duration::from_secs(2);
-/// Interval between checks whether the caller is to stop.
-const SLICE: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 

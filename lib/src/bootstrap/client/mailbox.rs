@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use crate::backoff::SLICE;
 use crate::bootstrap::ledger::progress::{Health, Progress};
 use crate::bootstrap::wire::connection::encode;
 use crate::bootstrap::wire::event::Event;
@@ -11,9 +12,6 @@ use crate::bootstrap::wire::message::{Failure, ToStore};
 use crate::doorbell::Doorbell;
 use crate::interrupt::asked_to_stop;
 use crate::threads::{left, lock};
-
-/// Longest wait before a check whether the caller is to stop.
-const SLICE: Duration = Duration::from_millis(50);
 
 pub(crate) type Handler = Arc<dyn Fn(&Event) + Send + Sync>;
 

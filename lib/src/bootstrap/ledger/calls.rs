@@ -2,7 +2,7 @@
 //! made different ones, and the last calls themselves, so that the error can name them.
 //!
 //! Every call changes the digest, so that two ranks whose calls differed once differ from then on: it is enough that
-//! they compare now and then. Messages carry it ([`Header::crc`]), so do lines and credits in the shared region, and
+//! they compare now and then. Messages carry it ([`Header::check`]), so do lines and credits in the shared region, and
 //! heartbeats carry the calls to the store, which compares them where no rank reads a message of the other.
 //!
 //! A digest is shorter than what it stands for. Two lists of calls with one digest cannot be chosen beforehand, because
@@ -42,8 +42,8 @@ impl Made {
     /// As a header: without the fields of a message, and with the digest where messages have it.
     pub fn header(&self, comm: u32) -> Header {
         let [op, dtype, collective, algorithm, ..] = self.kind.to_le_bytes();
-        let (root, crc) = ((self.kind >> 32) as u32, self.digest());
-        Header { count: self.count, comm, seq: self.seq(), root, len: 0, crc, collective, dtype, op, algorithm }
+        let (root, check) = ((self.kind >> 32) as u32, self.digest());
+        Header { count: self.count, comm, seq: self.seq(), root, len: 0, check, collective, dtype, op, algorithm }
     }
 }
 
@@ -278,7 +278,7 @@ mod tests {
         ] {
             assert_ne!(stamp(other), stamp(first), "{other}");
         }
-        assert_eq!(stamp(Header { algorithm: 3, len: 5, crc: 9, comm: 4, ..first }), stamp(first));
+        assert_eq!(stamp(Header { algorithm: 3, len: 5, check: 9, comm: 4, ..first }), stamp(first));
     }
 
     #[test]

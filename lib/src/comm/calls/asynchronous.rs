@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::table::{asked, collectives};
 use crate::Call;
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::comm::engine::queue::InFlight;
 use crate::comm::{Comm, Inner, OwnedBuffer, Work};
 use crate::dtype::ReduceOp;
@@ -16,7 +16,7 @@ impl Comm {
     pub(super) fn submit<B: Send + 'static>(
         &self,
         buffers: B,
-        prepare: impl FnOnce(&Inner, &mut B) -> Result<Bound> + Send + 'static,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<RawCall> + Send + 'static,
     ) -> Result<Work<B>> {
         // SAFETY: the buffers belong to the job alone until the call is complete.
         self.submit_with(buffers, prepare, |inner, call| unsafe { inner.execute(call, true) })
@@ -26,8 +26,8 @@ impl Comm {
     pub(crate) fn submit_with<B: Send + 'static>(
         &self,
         buffers: B,
-        prepare: impl FnOnce(&Inner, &mut B) -> Result<Bound> + Send + 'static,
-        carry_out: impl FnOnce(&Inner, &Bound) -> Result<()> + Send + 'static,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<RawCall> + Send + 'static,
+        carry_out: impl FnOnce(&Inner, &RawCall) -> Result<()> + Send + 'static,
     ) -> Result<Work<B>> {
         let queued = self.inner.state.trace.as_ref().map(|_| trace::now());
         self.submit_job(buffers, move |inner, buffers| {

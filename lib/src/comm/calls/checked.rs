@@ -6,7 +6,7 @@
 use super::memory::{Memory, MemoryMut};
 use crate::Call;
 use crate::comm::Inner;
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::Buffers;
@@ -27,7 +27,7 @@ impl Inner {
         asked: Call,
         input: &(impl Memory + ?Sized),
         output: &mut (impl MemoryMut + ?Sized),
-    ) -> Result<Bound> {
+    ) -> Result<RawCall> {
         let (reads, writes) = self.segments(&asked)?;
         let (dtype, count) = match (reads, writes) {
             (0, _) => (output.dtype(), output.elements()),
@@ -40,7 +40,7 @@ impl Inner {
 
     /// A call of one buffer, in which input and output lie as [`Shape::in_place`] says.
     #[inline(always)]
-    pub(crate) fn call_in_place(&self, asked: Call, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<Bound> {
+    pub(crate) fn call_in_place(&self, asked: Call, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<RawCall> {
         self.root_in_range(&asked)?;
         let len = buffer.elements();
         let shape = self.shape(asked.collective, asked.root);
@@ -54,11 +54,11 @@ impl Inner {
     }
 
     #[inline(always)]
-    pub(in crate::comm) fn made(&self, asked: Call, dtype: DType, count: usize, buffers: Buffers) -> Result<Bound> {
+    pub(in crate::comm) fn made(&self, asked: Call, dtype: DType, count: usize, buffers: Buffers) -> Result<RawCall> {
         if let Some(op) = asked.op {
             op.check(asked.collective, self.state.rank, dtype)?;
         }
-        Ok(Bound::new(asked.with_count(dtype, count), buffers))
+        Ok(RawCall::over(asked.with_count(dtype, count), buffers))
     }
 
     /// Segments of our input and of our output.
@@ -120,21 +120,21 @@ impl Inner {
         Error::invalid(asked.collective.name(), detail)
     }
 
-    pub(crate) fn barrier(&self) -> Bound {
+    pub(crate) fn barrier(&self) -> RawCall {
         let nothing = std::ptr::NonNull::<u8>::dangling().as_ptr();
         let buffers = Buffers { input: nothing, output: nothing };
-        Bound::new(Call::of(Collective::Barrier), buffers)
+        RawCall::over(Call::of(Collective::Barrier), buffers)
     }
 
-    pub(crate) fn send(&self, data: &(impl Memory + ?Sized), peer: usize) -> Result<Bound> {
+    pub(crate) fn send(&self, data: &(impl Memory + ?Sized), peer: usize) -> Result<RawCall> {
         self.peer_in_range("send", "peer", peer)?;
         let buffers = Buffers { input: data.address(), output: std::ptr::null_mut() };
-        Ok(Bound::new(Call::message(data.dtype(), self.state.rank, peer, data.elements()), buffers))
+        Ok(RawCall::over(Call::message(data.dtype(), self.state.rank, peer, data.elements()), buffers))
     }
 
-    pub(crate) fn recv(&self, data: &mut (impl MemoryMut + ?Sized), peer: usize) -> Result<Bound> {
+    pub(crate) fn recv(&self, data: &mut (impl MemoryMut + ?Sized), peer: usize) -> Result<RawCall> {
         self.peer_in_range("recv", "peer", peer)?;
         let buffers = Buffers { input: std::ptr::null(), output: data.address_mut() };
-        Ok(Bound::new(Call::message(data.dtype(), peer, self.state.rank, data.elements()), buffers))
+        Ok(RawCall::over(Call::message(data.dtype(), peer, self.state.rank, data.elements()), buffers))
     }
 }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::table::{asked, collectives};
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::comm::{Comm, Exchange};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Group<'a> {
     comm: &'a Comm,
-    calls: Vec<Bound>,
+    calls: Vec<RawCall>,
     self_sends: Vec<(DType, &'a [u8])>,
     self_recvs: Vec<(DType, *mut u8, usize)>,
     _buffers: PhantomData<&'a mut [u8]>,
@@ -181,7 +181,7 @@ impl<'a> Group<'a> {
 }
 
 impl Group<'_> {
-    fn push(&mut self, call: Result<Bound>) -> Result<()> {
+    fn push(&mut self, call: Result<RawCall>) -> Result<()> {
         self.calls.push(call?);
         Ok(())
     }

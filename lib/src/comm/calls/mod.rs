@@ -9,7 +9,7 @@ pub(crate) mod memory;
 pub(in crate::comm) mod p2p;
 pub(in crate::comm) mod persistent;
 mod program;
-pub(in crate::comm) mod raw;
+mod raw;
 pub(crate) mod table;
 pub(in crate::comm) mod uneven;
 pub(in crate::comm) mod work;

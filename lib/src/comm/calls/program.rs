@@ -1,7 +1,7 @@
 //! Calls by a schedule of the caller's making.
 
 use crate::Call;
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::comm::{Comm, Inner};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ impl Comm {
 }
 
 /// A barrier has headers alone, and a header counts fewer elements where it has a fingerprint as well.
-fn in_range(call: Bound) -> Result<Bound> {
+fn in_range(call: RawCall) -> Result<RawCall> {
     if call.collective == Collective::Barrier && call.count > 0 {
         return Err(Error::invalid(OP, format!("a barrier moves no data: expected 0 elements, got {}", call.count)));
     }

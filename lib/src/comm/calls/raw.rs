@@ -1,120 +1,22 @@
 //! Calls by address, for callers that learn the element type at run time, such as bindings to other languages.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 
 use crate::Call;
 use crate::algorithm::Shape;
-use crate::comm::engine::bound::Bound;
 use crate::comm::engine::queue::InFlight;
+use crate::comm::engine::raw_call::RawCall;
 use crate::comm::{After, Comm, Inner, Queued};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::Buffers;
 use crate::wire::Collective;
 
-/// A call over memory given by address. Addresses must be aligned to the type; they may be null where nothing is read
-/// or written. Input and output are apart, or lie as in the `_in_place` form of the call.
-#[derive(Debug, Clone)]
-pub struct RawCall {
-    call: Call,
-    input: *const u8,
-    output: *mut u8,
-    /// Set for calls with a length per rank.
-    ranges: Option<Ranges>,
-}
-
-/// Elements of the input for each rank (of all_to_all alone), and of the output from each rank.
-#[derive(Debug, Clone)]
-pub(crate) struct Ranges {
-    pub(crate) send: Vec<Range<usize>>,
-    pub(crate) recv: Vec<Range<usize>>,
-}
-
-// SAFETY: addresses alone; the caller of `run_raw` or `enqueue_raw` vouches for the memory.
-unsafe impl Send for RawCall {}
-// SAFETY: as above.
-unsafe impl Sync for RawCall {}
-
-impl Deref for RawCall {
-    type Target = Call;
-    fn deref(&self) -> &Call {
-        &self.call
-    }
-}
-
-impl From<&Bound> for RawCall {
-    fn from(bound: &Bound) -> RawCall {
-        RawCall::new(bound.call, bound.buffers.input, bound.buffers.output)
-    }
-}
-
 impl RawCall {
-    /// A collective, or a message made by [`Call::send`] or [`Call::recv`].
-    pub const fn new(call: Call, input: *const u8, output: *mut u8) -> RawCall {
-        RawCall { call, input, output, ranges: None }
-    }
-
-    /// A collective or a message in a GPU's memory, for [`DeviceComm::enqueue`](crate::cuda::DeviceComm::enqueue).
-    pub const fn on_device(call: Call, input: u64, output: u64) -> RawCall {
-        RawCall::new(call, input as *const u8, output as *mut u8)
-    }
-
-    /// The addresses of input and output.
-    pub fn addresses(&self) -> (*const u8, *mut u8) {
-        (self.input, self.output)
-    }
-
-    /// The addresses of input and output in a GPU's memory.
-    pub(crate) fn device_addresses(&self) -> (u64, u64) {
-        (self.input as u64, self.output as u64)
-    }
-
-    /// Ranges per rank of a `v` collective; `None` if one count holds for all ranks.
-    pub(crate) fn ranges(&self) -> Option<&Ranges> {
-        self.ranges.as_ref()
-    }
-
-    /// [`Comm::all_to_all_v`]; the ranges count elements from `input` and from `output`.
-    pub fn all_to_all_v(
-        dtype: DType,
-        input: *const u8,
-        send: Vec<Range<usize>>,
-        output: *mut u8,
-        recv: Vec<Range<usize>>,
-    ) -> RawCall {
-        let call = Call::of(Collective::AllToAll).with_count(dtype, 0);
-        RawCall { call, input, output, ranges: Some(Ranges { send, recv }) }
-    }
-
-    /// [`Comm::all_gather_v`] of our `count` elements.
-    pub fn all_gather_v(
-        dtype: DType,
-        count: usize,
-        input: *const u8,
-        output: *mut u8,
-        recv: Vec<Range<usize>>,
-    ) -> RawCall {
-        let call = Call::of(Collective::AllGather).with_count(dtype, count);
-        RawCall { call, input, output, ranges: Some(Ranges { send: Vec::new(), recv }) }
-    }
-
-    /// The name of the method of [`Comm`] that makes such a call.
-    pub fn name(&self) -> &'static str {
-        match (self.collective, &self.ranges) {
-            (Collective::SendRecv, _) if self.root == Call::OWN => "send",
-            (Collective::SendRecv, _) => "recv",
-            (Collective::AllToAll, Some(_)) => "all_to_all_v",
-            (_, Some(_)) => "all_gather_v",
-            (collective, None) => collective.name(),
-        }
-    }
-
     /// Elements read and written by `rank` of `size`.
     fn lengths(&self, rank: usize, size: usize) -> (usize, usize) {
         let end = |ranges: &[Range<usize>]| ranges.iter().map(|r| r.end).max().unwrap_or(0);
         match (self.collective, &self.ranges) {
-            (Collective::AllToAll, Some(ranges)) => (end(&ranges.send), end(&ranges.recv)),
-            (_, Some(ranges)) => (self.count, end(&ranges.recv)),
+            (_, Some(ranges)) => (end(&ranges.send), end(&ranges.recv)),
             (Collective::SendRecv, None) if self.root == Call::OWN => (self.count, 0),
             (Collective::SendRecv, None) => (0, self.count),
             (Collective::Barrier, None) => (0, 0),
@@ -140,7 +42,7 @@ impl RawCall {
     fn check(&self, rank: usize, size: usize) -> Result<()> {
         let elem = self.dtype.size();
         let (reads, writes) = self.lengths(rank, size);
-        let (input, output) = (self.input as usize, self.output as usize);
+        let (input, output) = (self.buffers.input as usize, self.buffers.output as usize);
         for (which, at, len) in [("input", input, reads), ("output", output, writes)] {
             if len > 0 && (at == 0 || !at.is_multiple_of(elem)) {
                 let detail = format!(
@@ -166,19 +68,20 @@ impl RawCall {
 }
 
 impl Inner {
-    fn bind(&self, raw: &RawCall) -> Result<Bound> {
+    /// Checks a call of the caller's, and gives this rank's number to a message of [`Call::OWN`].
+    fn checked(&self, raw: &RawCall) -> Result<RawCall> {
         let (rank, size) = (self.state.rank, self.size());
         let name = raw.name();
         raw.check(rank, size)?;
         // Null is valid if there is nothing to read or write.
         let some = |at: *mut u8| if at.is_null() { std::ptr::dangling_mut::<u64>().cast() } else { at };
-        let buffers = Buffers { input: some(raw.input.cast_mut()), output: some(raw.output) };
-        let (reads, writes) = raw.lengths(rank, size);
+        let (input, output) = raw.addresses();
+        let buffers = Buffers { input: some(input.cast_mut()), output: some(output) };
         match (raw.collective, &raw.ranges) {
-            (Collective::AllToAll, Some(Ranges { send, recv })) => {
-                self.all_to_all_v_of(raw.dtype, (reads, send), (writes, recv), buffers)
+            (_, Some(ranges)) => {
+                let lengths = raw.lengths(rank, size);
+                self.uneven_call(raw.call, (**ranges).clone(), lengths, buffers)
             }
-            (_, Some(Ranges { recv, .. })) => self.all_gather_v_of(raw.dtype, reads, (writes, recv), buffers),
             (Collective::Barrier, None) => Ok(self.barrier()),
             (Collective::SendRecv, None) if (raw.root == Call::OWN) == (raw.peer == Call::OWN) => {
                 Err(Error::invalid(name, "not a message of this rank: expected Call::send or Call::recv"))
@@ -186,7 +89,7 @@ impl Inner {
             (Collective::SendRecv, None) => {
                 let own = |end: usize| if end == Call::OWN { rank } else { end };
                 self.peer_in_range(name, "peer", raw.partner(Call::OWN))?;
-                Ok(Bound::new(Call { root: own(raw.root), peer: own(raw.peer), ..raw.call }, buffers))
+                Ok(RawCall::over(Call { root: own(raw.root), peer: own(raw.peer), ..raw.call }, buffers))
             }
             (_, None) => {
                 self.peer_in_range(name, "root", raw.root)?;
@@ -199,11 +102,11 @@ impl Inner {
     ///
     /// # Safety
     /// As [`Comm::run_raw`].
-    unsafe fn calls_of(&self, raw: &[RawCall]) -> Result<Vec<Bound>> {
+    unsafe fn calls_of(&self, raw: &[RawCall]) -> Result<Vec<RawCall>> {
         let rank = self.state.rank;
         let is_message = |raw: &RawCall| raw.collective == Collective::SendRecv;
         let to_self = |raw: &&RawCall| is_message(raw) && raw.partner(Call::OWN) == rank;
-        let calls = raw.iter().filter(|raw| !to_self(raw)).map(|raw| self.bind(raw)).collect::<Result<Vec<_>>>()?;
+        let calls = raw.iter().filter(|raw| !to_self(raw)).map(|raw| self.checked(raw)).collect::<Result<Vec<_>>>()?;
         let own = |sends: bool| {
             let mine = raw.iter().filter(to_self);
             mine.filter(move |raw| (raw.root == Call::OWN) == sends)
@@ -226,7 +129,7 @@ impl Inner {
             send.check(rank, 1)?;
             recv.check(rank, 1)?;
             // SAFETY: by the caller, both are valid for that many bytes; `copy` lets them overlap.
-            unsafe { std::ptr::copy(send.input, recv.output, sent * send.dtype.size()) };
+            unsafe { std::ptr::copy(send.buffers.input, recv.buffers.output, sent * send.dtype.size()) };
         }
         Ok(calls)
     }
@@ -237,17 +140,17 @@ impl Inner {
         // SAFETY: forwarded from the caller.
         unsafe {
             let calls = self.calls_of(raw)?;
-            self.run_bound("group", &calls, background)
+            self.run_checked("group", &calls, background)
         }
     }
 }
 
 impl Inner {
-    /// Runs one call alone, several together.
+    /// Runs one checked call alone, several together.
     ///
     /// # Safety
     /// As [`Inner::execute`], for the memory of every call.
-    pub(crate) unsafe fn run_bound(&self, op: &str, calls: &[Bound], background: bool) -> Result<()> {
+    pub(crate) unsafe fn run_checked(&self, op: &str, calls: &[RawCall], background: bool) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe {
             match calls {

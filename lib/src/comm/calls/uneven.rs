@@ -10,11 +10,11 @@ use std::ops::Range;
 
 use super::checked::buffers;
 use crate::Call;
-use crate::comm::engine::bound::Bound;
+use crate::comm::engine::raw_call::RawCall;
 use crate::comm::{Comm, Inner, Work};
-use crate::dtype::{DType, Element};
+use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::executor::{Buffers, Transfers};
+use crate::executor::{Buffers, Ranges};
 use crate::wire::Collective;
 
 /// Ranges of these lengths, one after the other from 0, as most callers of the `v` collectives need them.
@@ -131,27 +131,8 @@ impl Inner {
         send: &[Range<usize>],
         output: &mut [T],
         recv: &[Range<usize>],
-    ) -> Result<Bound> {
-        self.all_to_all_v_of(T::DTYPE, (input.len(), send), (output.len(), recv), buffers(input, output))
-    }
-
-    /// Checks and describes an all_to_all_v with the type as a value; `input` and `output` are the buffers' lengths.
-    pub(super) fn all_to_all_v_of(
-        &self,
-        dtype: DType,
-        (input, send): (usize, &[Range<usize>]),
-        (output, recv): (usize, &[Range<usize>]),
-        buffers: Buffers,
-    ) -> Result<Bound> {
-        let (c, me) = (Collective::AllToAll, self.state.rank);
-        self.check_ranges(c, "send", send, input)?;
-        self.check_ranges(c, "receive", recv, output)?;
-        self.check_disjoint(c, recv)?;
-        self.check_own(c, send[me].len(), recv[me].len())?;
-        let sends = self.others().map(|r| (r, send[r].clone())).collect();
-        let recvs = self.others_backwards().map(|r| (r, recv[r].clone())).collect();
-        let own = Some((send[me].clone(), recv[me].clone()));
-        Ok(uneven(c, dtype, 0, buffers, Transfers { sends, recvs, own }))
+    ) -> Result<RawCall> {
+        self.uneven(Call::of(Collective::AllToAll), (input, Some(send)), (output, Some(recv)))
     }
 
     pub(super) fn all_gather_v<T: Element>(
@@ -159,26 +140,8 @@ impl Inner {
         input: &[T],
         output: &mut [T],
         recv: &[Range<usize>],
-    ) -> Result<Bound> {
-        self.all_gather_v_of(T::DTYPE, input.len(), (output.len(), recv), buffers(input, output))
-    }
-
-    /// Checks and describes an all_gather_v with the type as a value; `input` and `output` are the buffers' lengths.
-    pub(super) fn all_gather_v_of(
-        &self,
-        dtype: DType,
-        input: usize,
-        (output, recv): (usize, &[Range<usize>]),
-        buffers: Buffers,
-    ) -> Result<Bound> {
-        let (c, me) = (Collective::AllGather, self.state.rank);
-        self.check_ranges(c, "receive", recv, output)?;
-        self.check_disjoint(c, recv)?;
-        self.check_own(c, input, recv[me].len())?;
-        let sends = self.others().map(|r| (r, 0..input)).collect();
-        let recvs = self.others_backwards().map(|r| (r, recv[r].clone())).collect();
-        let own = Some((0..input, recv[me].clone()));
-        Ok(uneven(c, dtype, 0, buffers, Transfers { sends, recvs, own }))
+    ) -> Result<RawCall> {
+        self.uneven(Call::of(Collective::AllGather), (input, None), (output, Some(recv)))
     }
 
     pub(super) fn gather_v<T: Element>(
@@ -187,20 +150,9 @@ impl Inner {
         output: &mut [T],
         recv: &[Range<usize>],
         root: usize,
-    ) -> Result<Bound> {
-        let (c, me) = (Collective::Gather, self.state.rank);
+    ) -> Result<RawCall> {
         self.peer_in_range("gather_v", "root", root)?;
-        let mut transfers = Transfers::default();
-        if me == root {
-            self.check_ranges(c, "receive", recv, output.len())?;
-            self.check_disjoint(c, recv)?;
-            self.check_own(c, input.len(), recv[me].len())?;
-            transfers.recvs = self.others().map(|r| (r, recv[r].clone())).collect();
-            transfers.own = Some((0..input.len(), recv[me].clone()));
-        } else {
-            transfers.sends.push((root, 0..input.len()));
-        }
-        Ok(uneven(c, T::DTYPE, root, buffers(input, output), transfers))
+        self.uneven(Call { root, ..Call::of(Collective::Gather) }, (input, None), (output, Some(recv)))
     }
 
     pub(super) fn scatter_v<T: Element>(
@@ -209,31 +161,45 @@ impl Inner {
         send: &[Range<usize>],
         output: &mut [T],
         root: usize,
-    ) -> Result<Bound> {
-        let (c, me) = (Collective::Scatter, self.state.rank);
+    ) -> Result<RawCall> {
         self.peer_in_range("scatter_v", "root", root)?;
-        let mut transfers = Transfers::default();
-        if me == root {
-            self.check_ranges(c, "send", send, input.len())?;
-            self.check_own(c, send[me].len(), output.len())?;
-            transfers.sends = self.others().map(|r| (r, send[r].clone())).collect();
-            transfers.own = Some((send[me].clone(), 0..output.len()));
-        } else {
-            transfers.recvs.push((root, 0..output.len()));
+        self.uneven(Call { root, ..Call::of(Collective::Scatter) }, (input, Some(send)), (output, None))
+    }
+
+    /// A call of slices and the ranges in them, of which `None` stands for the whole slice.
+    fn uneven<T: Element>(
+        &self,
+        call: Call,
+        (input, send): (&[T], Option<&[Range<usize>]>),
+        (output, recv): (&mut [T], Option<&[Range<usize>]>),
+    ) -> Result<RawCall> {
+        let list = |ranges: Option<&[_]>, len| ranges.map_or_else(|| std::iter::once(0..len).collect(), <[_]>::to_vec);
+        let ranges = Ranges { send: list(send, input.len()), recv: list(recv, output.len()) };
+        let lengths = (input.len(), output.len());
+        self.uneven_call(call.with_count(T::DTYPE, 0), ranges, lengths, buffers(input, output))
+    }
+
+    /// A call with checked ranges over buffers of `input` and `output` elements.
+    pub(super) fn uneven_call(
+        &self,
+        call: Call,
+        ranges: Ranges,
+        (input, output): (usize, usize),
+        buffers: Buffers,
+    ) -> Result<RawCall> {
+        let (c, me) = (call.collective, self.state.rank);
+        let at_root = me == call.root;
+        if c == Collective::AllToAll || c == Collective::Scatter && at_root {
+            self.check_ranges(c, "send", &ranges.send, input)?;
         }
-        Ok(uneven(c, T::DTYPE, root, buffers(input, output), transfers))
-    }
-
-    /// The other ranks from the next one on, so that ranks do not all begin with the same target.
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (me, n) = (self.state.rank, self.size());
-        (1..n).map(move |k| (me + k) % n)
-    }
-
-    /// The other ranks in the order in which their first message comes.
-    fn others_backwards(&self) -> impl Iterator<Item = usize> + use<> {
-        let (me, n) = (self.state.rank, self.size());
-        (1..n).map(move |k| (me + n - k) % n)
+        if matches!(c, Collective::AllToAll | Collective::AllGather) || c == Collective::Gather && at_root {
+            self.check_ranges(c, "receive", &ranges.recv, output)?;
+            self.check_disjoint(c, &ranges.recv)?;
+        }
+        if let Some((from, to)) = ranges.own(&call, me) {
+            self.check_own(c, from.len(), to.len())?;
+        }
+        Ok(RawCall { call, buffers, ranges: Some(Box::new(ranges)) })
     }
 
     fn check_ranges(&self, c: Collective, which: &str, ranges: &[Range<usize>], len: usize) -> Result<()> {
@@ -275,11 +241,6 @@ impl Inner {
         let detail = format!("rank {rank} sends {sent} elements to itself but receives {received}");
         Err(Error::invalid(format!("{c}_v"), detail))
     }
-}
-
-fn uneven(collective: Collective, dtype: DType, root: usize, buffers: Buffers, transfers: Transfers) -> Bound {
-    let call = Call { root, ..Call::of(collective).with_count(dtype, 0) };
-    Bound { call, buffers, transfers: Some(Box::new(transfers)) }
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Several calls as one pass of the executor.
 
-use super::bound::Bound;
 use super::message;
 use super::pack::{self, Pack, Unit};
+use super::raw_call::RawCall;
 use super::run::Turn;
 use crate::Call;
 use crate::comm::{Engine, Inner};
 use crate::error::{Error, Result};
-use crate::executor::{self, Buffers, Plan, Task, Transfers};
+use crate::executor::{self, Buffers, Plan, Ranges, Task};
 use crate::threads::lock;
 use crate::wire::{Algorithm, Collective, Header};
 
@@ -19,7 +19,7 @@ impl Inner {
     ///
     /// # Safety
     /// As [`executor::run`]: every call's buffers must be as large as the call says, and valid until this returns.
-    pub(crate) unsafe fn batch(&self, op: &str, calls: &[Bound], background: bool) -> Result<()> {
+    pub(crate) unsafe fn batch(&self, op: &str, calls: &[RawCall], background: bool) -> Result<()> {
         self.state.check(|| op.to_owned())?;
         if calls.is_empty() {
             return Ok(());
@@ -46,13 +46,14 @@ impl Inner {
     ///
     /// # Safety
     /// As [`Inner::batch`].
-    pub(in crate::comm) unsafe fn send_recv(&self, calls: &[Bound; 2]) -> Result<()> {
+    pub(in crate::comm) unsafe fn send_recv(&self, calls: &[RawCall; 2]) -> Result<()> {
         let [send, recv] = calls;
         self.state.check(|| "send_recv".to_owned())?;
         {
             let mut engine = lock(&self.engine);
             self.open_messages(&mut engine, calls)?;
-            let place = self.prepare(&mut engine, &send.call)?;
+            let place = self.route(&mut engine, &send.call);
+            self.prepare(&mut engine, place)?;
             let seq = engine.next_seq(&send.call, self.state.rank);
             let Engine { links, routes, workspace, .. } = &mut *engine;
             let plan = routes[place].1.plan()?;
@@ -60,10 +61,9 @@ impl Inner {
             // SAFETY: forwarded from the caller.
             if workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) } {
                 let seq = engine.next_seq(&recv.call, self.state.rank);
+                let place = self.route(&mut engine, &recv.call);
                 // SAFETY: forwarded from the caller.
-                return unsafe {
-                    self.over_links(&mut engine, &recv.call, Turn { seq, before: 0 }, recv.buffers, false)
-                };
+                return unsafe { self.over_links(&mut engine, place, Turn { seq, before: 0 }, recv.buffers, false) };
             }
             // Nothing was sent, so the number is free again.
             let counter = &mut engine.sent[send.peer];
@@ -79,7 +79,7 @@ impl Inner {
         &self,
         engine: &mut Engine,
         units: &[Unit],
-        calls: &[Bound],
+        calls: &[RawCall],
         memory: *mut u64,
         background: bool,
     ) -> Result<()> {
@@ -94,7 +94,7 @@ impl Inner {
                 Unit::Pack(pack) => {
                     let first = &calls[pack.calls[0]];
                     let buffers = Buffers { input: packed, output: packed };
-                    let call = Bound::new(first.with_count(first.dtype, pack.count), buffers);
+                    let call = RawCall::over(first.with_count(first.dtype, pack.count), buffers);
                     let planned = self.planned(engine, &call, Some((pack, calls)))?;
                     // SAFETY: by the caller.
                     unsafe { pack.gather(calls, packed) };
@@ -121,7 +121,7 @@ impl Inner {
 
     /// Opens all links of point-to-point messages first, in an order that cannot deadlock, independent of the order of
     /// calls.
-    fn open_messages(&self, engine: &mut Engine, calls: &[Bound]) -> Result<()> {
+    fn open_messages(&self, engine: &mut Engine, calls: &[RawCall]) -> Result<()> {
         let messages = calls.iter().filter(|call| call.collective == Collective::SendRecv);
         if messages.clone().all(|call| engine.links.get(message::CHANNEL, call.partner(self.state.rank)).is_some()) {
             return Ok(());
@@ -133,8 +133,8 @@ impl Inner {
     fn planned(
         &self,
         engine: &mut Engine,
-        call: &Bound,
-        packed: Option<(&Pack, &[Bound])>,
+        call: &RawCall,
+        packed: Option<(&Pack, &[RawCall])>,
     ) -> Result<(Arc<Plan>, Header, Buffers)> {
         let progress = &self.state.progress;
         let carrying = |header| packed.map_or(header, |(pack, calls)| pack.header(calls, progress, header));
@@ -142,15 +142,16 @@ impl Inner {
         let mut turn = Turn { seq, before: 0 };
         if call.collective != Collective::SendRecv {
             let header = turn.of(&call.header(self.state.id, Algorithm::Direct));
-            let op = if call.transfers.is_some() { Header::UNEVEN } else { header.op };
+            let op = if call.ranges.is_some() { Header::UNEVEN } else { header.op };
             let digests = progress.start(&carrying(Header { op, ..header }));
             engine.board.made(&digests);
             turn.before = digests.before;
         }
-        let plan = match &call.transfers {
-            Some(transfers) => Arc::new(self.compile_transfers(engine, &call.call, transfers)?),
+        let plan = match &call.ranges {
+            Some(ranges) => Arc::new(self.compile_ranges(engine, &call.call, ranges)?),
             None => {
-                let place = self.prepare(engine, &call.call)?;
+                let place = self.route(engine, &call.call);
+                self.prepare(engine, place)?;
                 engine.routes[place].1.plan()?.clone()
             }
         };
@@ -160,21 +161,22 @@ impl Inner {
     }
 
     /// Not cached: lengths are expected to differ from call to call.
-    fn compile_transfers(&self, engine: &mut Engine, call: &Call, transfers: &Transfers) -> Result<Plan> {
+    fn compile_ranges(&self, engine: &mut Engine, call: &Call, ranges: &Ranges) -> Result<Plan> {
         let header = Header { op: Header::UNEVEN, ..call.header(self.state.id, Algorithm::Direct) };
         engine.board.announce(&Header { seq: engine.seq, ..header });
-        self.open(engine, transfers.sends.iter().chain(&transfers.recvs).map(|&(peer, _)| (0, peer)))?;
+        let (rank, size) = (self.state.rank, self.size());
+        let peers = ranges.sends(call, rank, size).chain(ranges.recvs(call, rank, size));
+        self.open(engine, peers.map(|(peer, _)| (0, peer)))?;
         let longest = self.options.max_message;
-        Plan::of_transfers(call.dtype, header, transfers, longest, engine.links.zero_copy(false), |peer| {
-            engine.links.get(0, peer)
-        })
-        .ok_or_else(|| Error::invalid(format!("{}_v", call.collective), "a rank without a link"))
+        let zero_copy = engine.links.zero_copy(false);
+        Plan::of_ranges(call, header, ranges, (rank, size), longest, zero_copy, |peer| engine.links.get(0, peer))
+            .ok_or_else(|| Error::invalid(format!("{}_v", call.collective), "a rank without a link"))
     }
 }
 
 impl Unit {
     /// Words of working memory.
-    fn words(&self, calls: &[Bound]) -> usize {
+    fn words(&self, calls: &[RawCall]) -> usize {
         match self {
             Unit::Call(_) => 0,
             Unit::Pack(pack) => pack.words(calls),

@@ -3,12 +3,12 @@
 
 pub(in crate::comm) mod batch;
 pub(in crate::comm) mod board;
-pub(crate) mod bound;
 pub(in crate::comm) mod choice;
 mod compile;
 pub(in crate::comm) mod message;
 pub(in crate::comm) mod pack;
 pub(in crate::comm) mod queue;
+pub(in crate::comm) mod raw_call;
 pub(in crate::comm) mod route;
 pub(in crate::comm) mod run;
 pub(in crate::comm) mod tuned;

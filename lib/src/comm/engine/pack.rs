@@ -4,7 +4,7 @@
 //! packing depends only on the group's list of calls, which is the same on every rank. The header carries a hash of the
 //! list, so ranks whose lists differ are detected even if the sums of their lengths agree.
 
-use super::bound::Bound;
+use super::raw_call::RawCall;
 use crate::Call;
 use crate::comm::Progress;
 use crate::dtype::{DType, ReduceOp};
@@ -34,7 +34,7 @@ pub(super) struct Pack {
 }
 
 /// Puts calls together. A pack stands where its first call stood.
-pub(super) fn units(calls: &[Bound], ranks: usize) -> Vec<Unit> {
+pub(super) fn units(calls: &[RawCall], ranks: usize) -> Vec<Unit> {
     let mut units: Vec<Unit> = Vec::with_capacity(calls.len());
     // The pack of each type and operator that still has room, as an index of `units`.
     let mut open: Vec<(DType, ReduceOp, usize)> = Vec::new();
@@ -65,7 +65,7 @@ pub(super) fn units(calls: &[Bound], ranks: usize) -> Vec<Unit> {
 
 impl Unit {
     /// Adds a call of the same type and operator, if there is room.
-    fn add(&mut self, index: usize, count: usize, calls: &[Bound]) -> bool {
+    fn add(&mut self, index: usize, count: usize, calls: &[RawCall]) -> bool {
         let (first, before) = match self {
             Unit::Call(first) => (*first, calls[*first].count),
             Unit::Pack(pack) => (pack.calls[0], pack.count),
@@ -86,12 +86,12 @@ impl Unit {
 
 impl Pack {
     /// Bytes of working memory, rounded up to whole words.
-    pub(super) fn words(&self, calls: &[Bound]) -> usize {
+    pub(super) fn words(&self, calls: &[RawCall]) -> usize {
         (self.count * calls[self.calls[0]].dtype.size()).div_ceil(8)
     }
 
     /// The header of the pack's messages, made from that of an all_reduce of its length.
-    pub(super) fn header(&self, calls: &[Bound], progress: &Progress, header: Header) -> Header {
+    pub(super) fn header(&self, calls: &[RawCall], progress: &Progress, header: Header) -> Header {
         let members = self.calls.iter().map(|&index| {
             let Call { collective, dtype, op, count, .. } = calls[index].call;
             let op = op.map_or(Header::NO_OP, |op| op as u8);
@@ -104,7 +104,7 @@ impl Pack {
     ///
     /// # Safety
     /// Every call's input must be readable, and `to` be writable for [`Pack::words`] words.
-    pub(super) unsafe fn gather(&self, calls: &[Bound], mut to: *mut u8) {
+    pub(super) unsafe fn gather(&self, calls: &[RawCall], mut to: *mut u8) {
         for call in self.calls.iter().map(|&index| &calls[index]) {
             let bytes = call.count * call.dtype.size();
             // SAFETY: by the caller; `to` moves over the sum of the lengths.
@@ -119,7 +119,7 @@ impl Pack {
     ///
     /// # Safety
     /// Every call's output must be writable, and `from` be readable for [`Pack::words`] words.
-    pub(super) unsafe fn scatter(&self, calls: &[Bound], mut from: *const u8) {
+    pub(super) unsafe fn scatter(&self, calls: &[RawCall], mut from: *const u8) {
         for call in self.calls.iter().map(|&index| &calls[index]) {
             let bytes = call.count * call.dtype.size();
             // SAFETY: by the caller; `from` moves over the sum of the lengths.
@@ -138,12 +138,12 @@ mod tests {
     use crate::secret::Secret;
     use crate::wire::Algorithm;
 
-    fn call(collective: Collective, dtype: DType, op: ReduceOp, count: usize) -> Bound {
+    fn call(collective: Collective, dtype: DType, op: ReduceOp, count: usize) -> RawCall {
         let buffers = Buffers { input: std::ptr::null(), output: std::ptr::null_mut() };
-        Bound::new(Call::new(collective, dtype, op, 0, count), buffers)
+        RawCall::over(Call::new(collective, dtype, op, 0, count), buffers)
     }
 
-    fn all_reduce(dtype: DType, op: ReduceOp, count: usize) -> Bound {
+    fn all_reduce(dtype: DType, op: ReduceOp, count: usize) -> RawCall {
         call(Collective::AllReduce, dtype, op, count)
     }
 
@@ -172,13 +172,13 @@ mod tests {
 
     #[test]
     fn a_full_pack_is_followed_by_another() {
-        let calls: Vec<Bound> = (0..40).map(|_| all_reduce(DType::F64, ReduceOp::Sum, 512)).collect();
+        let calls: Vec<RawCall> = (0..40).map(|_| all_reduce(DType::F64, ReduceOp::Sum, 512)).collect();
         let ranges = [0..16, 16..32, 32..40];
         assert_eq!(units(&calls, 2), ranges.map(|r| pack(&r.clone().collect::<Vec<_>>(), r.len() * 512)));
     }
 
     fn header(counts: &[usize], secret: u8) -> Header {
-        let calls: Vec<Bound> = counts.iter().map(|&n| all_reduce(DType::F32, ReduceOp::Sum, n)).collect();
+        let calls: Vec<RawCall> = counts.iter().map(|&n| all_reduce(DType::F32, ReduceOp::Sum, n)).collect();
         let Unit::Pack(pack) = units(&calls, 2).remove(0) else { panic!("not packed") };
         let whole = Call::new(Collective::AllReduce, DType::F32, ReduceOp::Sum, 0, pack.count);
         let progress = Progress::new(&Secret::new([secret; 32]), 0);

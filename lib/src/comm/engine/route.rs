@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::board::BoardState;
 use crate::Call;
-use crate::algorithm::{self, Shape};
+use crate::algorithm;
 use crate::comm::{Comm, Engine, Inner};
 use crate::error::{Error, Result};
 use crate::executor::Plan;
@@ -21,24 +21,35 @@ const FRONT: usize = 8;
 
 /// A call that was made before.
 pub(super) struct Route {
+    /// Its plan in memory that is symmetric already, taken if all its buffers are.
+    two_shot: Option<Box<symmetric::Plan>>,
     /// Its plan in the shared region, if it takes that.
-    pub(super) board: Option<symmetric::Plan>,
+    board: Option<symmetric::Plan>,
     /// Its plan over links, compiled on first use.
     plan: Option<Arc<Plan>>,
 }
 
 impl Route {
-    /// An error before [`Inner::prepare`].
+    /// Plans in memory that all ranks map, in the order in which they are tried.
+    #[inline]
+    pub(super) fn in_memory(&self, registry: &Registry) -> impl Iterator<Item = &symmetric::Plan> {
+        self.two_shot.as_deref().filter(|_| registry.in_use()).into_iter().chain(&self.board)
+    }
+
+    /// Its plan over links; an error before [`Inner::prepare`].
     #[inline]
     pub(super) fn plan(&self) -> Result<&Arc<Plan>> {
         self.plan.as_ref().ok_or_else(|| Error::invalid("comm", "a call over links that was not prepared"))
     }
+}
 
-    /// True if the call takes the slots of the shared region, whatever its buffers are.
-    #[inline]
-    pub(super) fn is_one_shot(&self) -> bool {
-        self.board.as_ref().is_some_and(|plan| plan.header.algorithm == Algorithm::OneShot as u8)
-    }
+/// Algorithms of a call in memory that all ranks map.
+#[derive(Default)]
+struct InMemory {
+    /// Two-shot is taken if all buffers are symmetric, which only the call itself shows.
+    two_shot: bool,
+    /// Algorithm for any buffers, and the bytes of a segment per step; `None`: over links.
+    any: Option<(Algorithm, usize)>,
 }
 
 impl Inner {
@@ -55,49 +66,53 @@ impl Inner {
         }
     }
 
-    /// Index of the route of a call over links, whose plan is compiled on first use.
+    /// Compiles the plan over links of a route on first use.
     #[inline]
-    pub(super) fn prepare(&self, engine: &mut Engine, call: &Call) -> Result<usize> {
-        let place = self.route(engine, call);
+    pub(super) fn prepare(&self, engine: &mut Engine, place: usize) -> Result<()> {
         if engine.routes[place].1.plan.is_none() {
-            let plan = self.new_plan(engine, call)?;
+            let call = engine.routes[place].0;
+            let plan = self.new_plan(engine, &call)?;
             engine.routes[place].1.plan = Some(Arc::new(plan));
         }
-        Ok(place)
+        Ok(())
     }
 
     #[cold]
     fn new_route(&self, engine: &mut Engine, call: &Call) -> usize {
-        let elem = call.dtype.size();
-        let shape = self.shape(call.collective, call.root);
-        // A program of the caller's runs over links, as it says.
-        let library = call.program == 0;
-        let board =
-            library.then(|| self.through_board(engine, &shape, call.count.saturating_mul(elem), elem)).flatten();
-        let route = Route { board: board.map(|(algorithm, _)| self.board_plan(call, algorithm)), plan: None };
+        let InMemory { two_shot, any } = self.in_memory(engine, call);
+        let route = Route {
+            two_shot: two_shot.then(|| Box::new(self.board_plan(call, Algorithm::TwoShot))),
+            board: any.map(|(algorithm, _)| self.board_plan(call, algorithm)),
+            plan: None,
+        };
         engine.routes.truncate(ROUTES - 1);
         engine.routes.insert(0, (*call, route));
         0
     }
 
-    /// The shared-region algorithm of a collective with segments of `segment` bytes, and the bytes of a segment per
-    /// step; `None`: over links.
-    fn through_board(&self, engine: &Engine, shape: &Shape, segment: usize, elem: usize) -> Option<(Algorithm, usize)> {
+    /// The algorithms of a call in the shared region and in symmetric memory.
+    fn in_memory(&self, engine: &Engine, call: &Call) -> InMemory {
         let layout = match &engine.board {
-            BoardState::Open(board) => board.layout(),
+            BoardState::Open(board) => Some(board.layout()),
             // Queried before the first collective, by one rank perhaps, which opens nothing.
-            BoardState::Unopened => self.board_layout().ok().flatten()?,
-            BoardState::Unavailable => return None,
+            BoardState::Unopened => self.board_layout().ok().flatten(),
+            BoardState::Unavailable => None,
         };
-        if !algorithm::through_memory(shape.collective) {
-            return None;
-        }
+        // A program of the caller's runs over links, as it says.
+        let Some(layout) = layout.filter(|_| call.program == 0 && algorithm::through_memory(call.collective)) else {
+            return InMemory::default();
+        };
+        let (shape, segment, elem) = (self.shape(call.collective, call.root), call.bytes(), call.dtype.size());
         // Taken wherever it fits, unless another algorithm is requested.
         if matches!(engine.forced, None | Some(Algorithm::OneShot))
-            && symmetric::slot_bytes(shape, segment) <= layout.slot_bytes
+            && symmetric::slot_bytes(&shape, segment) <= layout.slot_bytes
         {
-            return Some((Algorithm::OneShot, segment));
+            return InMemory { two_shot: false, any: Some((Algorithm::OneShot, segment)) };
         }
+        // Ranks that use each other's buffers move no bytes that could be checked.
+        let two_shot = matches!(engine.forced, None | Some(Algorithm::TwoShot))
+            && !self.state.config.checksum
+            && !matches!(call.collective, Collective::Scatter | Collective::Barrier);
         // A link with zero copy copies a segment on ordinary pages once; staging copies it twice.
         let zero_copy = engine.tuned.model.zero_copy_from.is_some_and(|from| segment >= from);
         let wanted = match engine.forced {
@@ -105,46 +120,30 @@ impl Inner {
             None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !zero_copy,
             Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
         };
-        let chunk = symmetric::largest_chunk(shape, elem, layout.stage_bytes);
-        (wanted && shape.collective != Collective::Barrier && chunk > 0).then_some((Algorithm::Staged, chunk))
-    }
-
-    /// The plan of a call that finds out whether all its buffers are symmetric.
-    pub(super) fn two_shot(
-        &self,
-        registry: &Registry,
-        forced: Option<Algorithm>,
-        call: &Call,
-    ) -> Option<symmetric::Plan> {
-        // Ranks that use each other's buffers move no bytes that could be checked.
-        let may = call.program == 0
-            && matches!(forced, None | Some(Algorithm::TwoShot))
-            && !self.state.config.checksum
-            && registry.in_use()
-            && algorithm::through_memory(call.collective)
-            && !matches!(call.collective, Collective::Scatter | Collective::Barrier);
-        may.then(|| self.board_plan(call, Algorithm::TwoShot))
+        let chunk = symmetric::largest_chunk(&shape, elem, layout.stage_bytes) * elem;
+        let staged = wanted && shape.collective != Collective::Barrier && chunk > 0;
+        InMemory { two_shot, any: staged.then_some((Algorithm::Staged, chunk)) }
     }
 }
 
 impl Comm {
-    /// The algorithm that a collective of `bytes` per segment would use (with root 0, if it has one), and what the
-    /// others were estimated to cost. It is local: one rank alone may ask, also before the first collective.
-    pub fn explain(&self, collective: Collective, bytes: usize) -> Result<Choice> {
-        self.explain_from(collective, 0, bytes)
-    }
-
-    /// [`Comm::explain`] for another root.
-    pub fn explain_from(&self, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
-        self.inner.peer_in_range(collective.name(), "root", root)?;
+    /// The algorithm that a collective would use, and what the others were estimated to cost. It is local: one rank
+    /// alone may ask, also before the first collective.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a root that is no rank.
+    pub fn explain(&self, call: &Call) -> Result<Choice> {
         let inner = &self.inner;
+        inner.peer_in_range(call.collective.name(), "root", call.root)?;
         inner.state.origin.check(|| "explain".to_owned(), inner.state.rank)?;
         let engine = lock(&inner.engine);
-        let mut choice = inner.choice(&engine, collective, root, bytes)?;
-        let shape = inner.shape(collective, root);
-        if let Some((algorithm, chunk)) = inner.through_board(&engine, &shape, bytes, 1) {
-            choice.prefer(algorithm, &shape, bytes, chunk, &engine.tuned.model);
+        let mut choice = inner.choice(&engine, call.collective, call.root, call.bytes())?;
+        let InMemory { two_shot, any } = inner.in_memory(&engine, call);
+        if let Some((algorithm, chunk)) = any {
+            let shape = inner.shape(call.collective, call.root);
+            choice.prefer(algorithm, &shape, call.bytes(), chunk, &engine.tuned.model);
         }
+        choice.symmetric = two_shot.then_some(Algorithm::TwoShot);
         Ok(choice)
     }
 }
@@ -152,16 +151,21 @@ impl Comm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
+    use crate::{Config, DType, ReduceOp};
 
     /// In one thread: rank 1 makes no call.
     #[test]
     fn one_rank_alone_may_ask_and_is_told_what_comes() {
         let comms = Comm::threads(3, Config::default()).unwrap();
-        let asked =
-            |comm: &Comm| [8, 1 << 20].map(|bytes| comm.explain(Collective::AllReduce, bytes).unwrap().algorithm);
+        let sum = |count| Call::new(Collective::AllReduce, DType::F64, ReduceOp::Sum, 0, count);
+        let asked = |comm: &Comm| {
+            [1, 1 << 17].map(|count| {
+                let choice = comm.explain(&sum(count)).unwrap();
+                (choice.algorithm, choice.symmetric)
+            })
+        };
         let before = asked(&comms[0]);
-        assert_eq!(before, [Algorithm::OneShot, Algorithm::Staged]);
+        assert_eq!(before, [(Algorithm::OneShot, None), (Algorithm::Staged, Some(Algorithm::TwoShot))]);
         std::thread::scope(|scope| comms.iter().for_each(|comm| drop(scope.spawn(|| comm.barrier().unwrap()))));
         assert_eq!(asked(&comms[0]), before);
     }

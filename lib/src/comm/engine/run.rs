@@ -2,7 +2,7 @@
 //! links.
 
 use super::board::BoardState;
-use super::bound::Bound;
+use super::raw_call::RawCall;
 use crate::Call;
 use crate::comm::{Comm, Engine, Inner};
 use crate::error::Result;
@@ -25,13 +25,13 @@ impl Turn {
     /// The header of this call's messages, made from the template of its key.
     #[inline]
     pub(super) fn of(self, header: &Header) -> Header {
-        Header { seq: self.seq, crc: self.before, ..*header }
+        Header { seq: self.seq, check: self.before, ..*header }
     }
 }
 
 impl Inner {
     /// Runs a checked call after everything that was queued before it.
-    pub(in crate::comm) fn run(&self, call: Result<Bound>) -> Result<()> {
+    pub(in crate::comm) fn run(&self, call: Result<RawCall>) -> Result<()> {
         let call = call?;
         self.drain();
         // SAFETY: the constructors in `call` and `uneven` checked the lengths against the call, from slices which the
@@ -43,10 +43,10 @@ impl Inner {
     ///
     /// # Safety
     /// The memory which the call was made from must be valid, and untouched by others, until this returns.
-    pub(crate) unsafe fn execute(&self, call: &Bound, background: bool) -> Result<()> {
+    pub(crate) unsafe fn execute(&self, call: &RawCall, background: bool) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe {
-            match &call.transfers {
+            match &call.ranges {
                 None => self.collective(&call.call, call.buffers, background),
                 Some(_) => self.batch(call.collective.name(), std::slice::from_ref(call), background),
             }
@@ -79,9 +79,9 @@ impl Inner {
         let mut engine = lock(&self.engine);
         let seq = engine.next_seq(call, self.state.rank);
         if call.collective == Collective::SendRecv {
-            let turn = Turn { seq, before: 0 };
+            let (place, turn) = (self.route(&mut engine, call), Turn { seq, before: 0 });
             // SAFETY: forwarded from the caller.
-            unsafe { self.over_links(&mut engine, call, turn, buffers, background) }?;
+            unsafe { self.over_links(&mut engine, place, turn, buffers, background) }?;
         } else {
             let header = Header { seq, ..call.header(self.state.id, Algorithm::OneShot) };
             let digests = self.state.progress.start(&header);
@@ -106,12 +106,10 @@ impl Inner {
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        let place = matches!(engine.board, BoardState::Open(_)).then(|| self.route(engine, call));
-        let Engine { board, routes, registry, workspace, forced, .. } = &mut *engine;
-        if let (Some(place), BoardState::Open(board)) = (place, board) {
-            let route = &routes[place].1;
-            let two_shot = if route.is_one_shot() { None } else { self.two_shot(registry, *forced, call) };
-            for plan in two_shot.iter().chain(&route.board) {
+        let place = self.route(engine, call);
+        let Engine { board, routes, registry, workspace, .. } = &mut *engine;
+        if let BoardState::Open(board) = board {
+            for plan in routes[place].1.in_memory(registry) {
                 let header = turn.of(&plan.header);
                 // SAFETY: forwarded from the caller.
                 let outcome =
@@ -122,21 +120,23 @@ impl Inner {
             }
         }
         // SAFETY: forwarded from the caller.
-        unsafe { self.over_links(engine, call, turn, buffers, background) }
+        unsafe { self.over_links(engine, place, turn, buffers, background) }
     }
 
+    /// Runs the call of a route over links.
+    ///
     /// # Safety
     /// As [`Inner::collective`].
     #[inline]
     pub(super) unsafe fn over_links(
         &self,
         engine: &mut Engine,
-        call: &Call,
+        place: usize,
         turn: Turn,
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        let place = self.prepare(engine, call)?;
+        self.prepare(engine, place)?;
         let Engine { links, workspace, routes, board, .. } = engine;
         let plan = routes[place].1.plan()?;
         let header = turn.of(&plan.header);
@@ -144,7 +144,7 @@ impl Inner {
         let task = Task { plan, buffers, header };
         // SAFETY: forwarded from the caller.
         unsafe {
-            if call.collective == Collective::SendRecv
+            if header.collective == Collective::SendRecv as u8
                 && workspace.recorder.is_none()
                 && executor::one_message(&task, links, self.quick_turns(background))
             {

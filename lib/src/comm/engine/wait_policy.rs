@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::backoff::Backoff;
 use crate::comm::Inner;
 use crate::executor::WaitPolicy;
 
@@ -22,10 +23,10 @@ impl Inner {
         let (spin, turns) =
             if self.shares_core(background) { (config.spin.min(SHARED_SPIN), 2) } else { (config.spin, 32) };
         let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(200) };
-        WaitPolicy { turns, spin, yields, deadline: config.timeout }
+        WaitPolicy { turns, backoff: Backoff { spin, yields }, deadline: config.timeout }
     }
 
-    /// As [`Inner::wait_policy`] for the shared region, where one poll costs a few loads and no system call.
+    /// [`Inner::wait_policy`] for the shared region, where one poll costs a few loads and no system call.
     pub(super) fn board_wait_policy(&self, background: bool) -> WaitPolicy {
         let config = &self.state.config;
         let (spin, turns) = match self.shares_core(background) {
@@ -34,7 +35,7 @@ impl Inner {
             false => (config.spin, 64),
         };
         let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(500) };
-        WaitPolicy { turns, spin, yields, deadline: config.timeout }
+        WaitPolicy { turns, backoff: Backoff { spin, yields }, deadline: config.timeout }
     }
 
     /// Polls of a short receive for its message before it waits as other calls do.

@@ -5,8 +5,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::share;
+use crate::backoff::SLICE;
 use crate::bootstrap::{Disagreement, first_difference};
-use crate::comm::state::control::{Control, Notice, PeerHealth, Progress, exchange};
+use crate::comm::state::control::{
+    Connect, Control, Liveness, Notice, PeerHealth, Progress, Sharing, Topology, exchange,
+};
 use crate::comm::state::numbers::Numbers;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -16,9 +19,6 @@ use crate::threads::lock;
 use crate::transport::checksum;
 use crate::transport::mapping::Mapping;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, inproc};
-
-/// Longest wait before it looks whether it goes on.
-const SLICE: Duration = Duration::from_millis(50);
 
 type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
 
@@ -79,57 +79,13 @@ impl Local {
     }
 }
 
-impl Control for Local {
+impl Topology for Local {
     fn rank(&self) -> usize {
         self.rank
     }
+}
 
-    fn connect(
-        &self,
-        comm: u32,
-        peer: usize,
-        channel: u32,
-        options: LinkOptions,
-        doorbell: &Arc<Doorbell>,
-        abort: &dyn Fn() -> Option<Error>,
-    ) -> Result<LinkPair> {
-        let deadline = self.world.config.connect_timeout.min(self.world.config.timeout);
-        let to = inproc::ConnectTo { comm, rank: self.rank, peer_rank: peer, channel, options };
-        let or_left = || {
-            abort().or_else(|| {
-                self.has_left(peer).then(|| Error::PeerLost {
-                    op: "connect".to_owned(),
-                    rank: self.rank,
-                    peer,
-                    address: "thread of this process".to_owned(),
-                    detail: "it dropped its communicator".to_owned(),
-                })
-            })
-        };
-        let pair = self.world.hub.connect(&to, doorbell, &or_left, deadline)?;
-        let pair = match &self.world.wrap {
-            Some(wrap) => wrap(self.rank, peer, pair),
-            None => pair,
-        };
-        Ok(if self.world.config.checksum { checksum::wrap(pair) } else { pair })
-    }
-
-    fn shares_memory(&self, _peer: usize) -> bool {
-        true
-    }
-
-    fn shares_host(&self, _peer: usize) -> bool {
-        true
-    }
-
-    fn same_host(&self, _a: usize, _b: usize) -> bool {
-        true
-    }
-
-    fn hostname(&self, _peer: usize) -> String {
-        "this process".to_owned()
-    }
-
+impl Sharing for Local {
     fn offer(&self, key: &str, _members: &[usize], value: Vec<u8>) -> Result<()> {
         lock(&self.world.table).exchanges.entry(key.to_owned()).or_default().insert(self.rank, value);
         self.world.changed.notify_all();
@@ -207,7 +163,9 @@ impl Control for Local {
         share::agree(members, &wishes, self.rank)?;
         Ok(memory)
     }
+}
 
+impl Liveness for Local {
     fn track(&self, comm: u32) -> Arc<Progress> {
         let new = || Tracked { progress: Arc::new(Progress::new(&self.world.secret, comm)), forgotten: false };
         lock(&self.world.table).progress.entry((comm, self.rank)).or_insert_with(new).progress.clone()
@@ -233,14 +191,6 @@ impl Control for Local {
             .collect())
     }
 
-    fn one_process(&self) -> bool {
-        true
-    }
-
-    fn store_host(&self) -> Option<usize> {
-        None
-    }
-
     fn has_left(&self, rank: usize) -> bool {
         lock(&self.world.table).left[rank]
     }
@@ -258,17 +208,6 @@ impl Control for Local {
         self.world.changed.notify_all();
     }
 
-    fn forget(&self, comm: u32, members: &[usize]) {
-        let mut table = lock(&self.world.table);
-        table.listeners.retain(|(of, _)| *of != (self.rank, comm));
-        if let Some(ours) = table.progress.get_mut(&(comm, self.rank)) {
-            ours.forgotten = true;
-        }
-        if members.iter().all(|&rank| table.progress.get(&(comm, rank)).is_some_and(|tracked| tracked.forgotten)) {
-            members.iter().for_each(|&rank| drop(table.progress.remove(&(comm, rank))));
-        }
-    }
-
     fn subscribe(&self, comm: u32, listener: Listener) {
         let listener = Arc::new(listener);
         let past: Vec<Notice> = {
@@ -281,10 +220,51 @@ impl Control for Local {
         }
     }
 
-    fn silence_limit(&self) -> Duration {
-        Duration::MAX
+    fn forget(&self, comm: u32, members: &[usize]) {
+        let mut table = lock(&self.world.table);
+        table.listeners.retain(|(of, _)| *of != (self.rank, comm));
+        if let Some(ours) = table.progress.get_mut(&(comm, self.rank)) {
+            ours.forgotten = true;
+        }
+        if members.iter().all(|&rank| table.progress.get(&(comm, rank)).is_some_and(|tracked| tracked.forgotten)) {
+            members.iter().for_each(|&rank| drop(table.progress.remove(&(comm, rank))));
+        }
     }
+}
 
+impl Connect for Local {
+    fn connect(
+        &self,
+        comm: u32,
+        peer: usize,
+        channel: u32,
+        options: LinkOptions,
+        doorbell: &Arc<Doorbell>,
+        abort: &dyn Fn() -> Option<Error>,
+    ) -> Result<LinkPair> {
+        let deadline = self.world.config.connect_timeout.min(self.world.config.timeout);
+        let to = inproc::ConnectTo { comm, rank: self.rank, peer_rank: peer, channel, options };
+        let or_left = || {
+            abort().or_else(|| {
+                self.has_left(peer).then(|| Error::PeerLost {
+                    op: "connect".to_owned(),
+                    rank: self.rank,
+                    peer,
+                    address: "thread of this process".to_owned(),
+                    detail: "it dropped its communicator".to_owned(),
+                })
+            })
+        };
+        let pair = self.world.hub.connect(&to, doorbell, &or_left, deadline)?;
+        let pair = match &self.world.wrap {
+            Some(wrap) => wrap(self.rank, peer, pair),
+            None => pair,
+        };
+        Ok(if self.world.config.checksum { checksum::wrap(pair) } else { pair })
+    }
+}
+
+impl Control for Local {
     fn numbers(&self) -> &Numbers {
         &self.numbers
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::share;
 use crate::bootstrap::{Event, Host, RankState, Session};
-use crate::comm::state::control::{Control, Notice, PeerHealth, Progress};
+use crate::comm::state::control::{Connect, Control, Liveness, Notice, PeerHealth, Progress, Sharing, Topology};
 use crate::comm::state::numbers::Numbers;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -181,31 +181,17 @@ fn unreadable(rank: usize, error: &serde_json::Error) -> Error {
     Error::Bootstrap { address: format!("rank {rank}"), detail }
 }
 
-impl Control for Network {
+impl Topology for Network {
     fn rank(&self) -> usize {
         self.session.rank()
     }
 
-    fn connect(
-        &self,
-        comm: u32,
-        peer: usize,
-        channel: u32,
-        options: LinkOptions,
-        doorbell: &Arc<Doorbell>,
-        abort: &dyn Fn() -> Option<Error>,
-    ) -> Result<LinkPair> {
-        let to = ConnectTo { comm, peer_rank: peer, info: &self.infos[peer], channel, options };
-        let or_gone = || abort().or_else(|| self.is_out_of_reach(peer));
-        self.endpoint.connect(&to, doorbell, &or_gone, self.config.connect_timeout.min(self.config.timeout))
+    fn one_process(&self) -> bool {
+        false
     }
 
     fn shares_memory(&self, peer: usize) -> bool {
         peer == self.rank() || self.endpoint.choose(&self.infos[peer]).0 == "shm"
-    }
-
-    fn shares_host(&self, peer: usize) -> bool {
-        self.infos[peer].host.same_machine(&self.infos[self.rank()].host)
     }
 
     fn same_host(&self, a: usize, b: usize) -> bool {
@@ -216,16 +202,26 @@ impl Control for Network {
         self.infos[peer].host.hostname.clone()
     }
 
+    fn store_host(&self) -> Option<usize> {
+        self.store_host
+    }
+
+    fn paths(&self) -> Vec<Path> {
+        self.endpoint.paths(true)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.endpoint.traffic()
+    }
+}
+
+impl Sharing for Network {
     fn offer(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<()> {
         self.session.offer(key, members, value).map_err(|error| self.or_store_lost(key, error))
     }
 
     fn collect(&self, key: &str, _members: &[usize], ended: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>> {
         self.session.collect(key, self.config.timeout, ended).map_err(|error| self.or_store_lost(key, error))
-    }
-
-    fn zero_copy_from(&self, bytes: usize) {
-        self.endpoint.zero_copy_from(bytes);
     }
 
     fn share(
@@ -237,12 +233,9 @@ impl Control for Network {
     ) -> Result<Option<Arc<Mapping>>> {
         share::between_processes(self, key, members, bytes, ended)
     }
+}
 
-    unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
-        // SAFETY: by the caller.
-        unsafe { self.endpoint.register(base, bytes) }
-    }
-
+impl Liveness for Network {
     fn track(&self, comm: u32) -> Arc<Progress> {
         self.session.track(comm)
     }
@@ -267,16 +260,12 @@ impl Control for Network {
             .collect())
     }
 
-    fn one_process(&self) -> bool {
-        false
-    }
-
-    fn store_host(&self) -> Option<usize> {
-        self.store_host
-    }
-
     fn has_left(&self, rank: usize) -> bool {
         lock(&self.gone.0).left.contains(&rank)
+    }
+
+    fn silence_limit(&self) -> Duration {
+        self.config.heartbeat.saturating_mul(4)
     }
 
     fn abort(&self, comm: u32, reason: &str) {
@@ -301,21 +290,36 @@ impl Control for Network {
     fn forget(&self, comm: u32, _members: &[usize]) {
         self.session.forget(comm);
     }
+}
 
-    fn silence_limit(&self) -> Duration {
-        self.config.heartbeat.saturating_mul(4)
+impl Connect for Network {
+    fn connect(
+        &self,
+        comm: u32,
+        peer: usize,
+        channel: u32,
+        options: LinkOptions,
+        doorbell: &Arc<Doorbell>,
+        abort: &dyn Fn() -> Option<Error>,
+    ) -> Result<LinkPair> {
+        let to = ConnectTo { comm, peer_rank: peer, info: &self.infos[peer], channel, options };
+        let or_gone = || abort().or_else(|| self.is_out_of_reach(peer));
+        self.endpoint.connect(&to, doorbell, &or_gone, self.config.connect_timeout.min(self.config.timeout))
     }
 
+    unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
+        // SAFETY: by the caller.
+        unsafe { self.endpoint.register(base, bytes) }
+    }
+
+    fn zero_copy_from(&self, bytes: usize) {
+        self.endpoint.zero_copy_from(bytes);
+    }
+}
+
+impl Control for Network {
     fn numbers(&self) -> &Numbers {
         &self.numbers
-    }
-
-    fn paths(&self) -> Vec<Path> {
-        self.endpoint.paths(true)
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.endpoint.traffic()
     }
 
     fn close(&self) {

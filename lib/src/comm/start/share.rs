@@ -29,7 +29,7 @@ struct Answer {
 }
 
 /// `bytes` of shared, zeroed memory on every rank of `members`, all of them on this host; `None`, on all ranks, when
-/// one of them cannot have it. `ended` is that of [`Control::collect`].
+/// one of them cannot have it. `ended` is that of `Sharing::collect`.
 pub(super) fn between_processes(
     control: &dyn Control,
     key: &str,

@@ -110,7 +110,7 @@ impl State {
         values.map_err(|error| self.exchange_failed(what, error))
     }
 
-    /// Memory that all members, ranks of this host, map, as [`Control::share`].
+    /// Memory that all members, ranks of this host, map, as [`control::Sharing::share`].
     pub(in crate::comm) fn share(&self, key: &str, bytes: usize) -> Result<Option<Arc<Mapping>>> {
         self.control.share(key, &self.members, bytes, &|| self.has_failed())
     }

@@ -9,6 +9,7 @@ use crate::comm::Comm;
 use crate::comm::RawCall;
 use crate::cuda::checked::buffers::{self, Buffer};
 use crate::cuda::checked::call::{End, Own, Round, Stream};
+use crate::cuda::checked::messages;
 use crate::cuda::comm::{DeviceComm, Order};
 use crate::cuda::driver;
 use crate::cuda::path::Turn;
@@ -21,21 +22,27 @@ use crate::trace::{By, Span, Tracer, recorded};
 use crate::wire::Collective;
 
 impl DeviceComm {
-    /// Enqueues a collective on a stream, by addresses. Returns at once; [`DeviceComm::check`] and later calls return
-    /// an error of the collective itself. An all_to_all in place takes stream-ordered memory of the buffer's length.
+    /// Enqueues a collective or a message on a stream, by addresses. Returns at once; [`DeviceComm::check`] and later calls return
+    /// an error of the call itself. An all_to_all in place takes stream-ordered memory of the buffer's length.
     ///
     /// # Safety
     /// `input` and `output` must be device memory as long as the collective needs, reachable from this communicator's
     /// device and untouched by others until the stream has run the call. `stream` must be of this device, and stay so
     /// until the next call of this communicator.
     pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &RawCall) -> Result<()> {
-        if matches!(call.collective, Collective::Gather | Collective::Scatter) && !self.is_collective(call) {
-            // SAFETY: forwarded from the caller.
-            return unsafe { self.enqueue_group(stream, std::slice::from_ref(call)) };
+        // SAFETY (all three): forwarded from the caller.
+        if self.is_collective(call) {
+            // SAFETY: see above.
+            return unsafe { self.enqueue_as(stream, call, self.choice(call.collective, call.bytes())) };
         }
-        let choice = self.choice(call.collective, call.bytes());
-        // SAFETY: forwarded from the caller.
-        unsafe { self.enqueue_as(stream, call, choice) }
+        if let Some(round) = messages::round(call, self.rank()) {
+            // SAFETY: see above.
+            return unsafe { self.enqueue_round(stream.into(), round) };
+        }
+        let mut group = self.group(stream);
+        // SAFETY: see above.
+        unsafe { group.add(call) }?;
+        group.finish()
     }
 
     /// [`DeviceComm::enqueue`] with a given choice, which must be the same on every rank.

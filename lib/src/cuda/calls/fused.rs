@@ -16,15 +16,15 @@ use crate::wire::Collective;
 
 /// Calls that follow each other and wait for their launch.
 #[derive(Default)]
-pub(in crate::cuda) struct Run<'a> {
-    calls: Vec<(&'a RawCall, Choice)>,
+pub(in crate::cuda) struct Run {
+    calls: Vec<(RawCall, Choice)>,
     /// The input and the output of each.
     buffers: Vec<[Option<Buffer>; 2]>,
     /// Element type and operator of the calls that reduce; `None` if none does.
     types: Types,
 }
 
-impl Run<'_> {
+impl Run {
     /// True if a call may be launched with those of this run: there is space, none of them writes what it uses or uses
     /// what it writes, and it reduces as they do if it reduces.
     fn takes(&self, types: Types, used: &[Option<Buffer>; 2]) -> bool {
@@ -41,12 +41,7 @@ impl DeviceComm {
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`].
-    pub(in crate::cuda) unsafe fn enqueue_in_run<'a>(
-        &self,
-        stream: &Stream,
-        call: &'a RawCall,
-        run: &mut Run<'a>,
-    ) -> Result<()> {
+    pub(in crate::cuda) unsafe fn enqueue_in_run(&self, stream: &Stream, call: &RawCall, run: &mut Run) -> Result<()> {
         let choice = self.choice(call.collective, call.bytes());
         let (input, output) = call.device_addresses();
         // The input of an all_to_all in place moves away first.
@@ -65,7 +60,7 @@ impl DeviceComm {
             unsafe { self.enqueue_run(stream, run) }?;
         }
         run.types = types.or(run.types);
-        run.calls.push((call, choice));
+        run.calls.push((call.clone(), choice));
         run.buffers.push(used);
         Ok(())
     }
@@ -74,14 +69,14 @@ impl DeviceComm {
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`].
-    pub(in crate::cuda) unsafe fn enqueue_run(&self, stream: &Stream, run: &mut Run<'_>) -> Result<()> {
+    pub(in crate::cuda) unsafe fn enqueue_run(&self, stream: &Stream, run: &mut Run) -> Result<()> {
         let Run { calls, .. } = std::mem::take(run);
-        let Some(&(first, choice)) = calls.first() else { return Ok(()) };
+        let Some((first, choice)) = calls.first() else { return Ok(()) };
         let span = || Span::Carried {
             collective: first.collective as u8,
             calls: calls.len() as u32,
             bytes: calls.iter().map(|(call, _)| call.bytes() as u64).sum(),
-            by: By::Kernels(choice),
+            by: By::Kernels(*choice),
         };
         let made = recorded(self.trace(), span, || {
             self.admit()?;
@@ -127,7 +122,7 @@ mod tests {
             let takes = run.takes(types, &buffers);
             if takes {
                 run.types = types.or(run.types);
-                run.calls.push((&call, CHOICE));
+                run.calls.push((call.clone(), CHOICE));
                 run.buffers.push(buffers);
             }
             takes

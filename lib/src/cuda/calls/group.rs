@@ -47,46 +47,78 @@ impl DeviceComm {
         self.path.prepare_messages()
     }
 
-    /// Enqueues calls on a stream: the collectives first, in their order, then all messages between two ranks, in an
-    /// order that cannot deadlock. Calls with a length per rank are made of messages, and on paths without kernels also
-    /// gather and scatter. Every rank must pass the same collectives. Short ones that follow each other, use no buffer
-    /// that another writes, and reduce with the same type and operator if they reduce, are launched together.
+    /// Enqueues calls on a stream, as a [`Group`].
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`], for every call.
     pub unsafe fn enqueue_group(&self, stream: impl Into<Stream>, calls: &[RawCall]) -> Result<()> {
-        let stream = stream.into();
-        if let [call] = calls
-            && self.is_collective(call)
-        {
+        if let [call] = calls {
             // SAFETY: forwarded from the caller.
             return unsafe { self.enqueue(stream, call) };
         }
-        let (rank, size) = (self.rank(), self.size());
-        let (mut messages, mut run) = (Messages::default(), Run::default());
-        for call in calls {
-            if self.is_collective(call) || !messages.add(call, rank, size) {
-                // SAFETY: forwarded from the caller.
-                unsafe { self.enqueue_in_run(&stream, call, &mut run) }?;
-            }
-        }
-        // SAFETY: see above.
-        unsafe { self.enqueue_run(&stream, &mut run) }?;
-        // Ahead of the rounds, each of which may wait for an offer.
-        self.offer_extension(messages.peers_by_slots(self.rank()))?;
-        for round in messages.launches(rank, size)? {
-            // SAFETY: forwarded from the caller.
-            unsafe { self.enqueue_round(stream.clone(), round) }?;
-        }
-        Ok(())
+        let mut group = self.group(stream);
+        // SAFETY: forwarded from the caller.
+        calls.iter().try_for_each(|call| unsafe { group.add(call) })?;
+        group.finish()
+    }
+
+    /// An empty group on a stream.
+    pub fn group(&self, stream: impl Into<Stream>) -> Group<'_> {
+        Group { comm: self, stream: stream.into(), run: Run::default(), messages: Messages::default() }
     }
 
     /// True if a call is enqueued as a whole, and not as messages. Kernels have gather and scatter, other paths do not.
     pub(in crate::cuda) fn is_collective(&self, call: &RawCall) -> bool {
         match call.collective {
             Collective::SendRecv => false,
-            Collective::Gather | Collective::Scatter => self.path() == Path::Peer && call.ranges().is_none(),
-            _ => call.ranges().is_none(),
+            Collective::Gather | Collective::Scatter => self.path() == Path::Peer && call.ranges.is_none(),
+            _ => call.ranges.is_none(),
         }
+    }
+}
+
+/// Calls that are enqueued together: the collectives first, in their order, then all messages between two ranks, in an
+/// order that cannot deadlock. Calls with a length per rank are made of messages, and on paths without kernels also
+/// gather and scatter. Every rank must add the same collectives. Short ones that follow each other, use no buffer that
+/// another writes, and reduce with the same type and operator if they reduce, are launched together.
+#[must_use = "some calls are enqueued by Group::finish alone"]
+pub struct Group<'a> {
+    comm: &'a DeviceComm,
+    stream: Stream,
+    run: Run,
+    messages: Messages,
+}
+
+impl Group<'_> {
+    /// Adds a call.
+    ///
+    /// # Safety
+    /// As [`DeviceComm::enqueue`], from now until the group is dropped and the stream has run the call.
+    pub unsafe fn add(&mut self, call: &RawCall) -> Result<()> {
+        let comm = self.comm;
+        if comm.is_collective(call) || !self.messages.add(call, comm.rank(), comm.size()) {
+            // SAFETY: forwarded from the caller.
+            return unsafe { comm.enqueue_in_run(&self.stream, call, &mut self.run) };
+        }
+        Ok(())
+    }
+
+    /// Enqueues the collectives added so far, so that other work can follow them in the stream.
+    pub fn flush(&mut self) -> Result<()> {
+        // SAFETY: by the callers of `add`.
+        unsafe { self.comm.enqueue_run(&self.stream, &mut self.run) }
+    }
+
+    /// Enqueues all that is left.
+    pub fn finish(mut self) -> Result<()> {
+        self.flush()?;
+        let Group { comm, stream, messages, .. } = self;
+        // Ahead of the rounds, each of which may wait for an offer.
+        comm.offer_extension(messages.peers_by_slots(comm.rank()))?;
+        messages
+            .launches(comm.rank(), comm.size())?
+            .into_iter()
+            // SAFETY: by the callers of `add`.
+            .try_for_each(|round| unsafe { comm.enqueue_round(stream.clone(), round) })
     }
 }

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::call::{Own, Round};
-use crate::Call;
-use crate::comm::{Ranges, RawCall};
+use crate::comm::RawCall;
 use crate::cuda::window::needs_slots;
 use crate::error::{Error, Result};
+use crate::executor::Ranges;
 use crate::wire::Collective;
 
 /// Bytes between this rank and another.
@@ -16,6 +16,18 @@ pub(crate) struct Message {
     pub(crate) peer: usize,
     pub(crate) address: *mut u8,
     pub(crate) bytes: usize,
+}
+
+/// The launch of a message between `rank` and another; `None` for all other calls.
+pub(in crate::cuda) fn round(call: &RawCall, rank: usize) -> Option<Round> {
+    let (input, output) = call.device_addresses();
+    let peer = call.receiver(rank).unwrap_or(call.root);
+    let end = |at| Some((at, call.bytes(), peer));
+    let round = match call.receiver(rank) {
+        Some(_) => Round { to: end(input), ..Round::default() },
+        None => Round { from: end(output), ..Round::default() },
+    };
+    (call.collective == Collective::SendRecv && peer != rank).then_some(round)
 }
 
 /// The messages of a rank, for calls that only move data.
@@ -38,16 +50,11 @@ impl Messages {
         };
         let at_root = call.root == rank;
         let every = || 0..size;
-        match (call.collective, call.ranges()) {
-            (Collective::SendRecv, _) => {
-                let peer =
-                    call.partner(if call.root == Call::OWN || call.peer == Call::OWN { Call::OWN } else { rank });
-                let sends = call.root == Call::OWN || call.peer != Call::OWN && at_root;
-                match sends {
-                    true => self.sends.push(message(input, peer, even(0))),
-                    false => self.recvs.push(message(output, peer, even(0))),
-                }
-            }
+        match (call.collective, call.ranges.as_deref()) {
+            (Collective::SendRecv, _) => match call.receiver(rank) {
+                Some(receiver) => self.sends.push(message(input, receiver, even(0))),
+                None => self.recvs.push(message(output, call.root, even(0))),
+            },
             (Collective::AllToAll, Some(Ranges { send, recv })) => {
                 self.sends.extend(every().map(|peer| message(input, peer, send[peer].clone())));
                 self.recvs.extend(every().map(|peer| message(output, peer, recv[peer].clone())));
@@ -56,8 +63,8 @@ impl Messages {
                 self.sends.extend(every().map(|peer| message(input, peer, even(peer))));
                 self.recvs.extend(every().map(|peer| message(output, peer, even(peer))));
             }
-            (_, Some(Ranges { recv, .. })) => {
-                self.sends.extend(every().map(|peer| message(input, peer, even(0))));
+            (_, Some(Ranges { send, recv })) => {
+                self.sends.extend(every().map(|peer| message(input, peer, send[0].clone())));
                 self.recvs.extend(every().map(|peer| message(output, peer, recv[peer].clone())));
             }
             (Collective::Gather, None) => {
@@ -150,6 +157,7 @@ impl Messages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Call;
     use crate::{DType, ReduceOp};
 
     fn message(peer: usize, bytes: usize) -> Message {

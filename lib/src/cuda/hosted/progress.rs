@@ -12,7 +12,8 @@ use super::route::{Route, Side, Wire};
 use super::signals::Signals;
 use super::staging::{DEPTH, Staging};
 use crate::Call;
-use crate::comm::engine::bound::Bound;
+use crate::backoff::Backoff;
+use crate::comm::RawCall;
 use crate::comm::{Attached, Comm};
 use crate::config::CudaFailure;
 use crate::dtype::DType;
@@ -238,53 +239,45 @@ impl Worker {
             }
             Wire::Messages { to, from } => {
                 let rank = self.comm.rank();
-                let message = |side: Option<Side>, sender, receiver| {
-                    let side = side?;
+                let message = |side: Option<Side>, ends: Option<(usize, usize)>| {
+                    let (side, (sender, receiver)) = side.zip(ends)?;
                     let (_, len) = side.part(chunk)?;
                     let at = slot.wrapping_add(side.place(0, len) as usize);
                     let call = Call::message(DType::U8, sender, receiver, side.bytes as usize).chunk(len as usize);
-                    Some(Bound::new(call, Buffers { input: at, output: at }))
+                    Some(RawCall::over(call, Buffers { input: at, output: at }))
                 };
-                let both = [message(route.down, rank, to), message(route.up, from, rank)];
-                let calls: Vec<Bound> = both.into_iter().flatten().collect();
+                let both =
+                    [message(route.down, to.map(|to| (rank, to))), message(route.up, from.map(|from| (from, rank)))];
+                let calls: Vec<RawCall> = both.into_iter().flatten().collect();
                 // SAFETY: as above.
-                unsafe { self.comm.inner().run_bound("send/recv", &calls, self.background) }
+                unsafe { self.comm.inner().run_checked("send/recv", &calls, self.background) }
             }
         }
     }
 }
 
-/// A wait without a wake-up: spins, yields, then sleeps ever longer, up to a sixteenth of the time so far.
+/// Longest sleep of a wait without a wake-up.
+const LONGEST: Duration = Duration::from_millis(1);
+
+/// A wait without a wake-up.
 #[derive(Debug)]
 struct Pause {
     begin: Instant,
-    spin: Duration,
+    backoff: Backoff,
 }
-
-const YIELDS: Duration = Duration::from_micros(200);
-const SHORTEST: Duration = Duration::from_micros(20);
-const LONGEST: Duration = Duration::from_millis(1);
 
 impl Pause {
     fn new(worker: &Worker) -> Pause {
-        Pause { begin: Instant::now(), spin: worker.comm.inner().wait_policy(worker.background).spin }
+        Pause { begin: Instant::now(), backoff: worker.comm.inner().wait_policy(worker.background).backoff }
     }
 
     /// False once enough time was spent with spinning.
     fn spin(&self) -> bool {
         std::hint::spin_loop();
-        self.begin.elapsed() < self.spin
+        self.begin.elapsed() < self.backoff.spin
     }
 
     fn wait(&self) {
-        if self.spin() {
-            return;
-        }
-        let waited = self.begin.elapsed();
-        if waited < YIELDS {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep((waited / 16).clamp(SHORTEST, LONGEST));
-        }
+        self.backoff.nap(self.begin.elapsed(), LONGEST);
     }
 }

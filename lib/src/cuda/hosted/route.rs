@@ -93,7 +93,7 @@ pub(super) enum Wire {
     /// A collective; where input and output lie in the slot, in rows.
     Collective { call: Call, input: usize, output: usize },
     /// A message to the first rank and one from the second.
-    Messages { to: usize, from: usize },
+    Messages { to: Option<usize>, from: Option<usize> },
 }
 
 /// A call, cut.
@@ -161,7 +161,7 @@ impl Route {
             let chunk = grid.chunk(bytes, 2);
             Side { at, bytes, stride: bytes, rows: 1, skip: None, chunk, base, first: 0 }
         };
-        let peer = |one: Option<End>| one.map_or(usize::MAX, |(_, _, peer)| peer);
+        let peer = |one: Option<End>| one.map(|(_, _, peer)| peer);
         let half = grid.slot / 2 / LINE * LINE;
         Route {
             down: to.map(|one| side(one, 0)),

@@ -66,9 +66,9 @@ pub(in crate::cuda) trait DataPath: fmt::Debug + Send + Sync {
     /// # Safety
     /// As [`DeviceComm::enqueue`](crate::cuda::DeviceComm::enqueue), for each; and no output may overlap a buffer of
     /// another.
-    unsafe fn carry_fused(&self, turn: Turn, calls: &[(&RawCall, Choice)]) -> Result<()> {
+    unsafe fn carry_fused(&self, turn: Turn, calls: &[(RawCall, Choice)]) -> Result<()> {
         // SAFETY: forwarded from the caller.
-        calls.iter().zip(0..).try_for_each(|(&(call, choice), i)| unsafe { self.carry(turn.after(i), call, choice) })
+        calls.iter().zip(0..).try_for_each(|((call, choice), i)| unsafe { self.carry(turn.after(i), call, *choice) })
     }
 
     /// Enqueues a message at least, and the copy beside it if there is one. Kernels compare the signature of `call`.

@@ -95,14 +95,14 @@ impl Peer {
     ///
     /// # Safety
     /// As [`DataPath::carry_fused`](crate::cuda::path::DataPath::carry_fused).
-    pub(super) unsafe fn launch_fused(&self, turn: Turn, calls: &[(&RawCall, Choice)]) -> Result<()> {
+    pub(super) unsafe fn launch_fused(&self, turn: Turn, calls: &[(RawCall, Choice)]) -> Result<()> {
         let op = calls.first().map_or("group", |(call, _)| call.collective.name());
         let team = Team { extensions: self.extension.addresses(), ..self.team };
         let mut fused = Fused { team, count: calls.len() as u32, ..Fused::default() };
         if calls.len() > MOST {
             return Err(Error::invalid(op, format!("{} calls in a launch, expected {MOST} at most", calls.len())));
         }
-        for ((place, &(call, choice)), i) in fused.calls.iter_mut().zip(calls).zip(0..) {
+        for ((place, (call, choice)), i) in fused.calls.iter_mut().zip(calls).zip(0..) {
             let part = part_of(call.collective, choice.protocol)
                 .ok_or_else(|| Error::invalid(op, format!("{choice:?} is launched alone")))?;
             let args = Args::new(Team::default().in_call(call, turn.after(i).number), call);

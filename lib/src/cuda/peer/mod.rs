@@ -223,10 +223,10 @@ impl DataPath for Peer {
         self.load_fused(calls)
     }
 
-    unsafe fn carry_fused(&self, turn: Turn, calls: &[(&RawCall, Choice)]) -> Result<()> {
-        match *calls {
+    unsafe fn carry_fused(&self, turn: Turn, calls: &[(RawCall, Choice)]) -> Result<()> {
+        match calls {
             // SAFETY: forwarded from the caller.
-            [(call, choice)] => unsafe { self.carry(turn, call, choice) },
+            [(call, choice)] => unsafe { self.carry(turn, call, *choice) },
             // SAFETY: see above.
             _ => unsafe { self.launch_fused(turn, calls) },
         }

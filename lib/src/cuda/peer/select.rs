@@ -1,7 +1,5 @@
 //! The kernel and its number of blocks for each size. The figures are of H200s joined by NVLink; see docs/benchmarks.
 
-use std::ops::RangeInclusive;
-
 use crate::cuda::kernels::{self, Family, Kernel};
 use crate::cuda::window::{Layout, needs_slots};
 use crate::device::{Choice, Framing, Protocol};
@@ -41,29 +39,31 @@ const REDUCE: &[(Protocol, usize)] = &[
 /// Bytes for which a ring is faster than all ranks at once. Its links carry no less, and with one sender for each
 /// receiver more arrives through the switch; in LL128 each line goes on as it arrives. A ring of more ranks, which has
 /// more hops, is not measured.
-type Rings = &'static [(Collective, Framing, RangeInclusive<usize>)];
+///
+/// Each with its least bytes, and its most if there are too many.
+type Rings = &'static [(Collective, Framing, usize, Option<usize>)];
 const RINGS_OF_THREE: Rings = &[
-    (Collective::AllReduce, Framing::Ll128, 3 << 20..=12 << 20),
-    (Collective::AllReduce, Framing::Simple, 64 << 20..=usize::MAX),
-    (Collective::AllGather, Framing::Ll128, 5 << 19..=14 << 20),
-    (Collective::AllGather, Framing::Simple, 14 << 20..=usize::MAX),
-    (Collective::ReduceScatter, Framing::Ll128, 4 << 20..=32 << 20),
-    (Collective::ReduceScatter, Framing::Simple, 32 << 20..=usize::MAX),
-    (Collective::Broadcast, Framing::Ll128, 400 << 10..=6 << 20),
-    (Collective::Broadcast, Framing::Simple, 48 << 20..=usize::MAX),
-    (Collective::Reduce, Framing::Ll128, 700 << 10..=32 << 20),
-    (Collective::Reduce, Framing::Simple, 32 << 20..=usize::MAX),
+    (Collective::AllReduce, Framing::Ll128, 3 << 20, Some(12 << 20)),
+    (Collective::AllReduce, Framing::Simple, 64 << 20, None),
+    (Collective::AllGather, Framing::Ll128, 5 << 19, Some(14 << 20)),
+    (Collective::AllGather, Framing::Simple, 14 << 20, None),
+    (Collective::ReduceScatter, Framing::Ll128, 4 << 20, Some(32 << 20)),
+    (Collective::ReduceScatter, Framing::Simple, 32 << 20, None),
+    (Collective::Broadcast, Framing::Ll128, 400 << 10, Some(6 << 20)),
+    (Collective::Broadcast, Framing::Simple, 48 << 20, None),
+    (Collective::Reduce, Framing::Ll128, 700 << 10, Some(32 << 20)),
+    (Collective::Reduce, Framing::Simple, 32 << 20, None),
 ];
 const RINGS_OF_FOUR: Rings = &[
-    (Collective::AllReduce, Framing::Ll128, 3 << 20..=14 << 20),
-    (Collective::AllReduce, Framing::Simple, 24 << 20..=usize::MAX),
-    (Collective::AllGather, Framing::Ll128, 3 << 18..=5 << 20),
-    (Collective::AllGather, Framing::Simple, 6 << 20..=usize::MAX),
-    (Collective::ReduceScatter, Framing::Simple, 6 << 20..=usize::MAX),
-    (Collective::Broadcast, Framing::Ll128, 400 << 10..=12 << 20),
-    (Collective::Broadcast, Framing::Simple, 96 << 20..=usize::MAX),
-    (Collective::Reduce, Framing::Ll128, 700 << 10..=48 << 20),
-    (Collective::Reduce, Framing::Simple, 48 << 20..=usize::MAX),
+    (Collective::AllReduce, Framing::Ll128, 3 << 20, Some(14 << 20)),
+    (Collective::AllReduce, Framing::Simple, 24 << 20, None),
+    (Collective::AllGather, Framing::Ll128, 3 << 18, Some(5 << 20)),
+    (Collective::AllGather, Framing::Simple, 6 << 20, None),
+    (Collective::ReduceScatter, Framing::Simple, 6 << 20, None),
+    (Collective::Broadcast, Framing::Ll128, 400 << 10, Some(12 << 20)),
+    (Collective::Broadcast, Framing::Simple, 96 << 20, None),
+    (Collective::Reduce, Framing::Ll128, 700 << 10, Some(48 << 20)),
+    (Collective::Reduce, Framing::Simple, 48 << 20, None),
 ];
 /// Bytes of a segment of registered buffers from which on a ring is faster than writing it to all ranks at once.
 const RING_OR_DIRECT: usize = 16 << 20;
@@ -125,10 +125,13 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         _ => &[],
     };
     // Slots, and shares of the lines, suffice for any size.
-    let ring = rings.iter().find(|(of, framing, sizes)| {
-        *of == collective && sizes.contains(&bytes) && (*framing != Framing::Ll128 || layout.lines128 > 0)
+    let ring = rings.iter().find(|(of, framing, least, most)| {
+        *of == collective
+            && bytes >= *least
+            && most.is_none_or(|most| bytes <= most)
+            && (*framing != Framing::Ll128 || layout.lines128 > 0)
     });
-    if let Some(&(_, framing, _)) = ring
+    if let Some(&(_, framing, ..)) = ring
         && (large != Protocol::Direct || bytes >= RING_OR_DIRECT)
     {
         return with_blocks(Protocol::Schedule(Algorithm::Ring, framing));

@@ -9,8 +9,3 @@
 pub(super) mod handle;
 pub(super) mod ports;
 pub(super) mod unresponsive;
-
-/// Rank of the accepting end in a hello, as there are no ranks here.
-pub(super) const ACCEPTOR: usize = 0;
-/// Rank of the dialing end in a hello.
-pub(super) const DIALER: usize = 1;

@@ -1,7 +1,6 @@
 //! Connecting to a handle: a thread finds the paths, opens the streams and shakes hands.
 
-use std::io::Write;
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::ScopedJoinHandle;
@@ -11,8 +10,8 @@ use crate::bootstrap::interface;
 use crate::error::{Error, Result};
 use crate::net::address::handle::Handle;
 use crate::net::address::ports::{self, Route};
-use crate::net::address::{ACCEPTOR, DIALER};
 use crate::net::connect::Context;
+use crate::net::connect::hello::{FailureReport, StreamHello};
 use crate::net::connect::redial::Redialer;
 use crate::net::connection::Connection;
 use crate::net::connection::ends::{self, Sender};
@@ -20,11 +19,10 @@ use crate::net::data::session::Paths;
 use crate::net::relay::{self, SourceRoute};
 use crate::secret;
 use crate::threads::{Thread, lock};
-use crate::transport::handshake::{Caller, Hello};
+use crate::transport::handshake::Caller;
 use crate::transport::stream::{Failure, enter, greet, hail};
 use crate::transport::tcp::{describe, open};
 use crate::transport::wait::Wait;
-use crate::transport::{LinkOptions, Peer};
 
 /// Longest time for sending a peer the error that no path leads to it.
 const NOTIFY_LIMIT: Duration = Duration::from_secs(5);
@@ -127,7 +125,7 @@ fn dial(
     handle: &Handle,
     stopped: &(dyn Fn() -> Option<Error> + Sync),
 ) -> Result<Sender> {
-    let wait = Wait::new(DIALER, ACCEPTOR, inner.config.connect_timeout, stopped);
+    let wait = Wait::without_ranks(inner.config.connect_timeout, stopped);
     let handle = &inner.relays.nodes.complete(handle, &wait)?;
     let direct = ports::routes(&inner.ports, &handle.addresses, handle.host == inner.host);
     let mut routes = direct.clone();
@@ -220,7 +218,7 @@ fn dial(
     let mut opened = opened.into_iter().map(|(socket, _)| socket);
     let mut sockets: Vec<TcpStream> = Vec::with_capacity(streams);
     for (stream, route) in working.iter().cycle().take(streams).enumerate() {
-        // Before the next one is opened: the acceptor waits only `acceptor::HANDSHAKE` for a proof.
+        // Before the next one is opened: the acceptor waits a few seconds only for a proof.
         sockets.push(redial.first(inner, (opened.next(), route), stream, &wait).map_err(reason)?);
     }
     let mut route: Vec<SocketAddr> = Vec::new();
@@ -322,7 +320,7 @@ impl Redial {
         stopped: &dyn Fn() -> bool,
     ) -> Result<TcpStream, String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
-        let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
+        let wait = Wait::without_ranks(REDIAL, &stopped);
         let route = self.routes.get(number).ok_or("no such route")?;
         attempt(inner, &self.handle, route, &wait).map_err(Failure::text)
     }
@@ -336,7 +334,7 @@ impl Redial {
         stopped: &dyn Fn() -> bool,
     ) -> Result<usize, String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
-        let wait = Wait::new(DIALER, ACCEPTOR, REDIAL, &stopped);
+        let wait = Wait::without_ranks(REDIAL, &stopped);
         let route = self.routes.get(number).ok_or("no such route")?;
         // One thread does this.
         let index = self.number(connection, number).ok_or("the peer has not retired its lost streams yet")?;
@@ -372,7 +370,7 @@ impl Redial {
         }
     }
 
-    /// Shakes hands for a stream, and sends the path that it took. From `taken` on its number may be in use at the
+    /// Shakes hands for a stream, and sends the route that it took. From `taken` on its number may be in use at the
     /// peer's.
     fn greet(
         &self,
@@ -382,27 +380,23 @@ impl Redial {
         wait: &Wait<'_>,
         taken: impl FnOnce(),
     ) -> std::result::Result<(), Failure> {
-        let hello = hello(inner, &self.handle, self.connection, self.streams, self.routes.len()).of_stream(stream);
-        let hello = hello.on_the_way(DIALER + route.relays.len(), ACCEPTOR);
-        let address = socket.peer_addr().map_or(String::new(), describe);
-        let who = Peer { rank: DIALER, peer: ACCEPTOR, address };
-        let proof = hail(socket, &Caller { hello, secret: self.handle.key() }, wait)?;
+        let hello = StreamHello {
+            listener: self.handle.listener,
+            connection: self.connection,
+            stream: stream as u32,
+            streams: self.streams as u32,
+            routes: self.routes.len() as u32,
+            window: inner.config.net_window as u32,
+        };
+        let ours = socket.local_addr().map_err(|e| Failure::Slow(e.to_string()))?;
+        let hops: Vec<SocketAddr> = [ours].iter().chain(&route.relays).copied().collect();
+        let hops = SourceRoute::new(&hops);
+        let attached = if route.relays.is_empty() { &[][..] } else { bytemuck::bytes_of(&hops) };
+        let caller = Caller::new(&hello, self.handle.key(), attached).fresh()?;
+        let proof = hail(socket, &caller, wait)?;
         taken();
-        enter(socket, &proof, wait, &who)?;
-        if route.relays.is_empty() {
-            return Ok(());
-        }
-        let slow = |e: std::io::Error| Failure::Slow(e.to_string());
-        let hops: Vec<SocketAddr> = [socket.local_addr().map_err(slow)?].iter().chain(&route.relays).copied().collect();
-        socket.write_all(bytemuck::bytes_of(&SourceRoute::new(&hops))).map_err(slow)
+        enter(socket, &proof, &caller, wait)
     }
-}
-
-fn hello(inner: &Context, handle: &Handle, connection: u32, streams: usize, rails: usize) -> Hello {
-    // The value that both ends must have alike stands where connections have the length of a message, the rails where
-    // they have a depth.
-    let options = LinkOptions { max_message: inner.config.net_window, depth: rails };
-    Hello::new((DIALER, ACCEPTOR), (handle.listener, connection), &options, false, streams)
 }
 
 fn attempt(inner: &Context, handle: &Handle, route: &Route, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
@@ -425,7 +419,7 @@ fn open_all(
     let open = |route: &Route| {
         let late = || is_late().then(|| Error::invalid("connect", "another route has answered"));
         let over = || stopped().or_else(late);
-        let made = match attempt(inner, handle, route, &Wait::new(DIALER, ACCEPTOR, limit, &over)) {
+        let made = match attempt(inner, handle, route, &Wait::without_ranks(limit, &over)) {
             Err(Failure::Final(_)) if stopped().is_none() && is_late() => {
                 Err(Failure::Slow(format!("no answer within {GRACE:?} of the first route that did answer")))
             }
@@ -457,13 +451,12 @@ fn open_all(
 
 /// Sends the listener the error that there will be no connection, over any path, also one that is not for data.
 fn notify_peer(inner: &Context, handle: &Handle, error: &Error, stopped: &dyn Fn() -> Option<Error>) {
-    let wait = Wait::new(DIALER, ACCEPTOR, NOTIFY_LIMIT, stopped);
+    let wait = Wait::without_ranks(NOTIFY_LIMIT, stopped);
+    let text = error.to_string();
+    let caller = Caller::new(&FailureReport { listener: handle.listener }, handle.key(), text.as_bytes());
     for route in ports::for_error(&handle.addresses).into_iter().chain(ports::for_error(&handle.others)) {
         let Ok(mut socket) = attempt(inner, handle, &route, &wait) else { continue };
-        let who = Peer { rank: DIALER, peer: ACCEPTOR, address: route.to.to_string() };
-        let caller = Caller { hello: hello(inner, handle, 0, 0, 0), secret: handle.key() };
-        if greet(&mut socket, &caller, &wait, &who).is_ok() && socket.write_all(error.to_string().as_bytes()).is_ok() {
-            let _ = socket.shutdown(Shutdown::Write);
+        if greet(&mut socket, &caller, &wait).is_ok() {
             return;
         }
     }

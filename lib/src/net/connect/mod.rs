@@ -6,11 +6,13 @@
 //! | file | idea |
 //! |---|---|
 //! | `dialer` | finds the routes to a handle, opens the streams and shakes hands, on a thread of its own |
-//! | `acceptor` | one port for all listeners, and the thread that authenticates connections there |
+//! | `acceptor` | one port for all listeners, and the connections that come there |
+//! | `hello` | purposes of connections, for the handshake |
 //! | `redial` | new streams in the positions of lost ones |
 
 pub(super) mod acceptor;
 pub(super) mod dialer;
+mod hello;
 pub(super) mod redial;
 
 use std::sync::Arc;

@@ -3,26 +3,28 @@
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use super::Relays;
 use super::forwarder::Forwarder;
 use super::routes::MOST;
-use super::{LISTENER, Relays};
 use crate::bootstrap::interface::{LocalAddress, in_subnet};
 use crate::error::Error;
-use crate::net::address::{ACCEPTOR, DIALER};
 use crate::secret::Proof;
-use crate::threads::{Thread, lock};
-use crate::transport::handshake::{Caller, Hello, Reply};
-use crate::transport::stream::{Failure, StreamConn, greet, read_exact, recv_reply};
+use crate::transport::handshake::{Caller, Hello, Purpose, Reply};
+use crate::transport::stream::{Failure, greet, read_exact, recv_reply};
 use crate::transport::tcp::{describe, open};
 use crate::transport::wait::Wait;
-use crate::transport::{LinkOptions, Peer};
 
-/// Most streams that a process relays at once, including those being made, each of which has a thread.
-const STREAMS: usize = 1024;
+/// Request that a stream be relayed. Attached is the rest of its route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(in crate::net) struct RelayRequest;
 
-/// Acceptors on a path, in the order in which it passes them: 80 bytes, as a hello.
+impl Purpose for RelayRequest {
+    const NUMBER: u32 = 3;
+}
+
+/// Acceptors on a path, in the order in which it passes them: 80 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(in crate::net) struct SourceRoute {
@@ -50,8 +52,9 @@ impl SourceRoute {
     }
 
     /// Decodes the acceptors on a path; an error says what is wrong.
-    pub(in crate::net) fn parse(bytes: &[u8; SourceRoute::BYTES]) -> Result<Vec<SocketAddr>, String> {
-        let hops: SourceRoute = bytemuck::pod_read_unaligned(bytes);
+    pub(in crate::net) fn parse(bytes: &[u8]) -> Result<Vec<SocketAddr>, String> {
+        let hops: SourceRoute = bytemuck::try_pod_read_unaligned(bytes)
+            .map_err(|_| format!("expected a route of {} bytes, got {}", SourceRoute::BYTES, bytes.len()))?;
         let count = usize::from(hops.count);
         if count == 0 || count > MOST + 1 {
             return Err(format!("expected 1 to {} acceptors on the route, got {count}", MOST + 1));
@@ -81,7 +84,8 @@ pub(in crate::net) fn through(
     let from = nearest(&relays.ports, first.ip())
         .ok_or_else(|| Failure::Wrong(format!("no port of this node is in the subnet of {}", first.ip())))?;
     let named = |f: Failure| match f {
-        Failure::Wrong(text) => Failure::Wrong(format!("{}: {text}", describe(*first))),
+        // Another route may do.
+        Failure::Wrong(text) | Failure::Refused(text) => Failure::Wrong(format!("{}: {text}", describe(*first))),
         Failure::Slow(text) => Failure::Slow(format!("{}: {text}", describe(*first))),
         other => other,
     };
@@ -89,41 +93,21 @@ pub(in crate::net) fn through(
     if rest.is_empty() {
         return Ok(socket);
     }
-    let hello = Hello::new((DIALER, ACCEPTOR), (LISTENER, 0), &LinkOptions { max_message: 0, depth: 0 }, false, 0);
-    let who = Peer { rank: DIALER, peer: ACCEPTOR, address: describe(*first) };
-    greet(&mut socket, &Caller { hello, secret: relays.key }, wait, &who).map_err(named)?;
-    let asked = socket.write_all(bytemuck::bytes_of(&SourceRoute::new(rest)));
-    asked.map_err(|e| named(Failure::Slow(e.to_string())))?;
-    match recv_reply(&mut socket, wait).map_err(named)? {
-        Reply::Welcome => Ok(socket),
-        Reply::Refused(text) => Err(named(Failure::Wrong(text))),
-        _ => Err(named(Failure::Wrong("expected a welcome, or why not".to_owned()))),
-    }
+    let route = SourceRoute::new(rest);
+    let caller = Caller::new(&RelayRequest, relays.key, bytemuck::bytes_of(&route));
+    greet(&mut socket, &caller, wait).map_err(named)?;
+    Ok(socket)
 }
 
 /// Starts making the rest of a stream's path. Called by the acceptor, so it does not block.
-pub(in crate::net) fn start(relays: &Arc<Relays>, conn: StreamConn<TcpStream>, acceptors: Vec<SocketAddr>) {
-    let mut near = conn.into_inner();
-    let mut setups = lock(&relays.setups);
-    setups.retain(|setup| !setup.is_finished());
-    let streams = setups.len() + lock(&relays.forwarder).as_ref().map_or(0, Forwarder::streams);
-    let from = near.peer_addr().map(|from| from.ip());
-    let refusal = if !from.is_ok_and(|from| nearest(&relays.ports, from).is_some()) {
-        Some("it relays for neighbours only, from addresses in subnets of its ports".to_owned())
-    } else if relays.shutting_down.load(Ordering::Acquire) {
-        Some("this node is shutting down".to_owned())
-    } else {
-        (streams >= STREAMS).then(|| format!("it relays {streams} streams already"))
-    };
-    if let Some(why) = refusal {
-        return refuse(&mut near, &why);
+pub(in crate::net) fn start(relays: &Arc<Relays>, mut near: TcpStream, acceptors: Vec<SocketAddr>) {
+    if !near.peer_addr().is_ok_and(|from| nearest(&relays.ports, from.ip()).is_some()) {
+        return refuse(&mut near, "it relays for neighbours only, from addresses in subnets of its ports");
     }
     let ours = relays.clone();
-    let what = "a thread that makes a relayed stream".to_owned();
-    match Thread::start("net", "tinynccl-hop".to_owned(), what, move || make(&ours, near, &acceptors)) {
-        Ok(setup) => setups.push(setup),
-        // The connection is gone with the closure: the dialer comes again.
-        Err(e) => log::warn!("net: {e}"),
+    let make = move |near| make(&ours, near, &acceptors);
+    if let Err((mut near, why)) = relays.setups.start("tinynccl-hop".to_owned(), near, Forwarder::streams, make) {
+        refuse(&mut near, &why);
     }
 }
 
@@ -135,9 +119,8 @@ fn refuse(near: &mut TcpStream, why: &str) {
 }
 
 fn make(relays: &Arc<Relays>, mut near: TcpStream, acceptors: &[SocketAddr]) {
-    let stopped =
-        || relays.shutting_down.load(Ordering::Acquire).then(|| Error::invalid("relay", "this node is shutting down"));
-    let wait = Wait::new(ACCEPTOR, DIALER, relays.limit, &stopped);
+    let stopped = || relays.setups.is_stopped().then(|| Error::invalid("relay", "this node is shutting down"));
+    let wait = Wait::without_ranks(relays.limit, &stopped);
     let mut far = match through(relays, acceptors, &wait) {
         Ok(far) => far,
         Err(f) => return refuse(&mut near, &f.text()),
@@ -147,19 +130,13 @@ fn make(relays: &Arc<Relays>, mut near: TcpStream, acceptors: &[SocketAddr]) {
     if let Err(f) = relay_handshake(&mut near, &mut far, &wait) {
         return log::warn!("net: does not relay {name}: {}", f.text());
     }
-    let mut forwarder = lock(&relays.forwarder);
-    if relays.shutting_down.load(Ordering::Acquire) {
-        return;
-    }
-    if forwarder.is_none() {
-        match Forwarder::start(relays.patience) {
-            Ok(started) => *forwarder = Some(started),
-            Err(e) => return log::warn!("net: does not relay {name}: {e}"),
+    match relays.setups.forwarder(|| Forwarder::start(relays.patience)) {
+        _ if relays.setups.is_stopped() => {}
+        Ok(forwarder) => {
+            log::info!("net: relays {name}");
+            forwarder.add(name, near, far);
         }
-    }
-    log::info!("net: relays {name}");
-    if let Some(forwarder) = &*forwarder {
-        forwarder.add(name, near, far);
+        Err(e) => log::warn!("net: does not relay {name}: {e}"),
     }
 }
 
@@ -171,14 +148,14 @@ pub(super) fn relay_handshake(near: &mut TcpStream, far: &mut TcpStream, wait: &
     let mut hello = [0; Hello::BYTES];
     read_exact(near, &mut hello, wait, "the dialer has not sent its hello")?;
     let malformed = |why: Option<String>| Failure::Wrong(why.unwrap_or_else(|| "expected a hello".to_owned()));
-    Hello::parse(&hello, ACCEPTOR).map_err(malformed)?;
+    let attached = Hello::parse(&hello).map_err(malformed)?.attached();
     far.write_all(&hello).map_err(slow)?;
     let reply = recv_reply(far, wait)?;
     near.write_all(&reply.to_bytes()).map_err(slow)?;
     if !matches!(reply, Reply::Prove(_)) {
         return Err(Failure::Wrong("the listener rejected it".to_owned()));
     }
-    let mut proof = [0; size_of::<Proof>()];
+    let mut proof = vec![0; size_of::<Proof>() + attached];
     read_exact(near, &mut proof, wait, "the dialer has not sent its proof")?;
     far.write_all(&proof).map_err(slow)?;
     let reply = recv_reply(far, wait)?;
@@ -198,10 +175,10 @@ mod tests {
             .map(|acceptor| acceptor.parse().unwrap())
             .collect();
         for count in 1..=4 {
-            let text = bytemuck::cast(SourceRoute::new(&acceptors[..count]));
-            assert_eq!(SourceRoute::parse(&text).unwrap(), acceptors[..count]);
+            let route = SourceRoute::new(&acceptors[..count]);
+            assert_eq!(SourceRoute::parse(bytemuck::bytes_of(&route)).unwrap(), acceptors[..count]);
         }
-        assert!(SourceRoute::parse(&bytemuck::cast(SourceRoute::new(&[]))).is_err());
+        assert!(SourceRoute::parse(bytemuck::bytes_of(&SourceRoute::new(&[]))).is_err());
     }
 
     #[test]
@@ -225,6 +202,7 @@ mod tests {
         fn any_text_is_parsed_or_refused(mut text in proptest::array::uniform(any::<u8>()), count in 0u8..8) {
             text[0] = count;
             let _: &[u8; SourceRoute::BYTES] = &text;
+            prop_assert!(SourceRoute::parse(&text[1..]).is_err());
             match SourceRoute::parse(&text) {
                 Ok(acceptors) => prop_assert_eq!(acceptors.len(), usize::from(count)),
                 Err(_) => prop_assert!(count == 0 || count > 4),

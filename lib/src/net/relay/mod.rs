@@ -11,8 +11,8 @@
 //!   ranks of this library. The nodes are numbered by their lowest addresses, so all compute the same one. Streams go
 //!   in turn (`routes.rs`) over this one and over others of its length that have no relay in common with it.
 //! - **Relayed streams.** A connection per hop (`hop.rs`). The dialer shakes hands with the first relay's acceptor, and
-//!   names the acceptors that follow; the relay dials the next one, and sends a welcome when that has. From there on
-//!   dialer and listener shake hands as they always do.
+//!   names the acceptors that follow behind its proof; the relay dials the next one, and sends its welcome when that
+//!   has. From there on dialer and listener shake hands as they always do.
 //! - **Data.** One thread of each relay, for all streams (`forwarder.rs`). It copies bytes as they come (cut-through),
 //!   and holds at most one buffer of each direction that the next hop has not taken: a slow receiver stops the sender.
 //! - **Access control.** A relay requires the proof of `TINYNCCL_SECRET`, if the job has one, in datagrams and at its
@@ -34,8 +34,6 @@ mod routes;
 mod tests;
 
 use std::net::SocketAddr;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::bootstrap::interface::LocalAddress;
@@ -44,15 +42,15 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::net::address::handle::Handle;
 use crate::secret::Secret;
-use crate::threads::{Thread, lock};
+use crate::transport::relay::Setups;
 use crate::transport::tcp::SocketOptions;
 use forwarder::Forwarder;
 use nodes::Nodes;
 
-pub(super) use hop::{SourceRoute, start, through};
+pub(super) use hop::{RelayRequest, SourceRoute, start, through};
 pub(super) use routes::relays_text;
 
-/// The listener in the hello of a dialer that requests a relay.
+/// Number that no listener has: the one in the handle of a node.
 pub(super) const LISTENER: u32 = 0;
 /// Longest time for making the rest of a stream's route.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -68,11 +66,7 @@ pub(super) struct Relays {
     limit: Duration,
     /// Time after which streams that carry nothing do not hold up the end of this process.
     patience: Duration,
-    /// Threads that make relayed streams.
-    setups: Mutex<Vec<Thread>>,
-    /// The relay thread, which is started with the first relayed stream.
-    forwarder: Mutex<Option<Forwarder>>,
-    shutting_down: AtomicBool,
+    setups: Setups<Forwarder>,
 }
 
 impl Relays {
@@ -85,20 +79,13 @@ impl Relays {
             sockets: sockets.clone(),
             limit: LIMIT.min(config.connect_timeout),
             patience: config.timeout,
-            setups: Mutex::default(),
-            forwarder: Mutex::default(),
-            shutting_down: AtomicBool::new(false),
+            setups: Setups::new(),
         })
     }
 
     /// Ends the streams being made, and waits for the rest as long as the peers may need it.
     pub(super) fn shut_down(&self) {
-        self.shutting_down.store(true, Ordering::Release);
-        let setups = std::mem::take(&mut *lock(&self.setups));
-        setups.iter().for_each(Thread::join);
-        let forwarder = lock(&self.forwarder).take();
-        // It waits, without the lock.
-        drop(forwarder);
+        self.setups.stop();
     }
 }
 

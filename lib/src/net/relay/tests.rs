@@ -7,15 +7,13 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use super::forwarder::Forwarder;
-use super::hop::{SourceRoute, relay_handshake};
+use super::hop::{RelayRequest, SourceRoute, relay_handshake};
 use super::*;
 use crate::net::Net;
-use crate::net::address::{ACCEPTOR, DIALER};
-use crate::transport::handshake::{Caller, Hello, Reply};
-use crate::transport::stream::{Failure, greet, recv_reply};
+use crate::transport::handshake::{Caller, Hello};
+use crate::transport::stream::{Failure, greet};
 use crate::transport::tcp::{SocketOptions, open};
 use crate::transport::wait::Wait;
-use crate::transport::{LinkOptions, Peer};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -99,8 +97,8 @@ fn a_relay_that_leaves_waits_for_its_streams_and_not_for_ever() {
 #[test]
 fn an_unauthenticated_peer_gets_no_further_than_a_hello() {
     let never = || None;
-    let wait = Wait::new(ACCEPTOR, DIALER, DEADLINE, &never);
-    let hello = Hello::new((DIALER, ACCEPTOR), (7, 7), &LinkOptions { max_message: 0, depth: 0 }, false, 1);
+    let wait = Wait::without_ranks(DEADLINE, &never);
+    let hello = Caller::new(&RelayRequest, Secret::new([7; 32]), &[]).hello;
     for (hello, passed) in [(&[b'x'; Hello::BYTES][..], 0), (bytemuck::bytes_of(&hello), Hello::BYTES)] {
         let ((mut near, mut intruder), (mut far, mut server)) = (sockets(), sockets());
         intruder.write_all(hello).unwrap();
@@ -124,31 +122,25 @@ fn an_acceptor_relays_for_neighbours_of_the_job_alone() {
         Net::new(&config).unwrap()
     };
     let never = || None;
-    let wait = Wait::new(DIALER, ACCEPTOR, DEADLINE, &never);
-    let who = Peer { rank: DIALER, peer: ACCEPTOR, address: "a relay".to_owned() };
-    let dial = |net: &Net, secret: Secret| -> Result<TcpStream, String> {
+    let wait = Wait::without_ranks(DEADLINE, &never);
+    let server: SocketAddr = "192.0.2.1:80".parse().unwrap();
+    let dial = |net: &Net, secret: Secret, route: &[SocketAddr]| {
         let acceptor = net.listen().unwrap().0.acceptor_at(Ipv4Addr::LOCALHOST.into());
         let options = SocketOptions::new(0, None);
         let mut socket = open(None, acceptor, &options, &wait).map_err(Failure::text)?;
-        let hello = Hello::new((DIALER, ACCEPTOR), (LISTENER, 0), &LinkOptions { max_message: 0, depth: 0 }, false, 0);
-        greet(&mut socket, &Caller { hello, secret }, &wait, &who).map_err(Failure::text)?;
-        Ok(socket)
+        let route = SourceRoute::new(route);
+        let caller = Caller::new(&RelayRequest, secret, bytemuck::bytes_of(&route));
+        greet(&mut socket, &caller, &wait).map_err(Failure::text)
     };
     let relay = net(|_| ());
-    let wrong = dial(&relay, Secret::new([6; 32])).unwrap_err();
+    let wrong = dial(&relay, Secret::new([6; 32]), &[server]).unwrap_err();
     assert!(wrong.contains("secret"), "{wrong}");
     let off = net(|config| config.net_relay_port = 0);
-    assert!(dial(&off, off.inner.relays.key).unwrap_err().contains("no such listener"));
+    assert!(dial(&off, off.inner.relays.key, &[server]).unwrap_err().contains("relays are off"));
 
     let key = relay.inner.relays.key;
-    let mut socket = dial(&relay, key).unwrap();
-    let server: SocketAddr = "192.0.2.1:80".parse().unwrap();
-    socket.write_all(bytemuck::bytes_of(&SourceRoute::new(&[server]))).unwrap();
-    match recv_reply(&mut socket, &wait) {
-        Ok(Reply::Refused(why)) => assert!(why.contains("for neighbours only"), "{why}"),
-        other => panic!("{:?}", other.ok()),
-    }
-    let mut socket = dial(&relay, key).unwrap();
-    socket.write_all(bytemuck::bytes_of(&SourceRoute::new(&[]))).unwrap();
-    assert!(recv_reply(&mut socket, &wait).is_err(), "closed");
+    let refused = dial(&relay, key, &[server]).unwrap_err();
+    assert!(refused.contains("for neighbours only"), "{refused}");
+    let nowhere = dial(&relay, key, &[]).unwrap_err();
+    assert!(nowhere.contains("expected 1 to 4 acceptors"), "{nowhere}");
 }

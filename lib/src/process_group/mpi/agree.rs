@@ -2,8 +2,8 @@
 //! for a missing rank has no deadline. This check names both.
 
 use crate::comm::Inner;
+use crate::comm::RawCall;
 use crate::comm::calls::table::asked;
-use crate::comm::engine::bound::Bound;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::wire::{Algorithm, Header};
@@ -15,7 +15,7 @@ const WORDS: usize = Header::BYTES / size_of::<u64>();
 ///
 /// # Errors
 /// [`Error::Mismatch`] naming two ranks and their calls; [`Error::Timeout`] naming the missing ranks.
-pub(super) fn agree(comm: &Inner, call: &Bound, background: bool) -> Result<()> {
+pub(super) fn agree(comm: &Inner, call: &RawCall, background: bool) -> Result<()> {
     let state = comm.state();
     let ranks = comm.size();
     if ranks == 1 {

@@ -13,7 +13,7 @@ use super::types::{data_type, operator};
 use super::world::{Mpi, done};
 use crate::Call;
 use crate::comm::Inner;
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::error::{Error, Result};
 use crate::reduce::Average;
 use crate::trace::{By, Span, recorded};
@@ -22,7 +22,7 @@ use crate::wire::Collective;
 impl Mpi {
     /// # Safety
     /// As [`Backend::run`](crate::process_group::Backend::run).
-    pub(super) unsafe fn call(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
+    pub(super) unsafe fn call(&self, comm: &Inner, call: &RawCall, background: bool) -> Result<()> {
         let span = || Span::Carried {
             collective: call.collective as u8,
             calls: 1,
@@ -35,7 +35,7 @@ impl Mpi {
 
     /// # Safety
     /// As [`Mpi::call`].
-    unsafe fn carry(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
+    unsafe fn carry(&self, comm: &Inner, call: &RawCall, background: bool) -> Result<()> {
         comm.state().check(|| call.collective.name().to_owned())?;
         if call.collective == Collective::SendRecv {
             // SAFETY: forwarded from the caller.
@@ -57,9 +57,9 @@ impl Mpi {
     ///
     /// # Safety
     /// As [`Backend::run_batch`](crate::process_group::Backend::run_batch).
-    pub(super) unsafe fn calls(&self, comm: &Inner, calls: &[Bound]) -> Result<()> {
+    pub(super) unsafe fn calls(&self, comm: &Inner, calls: &[RawCall]) -> Result<()> {
         comm.state().check(|| "batch".to_owned())?;
-        let is_send = |call: &Bound| call.collective == Collective::SendRecv && call.root == self.rank;
+        let is_send = |call: &RawCall| call.collective == Collective::SendRecv && call.root == self.rank;
         let mut sending = Vec::new();
         for send in calls.iter().filter(|call| is_send(call)) {
             // SAFETY: forwarded from the caller, here and below.
@@ -82,7 +82,7 @@ impl Mpi {
 
     /// # Safety
     /// As [`Mpi::call`]; every rank is in the same call.
-    unsafe fn collective(&self, call: &Bound) -> Result<()> {
+    unsafe fn collective(&self, call: &RawCall) -> Result<()> {
         let Call { collective, dtype, op, root, count, .. } = call.call;
         let what = || format!("{collective} by backend mpi");
         let elements = c_int::try_from(count)

@@ -9,7 +9,7 @@ use mpi::ffi;
 
 use super::world::{Mpi, done};
 use crate::comm::Inner;
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::wire::{Algorithm, Header};
@@ -29,7 +29,7 @@ impl Mpi {
     ///
     /// # Safety
     /// The call's input must be valid.
-    pub(super) unsafe fn begin_send(&self, comm: &Inner, call: &Bound) -> Result<Sending> {
+    pub(super) unsafe fn begin_send(&self, comm: &Inner, call: &RawCall) -> Result<Sending> {
         let bytes = call.count * call.dtype.size();
         let length = c_int::try_from(Header::BYTES + bytes)
             .map_err(|_| Error::invalid("send", format!("{bytes} bytes: MPI sends less than 2 GiB at once")))?;
@@ -76,7 +76,7 @@ impl Mpi {
     ///
     /// # Safety
     /// The call's output must be valid and exclusive.
-    pub(super) unsafe fn recv(&self, comm: &Inner, call: &Bound) -> Result<()> {
+    pub(super) unsafe fn recv(&self, comm: &Inner, call: &RawCall) -> Result<()> {
         let peer = call.root;
         let mut message = MaybeUninit::<ffi::MPI_Message>::uninit();
         let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
@@ -124,7 +124,7 @@ impl Mpi {
         }
     }
 
-    fn header(&self, comm: &Inner, call: &Bound) -> Header {
+    fn header(&self, comm: &Inner, call: &RawCall) -> Header {
         call.header(comm.state().id, Algorithm::Direct)
     }
 

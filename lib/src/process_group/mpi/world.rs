@@ -9,7 +9,7 @@ use cudarc::driver::CudaContext;
 use mpi::environment::Universe;
 use mpi::{Threading, ffi};
 
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::comm::{Comm, Inner};
 use crate::cuda::Stream;
 use crate::error::{Error, Result};
@@ -176,17 +176,17 @@ impl Backend for Mpi {
         BackendType::Mpi
     }
 
-    unsafe fn run(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
+    unsafe fn run(&self, comm: &Inner, call: &RawCall, background: bool) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { self.call(comm, call, background) }
     }
 
-    unsafe fn run_batch(&self, comm: &Inner, calls: &[Bound]) -> Result<()> {
+    unsafe fn run_batch(&self, comm: &Inner, calls: &[RawCall]) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { self.calls(comm, calls) }
     }
 
-    unsafe fn enqueue(&self, calls: &[Bound], _stream: &Stream) -> Result<()> {
+    unsafe fn enqueue(&self, calls: &[RawCall], _stream: &Stream) -> Result<()> {
         match calls.first() {
             None => Ok(()),
             Some(call) => Err(not_carried(BackendType::Mpi, call.collective, "device memory", DEVICE)),

@@ -20,7 +20,7 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 
 use self::library::{CommConfig, IN_PROGRESS, SUCCESS, Status, StreamHandle};
 use super::backend::{Backend, BackendType, not_carried};
-use crate::comm::engine::bound::Bound;
+use crate::comm::RawCall;
 use crate::comm::{Comm, Inner, State};
 use crate::config::Config;
 use crate::cuda::Messages;
@@ -179,7 +179,7 @@ impl Nccl {
     ///
     /// # Safety
     /// As [`Backend::enqueue`].
-    unsafe fn put(&self, calls: &[Bound], stream: &Stream) -> Result<()> {
+    unsafe fn put(&self, calls: &[RawCall], stream: &Stream) -> Result<()> {
         let op = match calls {
             [one] => one.collective.name(),
             _ => "batch",
@@ -222,7 +222,7 @@ impl Nccl {
     ///
     /// # Safety
     /// As [`Backend::enqueue`].
-    unsafe fn issue(&self, comm: ncclComm_t, call: &Bound, stream: StreamHandle) -> Status {
+    unsafe fn issue(&self, comm: ncclComm_t, call: &RawCall, stream: StreamHandle) -> Status {
         let api = &self.nccl.api;
         let (input, output) = (call.buffers.input.cast(), call.buffers.output.cast());
         let (count, dtype, op) = names(call);
@@ -238,7 +238,7 @@ impl Nccl {
                 _ => {
                     let mut messages = Messages::default();
                     // NCCL copies a message of a rank to itself.
-                    messages.add(&call.into(), self.rank, self.size);
+                    messages.add(call, self.rank, self.size);
                     let bytes = ncclDataType_t::ncclUint8;
                     let sends = messages.sends.iter().map(|m| {
                         (api.send)(m.address.cast_const().cast(), m.bytes, bytes, m.peer as c_int, comm, stream)
@@ -288,7 +288,7 @@ fn exchange_id(nccl: &library::Nccl, comm: &Comm) -> Result<ncclUniqueId> {
 
 /// NCCL's count, type and operator of a call. Data that is only moved goes as bytes, so it may be of any type. Types
 /// and operators that NCCL cannot combine were refused before.
-fn names(call: &Bound) -> (usize, ncclDataType_t, ncclRedOp_t) {
+fn names(call: &RawCall) -> (usize, ncclDataType_t, ncclRedOp_t) {
     let key = &call.call;
     match (key.op, data_type(key.dtype)) {
         (Some(op), Some(dtype)) => (key.count, dtype, operator(op).unwrap_or(ncclRedOp_t::ncclSum)),
@@ -297,7 +297,7 @@ fn names(call: &Bound) -> (usize, ncclDataType_t, ncclRedOp_t) {
 }
 
 /// An error if NCCL cannot combine this type, or not by this operator.
-fn combined(call: &Bound) -> Result<()> {
+fn combined(call: &RawCall) -> Result<()> {
     let Some(op) = call.op else { return Ok(()) };
     let dtype = call.dtype;
     if data_type(dtype).is_some() && operator(op).is_some() {
@@ -365,7 +365,7 @@ impl Backend for Nccl {
     }
 
     /// Barriers use the host's communicator: NCCL has none.
-    unsafe fn run(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
+    unsafe fn run(&self, comm: &Inner, call: &RawCall, background: bool) -> Result<()> {
         match call.collective {
             // SAFETY: forwarded from the caller.
             Collective::Barrier => unsafe { comm.execute(call, background) },
@@ -373,14 +373,14 @@ impl Backend for Nccl {
         }
     }
 
-    unsafe fn run_batch(&self, _comm: &Inner, calls: &[Bound]) -> Result<()> {
+    unsafe fn run_batch(&self, _comm: &Inner, calls: &[RawCall]) -> Result<()> {
         match calls.first() {
             None => Ok(()),
             Some(call) => Err(not_carried(BackendType::Nccl, call.collective, "host memory", HOST)),
         }
     }
 
-    unsafe fn enqueue(&self, calls: &[Bound], stream: &Stream) -> Result<()> {
+    unsafe fn enqueue(&self, calls: &[RawCall], stream: &Stream) -> Result<()> {
         if let Some(call) = calls.iter().find(|call| !has_form(call.collective)) {
             let instead = "ask for backend tinynccl, which has it";
             return Err(not_carried(BackendType::Nccl, call.collective, "device memory", instead));

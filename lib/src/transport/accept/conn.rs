@@ -42,7 +42,7 @@ impl dyn Conn {
         any.downcast().map_err(|_| "expected a connection of the same transport".to_owned())
     }
 
-    pub(in crate::transport) fn reply(&mut self, reply: &Reply) -> Result<(), String> {
+    pub(crate) fn reply(&mut self, reply: &Reply) -> Result<(), String> {
         self.write(&reply.to_bytes())
     }
 }

@@ -1,60 +1,55 @@
-//! The first bytes on a connection: who dials whom for which link, the proofs of both, and the answer.
+//! The first bytes on a connection: its purpose, the proofs of both ends, and the answer.
 //!
 //! ```text
 //!   dialer                                     acceptor
-//!   hello: ranks, communicator, channel,
-//!          options, nonce                  ─▶
+//!   hello: purpose, nonce                  ─▶
 //!                                          ◀─  reply "prove": nonce, proof over hello and nonce
-//!   proof over hello and nonce             ─▶
+//!   proof over hello and nonce,
+//!   attachment, if the hello names one     ─▶
 //!                                          ◀─  reply: welcome, or why not
 //! ```
-//! The key of the proofs belongs to one start of the job ([`Session::secret`](crate::bootstrap::Session::secret)). So a
-//! rank of another job, or of an older start, does not get in, nor do bytes that were recorded on another connection;
-//! and the dialer sends nothing but its hello, and hands over no memory, before the acceptor has proven itself.
-
-use std::fmt;
+//! Links between ranks ([`LinkHello`](super::link::LinkHello)) and connections over rails (`net::connect`) have purposes
+//! of their own; everything else is the same. The key of a link's proofs belongs to one start of the job
+//! ([`Session::secret`](crate::bootstrap::Session::secret)). So a rank of another job, or of an older start, does not
+//! get in, nor do bytes that were recorded on another connection; and the dialer sends nothing but its hello, and hands
+//! over no memory, before the acceptor has proven itself.
 
 use crate::error::Result as OurResult;
 use crate::secret::{self, Nonce, Proof, Secret};
-use crate::transport::LinkOptions;
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 /// Longest reason in a refusal, in bytes.
 const MAX_DETAIL: usize = 512;
-
-const CHECKSUM: u32 = 1;
-const VERBS: u32 = 2;
+/// Longest attachment in bytes: a new connection has buffer space for it.
+const MAX_ATTACHED: usize = 8 << 10;
 
 /// Status of the reply that asks for a proof.
 const PROVE: u32 = 4;
 
+/// Reason for a connection, which the dialer puts into its hello: at most [`BODY`] words.
+pub(crate) trait Purpose: bytemuck::Pod {
+    /// Number on the wire: 1 link, 2 stream over rails, 3 relayed stream, 4 report of a failure.
+    const NUMBER: u32;
+}
+
+/// Words of a hello for its purpose.
+const BODY: usize = 11;
+
 /// First message of a dialer. 80 bytes, little endian.
-#[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Hello {
     magic: [u8; 8],
     /// Drawn for this connection.
     nonce: Nonce,
-    max_message: u64,
-    depth: u64,
     version: u32,
-    /// Communicator id.
-    pub(crate) comm: u32,
-    /// The dialer's rank in the world.
-    pub(crate) from: u32,
-    /// The rank it wants.
-    pub(crate) to: u32,
-    /// Channel.
-    pub(crate) channel: u32,
-    flags: u32,
-    /// TCP streams of the link, and which of them this connection is. Over RDMA: its queue pairs, and 0.
-    streams: u32,
-    stream: u32,
-    /// The ranks at the ends of the link: `from` and `to`, unless relays are between them.
-    pub(crate) origin: u32,
-    pub(crate) target: u32,
+    /// [`Purpose::NUMBER`] of the purpose in `body`.
+    purpose: u32,
+    /// Bytes that follow the dialer's proof.
+    attached: u32,
+    body: [u32; BODY],
 }
 
 impl Hello {
@@ -62,124 +57,63 @@ impl Hello {
     pub(crate) const BYTES: usize = size_of::<Hello>();
 
     /// Makes a hello whose nonce is zero: see [`Caller::fresh`].
-    pub(crate) fn new(
-        (from, to): (usize, usize),
-        (comm, channel): (u32, u32),
-        options: &LinkOptions,
-        checksum: bool,
-        streams: usize,
-    ) -> Hello {
-        Hello {
-            magic: MAGIC,
-            nonce: [0; 16],
-            max_message: options.max_message as u64,
-            depth: options.depth as u64,
-            version: VERSION,
-            comm,
-            from: from as u32,
-            to: to as u32,
-            channel,
-            flags: if checksum { CHECKSUM } else { 0 },
-            streams: streams as u32,
-            stream: 0,
-            origin: from as u32,
-            target: to as u32,
-        }
+    fn new<P: Purpose>(purpose: &P, attached: usize) -> Hello {
+        const { assert!(size_of::<P>() <= size_of::<[u32; BODY]>()) };
+        let mut body = [0; BODY];
+        let bytes = bytemuck::bytes_of_mut(&mut body).iter_mut();
+        bytes.zip(bytemuck::bytes_of(purpose)).for_each(|(to, from)| *to = *from);
+        let attached = attached as u32;
+        Hello { magic: MAGIC, nonce: [0; 16], version: VERSION, purpose: P::NUMBER, attached, body }
     }
 
-    /// Returns this hello for one hop of a link between the ranks `origin` and `target`.
-    pub(crate) fn on_the_way(self, origin: usize, target: usize) -> Hello {
-        Hello { origin: origin as u32, target: target as u32, ..self }
-    }
-
-    /// Returns this hello for a link over RDMA, if `verbs`: this connection only makes the link.
-    pub(crate) fn over_verbs(self, verbs: bool) -> Hello {
-        Hello { flags: self.flags & !VERBS | if verbs { VERBS } else { 0 }, ..self }
-    }
-
-    /// Parses a hello to rank `rank`. `Err(None)`: it is not of our protocol and gets no reply; `Err(Some(reason))`: it
-    /// gets `reason` as the reply.
-    pub(crate) fn parse(bytes: &[u8], rank: usize) -> Result<Hello, Option<String>> {
+    /// Parses a hello. `Err(None)`: it is not of our protocol and gets no reply; `Err(Some(reason))`: it gets `reason`
+    /// as the reply.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Hello, Option<String>> {
         let hello: Hello = bytemuck::try_pod_read_unaligned(bytes).map_err(|_| None)?;
-        if hello.magic != MAGIC {
+        let Hello { magic, version, attached, .. } = hello;
+        if magic != MAGIC {
             return Err(None);
         }
-        if hello.version != VERSION {
-            let theirs = hello.version;
+        if version != VERSION {
             return Err(Some(format!(
-                "expected protocol version {VERSION}, got {theirs}; run the same build on all ranks"
+                "expected protocol version {VERSION}, got {version}; run the same build on all ranks"
             )));
         }
-        if hello.to as usize != rank {
-            return Err(Some(format!("expected a connection to rank {rank}, got one to rank {}", hello.to)));
-        }
-        let Hello { from, to, origin, target, .. } = hello;
-        if origin == target || origin == to || target == from {
-            return Err(Some(format!(
-                "expected a link that passes from rank {from} to rank {to}, got one from rank {origin} to rank {target}"
-            )));
+        if attached as usize > MAX_ATTACHED {
+            return Err(Some(format!("expected at most {MAX_ATTACHED} bytes after the proof, got {attached}")));
         }
         Ok(hello)
     }
 
-    /// Why the link that the dialer wants is not the one we want, if so.
-    pub(crate) fn differs(&self, options: &LinkOptions, checksum: bool, streams: usize, verbs: bool) -> Option<String> {
-        let theirs = (self.max_message, self.depth, self.flags & CHECKSUM != 0, self.streams, self.flags & VERBS != 0);
-        let ours = (options.max_message as u64, options.depth as u64, checksum, streams as u32, verbs);
-        let say = |(m, d, c, s, v): (u64, u64, bool, u32, bool)| {
-            let (c, v) = (if c { "on" } else { "off" }, if v { "RDMA queue pairs" } else { "TCP streams" });
-            format!("messages of {m} bytes, depth {d}, checksums {c}, {v} {s}")
-        };
-        (theirs != ours).then(|| {
-            let (from, to) = (self.from, self.to);
-            let (theirs, ours) = (say(theirs), say(ours));
-            format!("rank {to} wants {ours}, rank {from} wants {theirs}; give all ranks the same configuration")
-        })
+    /// Returns the purpose, if it is of this type.
+    pub(crate) fn purpose<P: Purpose>(&self) -> Option<P> {
+        let body = bytemuck::bytes_of(&self.body).get(..size_of::<P>()).filter(|_| self.purpose == P::NUMBER);
+        body.map(bytemuck::pod_read_unaligned)
     }
 
-    /// Options that both ends of the link have agreed on, if they have: for a relay, which takes what they want.
-    pub(crate) fn options(&self) -> LinkOptions {
-        LinkOptions { max_message: self.max_message as usize, depth: self.depth as usize }
-    }
-
-    /// Returns true if the ends check every message.
-    pub(crate) fn checksum(&self) -> bool {
-        self.flags & CHECKSUM != 0
-    }
-
-    /// Streams of the link if it goes over TCP, queue pairs if it goes over RDMA.
-    pub(crate) fn streams(&self) -> usize {
-        self.streams as usize
-    }
-
-    /// Index of this connection among the link's TCP streams; 0 over RDMA.
-    pub(crate) fn stream(&self) -> usize {
-        self.stream as usize
-    }
-
-    /// Returns this hello for stream `stream` of the link.
-    pub(crate) fn of_stream(&self, stream: usize) -> Hello {
-        Hello { stream: stream as u32, ..*self }
+    /// Returns the number of bytes that follow the dialer's proof.
+    pub(crate) fn attached(&self) -> usize {
+        self.attached as usize
     }
 }
 
-impl fmt::Debug for Hello {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Hello { comm, origin, target, channel, .. } = self;
-        write!(f, "Hello[comm {comm}, rank {origin} to {target}, channel {channel}]")
-    }
-}
-
-/// A dialer: its hello, and the secret that it shares with the acceptor.
+/// A dialer: its hello, the secret that it shares with the acceptor, and what it sends behind its proof.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Caller {
+pub(crate) struct Caller<'a> {
     pub(crate) hello: Hello,
-    pub(crate) secret: Secret,
+    secret: Secret,
+    pub(crate) attached: &'a [u8],
 }
 
-impl Caller {
+impl<'a> Caller<'a> {
+    /// `attached` is sent behind the proof: at most [`MAX_ATTACHED`] bytes of it.
+    pub(crate) fn new(purpose: &impl Purpose, secret: Secret, attached: &'a [u8]) -> Caller<'a> {
+        let attached = attached.get(..MAX_ATTACHED).unwrap_or(attached);
+        Caller { hello: Hello::new(purpose, attached.len()), secret, attached }
+    }
+
     /// Returns this caller with a fresh nonce, for another connection.
-    pub(crate) fn fresh(&self) -> OurResult<Caller> {
+    pub(crate) fn fresh(&self) -> OurResult<Caller<'a>> {
         Ok(Caller { hello: Hello { nonce: secret::random()?, ..self.hello }, ..*self })
     }
 
@@ -301,33 +235,44 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const OPTIONS: LinkOptions = LinkOptions { max_message: 4096, depth: 4 };
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+    #[repr(C)]
+    struct Test([u32; 2]);
+
+    impl Purpose for Test {
+        const NUMBER: u32 = 77;
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+    #[repr(C)]
+    struct Other([u32; BODY]);
+
+    impl Purpose for Other {
+        const NUMBER: u32 = 78;
+    }
 
     fn hello() -> Hello {
-        Hello::new((1, 2), (3, 4), &OPTIONS, false, 1)
+        Hello::new(&Test([1, 2]), 3)
     }
 
     #[test]
-    fn a_hello_is_taken_only_with_our_version_and_rank() {
+    fn a_hello_is_taken_only_with_our_version() {
         let bytes = bytemuck::bytes_of(&hello()).to_vec();
-        assert_eq!(Hello::parse(&bytes, 2), Ok(hello()));
-        assert!(Hello::parse(&bytes, 3).unwrap_err().unwrap().contains("rank 3"));
-        let old = Hello { version: 0, ..hello() };
-        assert!(
-            Hello::parse(bytemuck::bytes_of(&old), 2)
-                .unwrap_err()
-                .unwrap()
-                .contains(&format!("version {VERSION}, got 0"))
-        );
+        assert_eq!(Hello::parse(&bytes), Ok(hello()));
+        let refused = |hello: Hello| Hello::parse(bytemuck::bytes_of(&hello)).unwrap_err().unwrap();
+        let old = refused(Hello { version: 0, ..hello() });
+        assert!(old.contains(&format!("version {VERSION}, got 0")), "{old}");
+        let long = refused(Hello { attached: MAX_ATTACHED as u32 + 1, ..hello() });
+        assert!(long.contains("got 8193"), "{long}");
         let other = Hello { magic: *b"GET / HT", ..hello() };
-        assert_eq!(Hello::parse(bytemuck::bytes_of(&other), 2), Err(None));
-        assert_eq!(Hello::parse(&bytes[1..], 2), Err(None));
+        assert_eq!(Hello::parse(bytemuck::bytes_of(&other)), Err(None));
+        assert_eq!(Hello::parse(&bytes[1..]), Err(None));
     }
 
     #[test]
     fn both_ends_prove_for_one_connection_and_one_link() {
         let (ours, theirs) = (Secret::new([1; 32]), Secret::new([2; 32]));
-        let caller = Caller { hello: hello(), secret: ours }.fresh().unwrap();
+        let caller = Caller::new(&Test([1, 2]), ours, b"abc").fresh().unwrap();
         let hello = caller.hello;
         let challenge = Challenge::to(&hello, &ours).unwrap();
         let proof = caller.answer(&challenge).unwrap();
@@ -349,35 +294,6 @@ mod tests {
     }
 
     #[test]
-    fn a_hop_of_a_relayed_link_names_its_ends() {
-        let parse = |hello: Hello| Hello::parse(bytemuck::bytes_of(&hello), 2);
-        for (origin, target) in [(1, 2), (1, 5), (0, 2), (0, 5)] {
-            let hello = hello().on_the_way(origin, target);
-            assert_eq!(parse(hello), Ok(hello));
-            assert_eq!((hello.options(), hello.checksum()), (OPTIONS, false));
-        }
-        for (origin, target) in [(2, 5), (0, 1), (3, 3)] {
-            let reason = parse(hello().on_the_way(origin, target)).unwrap_err().unwrap();
-            assert!(reason.contains("passes from rank 1 to rank 2"), "{reason}");
-        }
-    }
-
-    #[test]
-    fn different_options_are_told_from_both_sides() {
-        assert_eq!(hello().differs(&OPTIONS, false, 1, false), None);
-        let text = hello().differs(&LinkOptions { depth: 8, ..OPTIONS }, true, 4, false).unwrap();
-        assert!(text.contains("rank 2 wants messages of 4096 bytes, depth 8, checksums on, TCP streams 4"), "{text}");
-        assert!(text.contains("rank 1 wants messages of 4096 bytes, depth 4, checksums off, TCP streams 1"), "{text}");
-        let rdma = hello().over_verbs(true);
-        assert_eq!(rdma.differs(&OPTIONS, false, 1, true), None);
-        let text = rdma.differs(&OPTIONS, false, 2, true).unwrap();
-        assert!(text.contains("rank 2 wants") && text.contains("RDMA queue pairs 2, rank 1 wants"), "{text}");
-        assert!(text.contains("RDMA queue pairs 1;"), "{text}");
-        let text = rdma.differs(&OPTIONS, false, 1, false).unwrap();
-        assert!(text.contains("TCP streams 1, rank 1") && text.contains("RDMA queue pairs 1;"), "{text}");
-    }
-
-    #[test]
     fn replies_round_trip_and_long_reasons_are_cut() {
         for reply in [
             Reply::Welcome,
@@ -393,19 +309,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_hello_goes_there_and_back(
-            (from, to) in any::<(u32, u32)>().prop_filter("not itself", |(a, b)| a != b),
-            link in any::<(u32, u32)>(), checksum: bool,
-            max_message in 1..=LinkOptions::MAX_MESSAGE, depth in 1..=LinkOptions::MAX_DEPTH, streams in 1usize..=16,
-        ) {
-            let options = LinkOptions { max_message, depth };
-            let hello = Hello::new((from as usize, to as usize), link, &options, checksum, streams);
-            let hello = Caller { hello, secret: Secret::new([0; 32]) }.fresh().unwrap().hello;
-            let parsed = Hello::parse(bytemuck::bytes_of(&hello), to as usize).unwrap();
+        fn any_purpose_goes_there_and_back_as_what_it_is(words: [u32; BODY], attached in 0..=MAX_ATTACHED) {
+            let hello = Caller::new(&Other(words), Secret::new([0; 32]), &vec![0; attached]).fresh().unwrap().hello;
+            let parsed = Hello::parse(bytemuck::bytes_of(&hello)).unwrap();
             prop_assert_eq!(parsed, hello);
-            prop_assert_eq!((parsed.from, parsed.to, (parsed.comm, parsed.channel)), (from, to, link));
-            prop_assert_eq!(parsed.differs(&options, checksum, streams, false), None);
-            prop_assert!(parsed.differs(&options, !checksum, streams, false).is_some());
+            prop_assert_eq!((parsed.purpose(), parsed.attached()), (Some(Other(words)), attached));
+            prop_assert_eq!(parsed.purpose::<Test>(), None);
         }
 
         #[test]
@@ -419,7 +328,7 @@ mod tests {
 
         #[test]
         fn no_bytes_make_the_parsers_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0usize..80) {
-            let _ = Hello::parse(&bytes, 0);
+            let _ = Hello::parse(&bytes);
             let _ = Reply::parse(&bytes);
             let mut damaged = Reply::Refused("reason".to_owned()).to_bytes();
             if let (Some(b), Some(x)) = (damaged.get_mut(at), bytes.first()) {

@@ -2,10 +2,14 @@
 //!
 //! | file | idea |
 //! | --- | --- |
-//! | `handshake` | the messages and the proofs |
+//! | `acceptor` | the thread that authenticates all connections of its listeners, each within a bounded time |
+//! | `link` | the hello of a link between ranks |
 //! | `stream` | dialing a socket, and the streams of a link |
-//! | `conn` | a connection that has proven itself, with what its hello said |
+//! | `conn` | a connection as the accepting end sees it |
+//! | `handshake` | the messages and the proofs |
 
+pub(crate) mod acceptor;
 pub(crate) mod conn;
 pub(crate) mod handshake;
+pub(crate) mod link;
 pub(crate) mod stream;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::conn::Conn;
-use super::handshake::{Caller, Hello, Reply};
+use super::handshake::{Caller, Reply};
 use crate::error::Error;
 use crate::fork::Kept;
 use crate::secret::Proof;
@@ -30,6 +30,8 @@ pub(crate) enum Failure {
     Wrong(String),
     /// It may work later.
     Slow(String),
+    /// The process meant, which has proven itself, does not want the connection.
+    Refused(String),
     /// No use to go on.
     Final(Error),
 }
@@ -38,7 +40,7 @@ impl Failure {
     /// Why, in words.
     pub(crate) fn text(self) -> String {
         match self {
-            Failure::Wrong(text) | Failure::Slow(text) => text,
+            Failure::Wrong(text) | Failure::Slow(text) | Failure::Refused(text) => text,
             Failure::Final(e) => e.to_string(),
         }
     }
@@ -47,6 +49,7 @@ impl Failure {
     pub(crate) fn of(self, peer: &Peer) -> Error {
         match self {
             Failure::Final(e) => e,
+            Failure::Refused(detail) => peer.protocol("connect", detail),
             Failure::Wrong(detail) | Failure::Slow(detail) => peer.lost("connect", &detail),
         }
     }
@@ -59,13 +62,13 @@ impl From<Error> for Failure {
 }
 
 /// Sends the hello, proves that we know the secret once the acceptor has, and waits for its welcome.
-pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>, who: &Peer) -> Result<(), Failure> {
+pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller<'_>, wait: &Wait<'_>) -> Result<(), Failure> {
     let proof = hail(socket, caller, wait)?;
-    enter(socket, &proof, wait, who)
+    enter(socket, &proof, caller, wait)
 }
 
 /// The first half: our proof, which the acceptor has not seen, so that it has taken nothing in.
-pub(crate) fn hail<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>) -> Result<Proof, Failure> {
+pub(crate) fn hail<S: Stream>(socket: &mut S, caller: &Caller<'_>, wait: &Wait<'_>) -> Result<Proof, Failure> {
     let caller = caller.fresh()?;
     write(socket, bytemuck::bytes_of(&caller.hello))?;
     match recv_reply(socket, wait)? {
@@ -76,18 +79,23 @@ pub(crate) fn hail<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>) 
     }
 }
 
-/// The second half.
-pub(crate) fn enter<S: Stream>(socket: &mut S, proof: &Proof, wait: &Wait<'_>, who: &Peer) -> Result<(), Failure> {
-    write(socket, proof)?;
+/// The second half: sends the proof and the attachment, and waits for the acceptor's welcome.
+pub(crate) fn enter<S: Stream>(
+    socket: &mut S,
+    proof: &Proof,
+    caller: &Caller<'_>,
+    wait: &Wait<'_>,
+) -> Result<(), Failure> {
+    write(socket, &[proof, caller.attached].concat())?;
     match recv_reply(socket, wait)? {
         Reply::Welcome => Ok(()),
         Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
-        Reply::Refused(detail) => Err(Failure::Final(who.protocol("connect", detail))),
+        Reply::Refused(detail) => Err(Failure::Refused(detail)),
         Reply::Prove(_) => Err(Failure::Wrong("expected a welcome".to_owned())),
     }
 }
 
-/// Writes `bytes` at once: a new connection's send buffer holds a hello and a proof.
+/// Writes `bytes` at once: a new connection's send buffer holds a hello, a proof and an attachment.
 fn write<S: Stream>(socket: &mut S, bytes: &[u8]) -> Result<(), Failure> {
     socket.write_all(bytes).map_err(|e| Failure::Slow(e.to_string()))
 }
@@ -132,14 +140,14 @@ pub struct StreamConn<S> {
     socket: Kept<S>,
     address: String,
     /// Bytes being read, of which `got` have come.
-    bytes: [u8; Hello::BYTES],
+    bytes: Vec<u8>,
     got: usize,
 }
 
 impl<S: Stream> StreamConn<S> {
     /// `socket` must not block; `address` is the dialer's, in words.
     pub fn new(socket: S, address: String) -> StreamConn<S> {
-        StreamConn { socket: Kept::new(socket), address, bytes: [0; Hello::BYTES], got: 0 }
+        StreamConn { socket: Kept::new(socket), address, bytes: Vec::new(), got: 0 }
     }
 
     /// The stream, once the handshake is over.
@@ -150,7 +158,8 @@ impl<S: Stream> StreamConn<S> {
 
 impl<S: Stream> Conn for StreamConn<S> {
     fn read(&mut self, bytes: &mut [u8]) -> Result<bool, String> {
-        while let Some(rest) = self.bytes.get_mut(self.got..bytes.len()).filter(|r| !r.is_empty()) {
+        self.bytes.resize(bytes.len(), 0);
+        while let Some(rest) = self.bytes.get_mut(self.got..).filter(|r| !r.is_empty()) {
             match self.socket.read(rest) {
                 Ok(0) => return Err(format!("closed after {} bytes", self.got)),
                 Ok(n) => self.got += n,

@@ -1,7 +1,7 @@
-//! The thread that accepts connections and authenticates them, all of them at once, each within a bounded time.
+//! The connections of an endpoint: relays those for other ranks, and files the others until our side asks for them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -10,26 +10,19 @@ use rustix::event::{PollFd, PollFlags};
 use super::{Inner, hop};
 use crate::doorbell::Doorbell;
 use crate::error::Result;
-use crate::half_open::{self, Source};
-use crate::secret::{Proof, Secret};
-use crate::strangers::Strangers;
-use crate::threads::{Thread, lock, poll};
-use crate::transport::accept::conn::Conn;
-use crate::transport::accept::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
+use crate::secret::Secret;
+use crate::threads::{lock, poll};
+use crate::transport::accept::acceptor::{Acceptor, Handler, Incoming, Rejected};
+use crate::transport::accept::handshake::{Hello, Reply};
+use crate::transport::accept::link::LinkHello;
 use crate::transport::fabric::Fabric;
 use crate::transport::linger::{Closing, Linger};
 use crate::transport::wait::Wait;
 
-/// Time within which a connection must prove who it is.
-const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Limit of unauthenticated connections; addresses share it.
-const HALF_OPEN: usize = 256;
 /// Limit of connections that wait for our side to ask for them.
 const FILED: usize = 16 << 10;
 /// Longest time for what dropped links have left when the endpoint is dropped, too.
 const FINISH: Duration = Duration::from_secs(5);
-/// Pause after `accept` failed, for want of descriptors for example.
-const BREATHER: Duration = Duration::from_millis(100);
 
 /// The link and the stream that a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,27 +36,19 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub(super) fn of(hello: &Hello) -> Key {
-        let Hello { comm, origin, target, channel, .. } = *hello;
+    pub(super) fn of(hello: &LinkHello) -> Key {
+        let LinkHello { comm, origin, target, channel, .. } = *hello;
         Key { comm, origin, target, channel, stream: hello.stream() }
     }
 }
 
-/// A connection, and the index of the fabric that it came over.
-#[derive(Debug)]
-pub(super) struct Incoming {
-    pub(super) fabric: usize,
-    pub(super) conn: Box<dyn Conn>,
-}
-
-type Filed = HashMap<Key, VecDeque<(Hello, Incoming)>>;
+type Filed = HashMap<Key, VecDeque<(LinkHello, Incoming)>>;
 
 /// State shared by the acceptor and the connecting threads.
 #[derive(Debug)]
 pub(super) struct Backlog {
     filed: Mutex<Filed>,
     arrived: Condvar,
-    stop: AtomicBool,
     bell: Arc<Doorbell>,
     pub(super) linger: Arc<Linger>,
 }
@@ -72,12 +57,16 @@ impl Backlog {
     pub(super) fn new() -> Result<Arc<Backlog>> {
         let bell = Doorbell::new()?;
         let linger = Linger::new(bell.clone());
-        let (filed, arrived, stop) = (Mutex::default(), Condvar::new(), AtomicBool::new(false));
-        Ok(Arc::new(Backlog { filed, arrived, stop, bell, linger }))
+        Ok(Arc::new(Backlog { filed: Mutex::default(), arrived: Condvar::new(), bell, linger }))
     }
 
     /// The next connection for `key` whose dialer is still there.
-    pub(super) fn take(&self, key: &Key, wait: &Wait<'_>, detail: impl Fn() -> String) -> Result<(Hello, Incoming)> {
+    pub(super) fn take(
+        &self,
+        key: &Key,
+        wait: &Wait<'_>,
+        detail: impl Fn() -> String,
+    ) -> Result<(LinkHello, Incoming)> {
         let mut filed = lock(&self.filed);
         loop {
             if let Some(queue) = filed.get_mut(key) {
@@ -94,7 +83,7 @@ impl Backlog {
         }
     }
 
-    fn file(&self, hello: Hello, mut incoming: Incoming) {
+    fn file(&self, hello: LinkHello, mut incoming: Incoming) {
         let key = Key::of(&hello);
         let mut filed = lock(&self.filed);
         if filed.values().map(VecDeque::len).sum::<usize>() >= FILED {
@@ -105,21 +94,14 @@ impl Backlog {
         filed.entry(key).or_default().push_back((hello, incoming));
         self.arrived.notify_all();
     }
-
-    pub(super) fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        self.bell.ring();
-    }
 }
 
 /// Starts the thread for an endpoint.
-pub(super) fn start(inner: &Arc<Inner>) -> Result<Thread> {
+pub(super) fn start(inner: &Arc<Inner>) -> Result<Acceptor> {
     let (rank, secret, fabrics, backlog) = (inner.rank, inner.secret, inner.fabrics.clone(), inner.backlog.clone());
-    let (endpoint, half_open) = (Arc::downgrade(inner), VecDeque::new());
-    let strangers = Strangers::new(format!("rank {rank}: connections turned away:"));
-    let acceptor = Acceptor { rank, secret, fabrics, backlog, endpoint, half_open, strangers };
-    let what = format!("the acceptor thread of rank {rank}");
-    Thread::start("listen", "tinynccl-accept".to_owned(), what, move || acceptor.run())
+    let (endpoint, bell) = (Arc::downgrade(inner), backlog.bell.clone());
+    let accepting = Accepting { rank, secret, fabrics, backlog, endpoint, closing: Vec::new() };
+    Acceptor::start("listen", format!("rank {rank}"), bell, accepting)
 }
 
 /// Finishes the work of dropped links that would be lost with this process, for a bounded time.
@@ -140,150 +122,66 @@ fn finish(mut closing: Vec<Box<dyn Closing>>) {
     }
 }
 
-struct Acceptor {
+/// State of an endpoint's acceptor thread.
+struct Accepting {
     rank: usize,
     secret: Secret,
     fabrics: Arc<[Box<dyn Fabric>]>,
     backlog: Arc<Backlog>,
     /// Takes what is to be relayed.
     endpoint: Weak<Inner>,
-    half_open: VecDeque<HalfOpen>,
-    strangers: Strangers,
+    /// Work of dropped links.
+    closing: Vec<Box<dyn Closing>>,
 }
 
-/// An unauthenticated connection.
-struct HalfOpen {
-    incoming: Incoming,
-    source: Source,
-    deadline: Instant,
-    /// The dialer's hello and our challenge; `None` before the hello has come.
-    asked: Option<(Hello, Challenge)>,
-}
+impl Handler for Accepting {
+    const MOST: usize = 256;
 
-impl Acceptor {
-    fn run(mut self) {
-        let mut closing: Vec<Box<dyn Closing>> = Vec::new();
-        let mut breather = false;
-        while !self.backlog.stop.load(Ordering::Acquire) {
-            let mut fds = vec![PollFd::new(&self.backlog.bell, PollFlags::IN)];
-            if !breather {
-                let listeners = self.fabrics.iter().flat_map(|fabric| fabric.listeners());
-                fds.extend(listeners.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            }
-            fds.extend(self.half_open.iter().map(|h| PollFd::from_borrowed_fd(h.incoming.conn.fd(), PollFlags::IN)));
-            fds.extend(closing.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
-            let time = match (breather, self.half_open.is_empty() && closing.is_empty()) {
-                (true, _) => BREATHER,
-                (false, true) => Duration::from_secs(3600),
-                (false, false) => Duration::from_millis(500),
-            };
-            let due = self.strangers.due().map(|due| due.saturating_duration_since(Instant::now()));
-            if let Err(e) = poll(&mut fds, due.map_or(time, |due| due.min(time))) {
-                log::error!("rank {}: the acceptor cannot poll: {e}", self.rank);
-                std::thread::sleep(BREATHER);
-            }
-            drop(fds);
-            self.backlog.bell.drain();
-            breather = !self.accept_all();
-            self.read_all();
-            self.strangers.tick();
-            self.fabrics.iter().for_each(|fabric| fabric.handle_events());
-            closing.extend(self.backlog.linger.collect());
-            closing.retain_mut(|c| !c.is_done());
-        }
-        closing.extend(self.backlog.linger.stop());
-        finish(closing);
+    fn fds(&self, accepting: bool) -> Vec<BorrowedFd<'_>> {
+        let listeners = self.fabrics.iter().filter(|_| accepting).flat_map(|fabric| fabric.listeners());
+        listeners.chain(self.closing.iter().map(|closing| closing.fd())).collect()
     }
 
-    /// Takes all connections that wait; false when that failed.
-    fn accept_all(&mut self) -> bool {
-        let deadline = Instant::now() + HANDSHAKE;
-        let mut ok = true;
-        for (index, fabric) in self.fabrics.iter().enumerate() {
-            for _ in 0..HALF_OPEN {
-                match fabric.incoming() {
-                    Ok(Some(conn)) => {
-                        let source = Source::from(conn.address().as_str());
-                        let incoming = Incoming { fabric: index, conn };
-                        self.half_open.push_back(HalfOpen { incoming, source, deadline, asked: None });
-                    }
-                    Ok(None) => break,
-                    Err(e) => {
-                        log::error!("rank {}: cannot accept a connection: {e}", self.rank);
-                        ok = false;
-                        break;
-                    }
-                }
+    fn incoming(&self) -> std::io::Result<Option<Incoming>> {
+        let mut none = Ok(None);
+        for (listener, fabric) in self.fabrics.iter().enumerate() {
+            match fabric.incoming() {
+                Ok(Some(conn)) => return Ok(Some(Incoming { listener, conn })),
+                Ok(None) => {}
+                // One that cannot accept does not keep the others from it.
+                Err(e) => none = Err(e),
             }
         }
-        ok
+        none
     }
 
-    /// Reads from all unauthenticated connections.
-    fn read_all(&mut self) {
-        let now = Instant::now();
-        let crowd = self.half_open.iter().map(|half| (half.source, half.asked.is_some()));
-        let excess = half_open::excess(crowd, HALF_OPEN);
-        for (i, mut half) in std::mem::take(&mut self.half_open).into_iter().enumerate() {
-            let read = match half.asked {
-                None => self.read_hello(&mut half),
-                Some((hello, challenge)) => {
-                    let mut proof = [0; size_of::<Proof>()];
-                    match half.incoming.conn.read(&mut proof) {
-                        Ok(true) if challenge.is_met(&hello, &self.secret, &proof) => {
-                            self.admit(hello, half.incoming);
-                            continue;
-                        }
-                        Ok(true) => Err((WRONG_SECRET.to_owned(), true)),
-                        Ok(false) => Ok(()),
-                        Err(e) => Err((format!("{e}, where its proof was expected"), false)),
-                    }
-                }
-            };
-            match read {
-                Ok(()) if excess.contains(&i) => {
-                    self.turn_away(half, "too many connections at once that prove nothing", false)
-                }
-                Ok(()) if now >= half.deadline => self.turn_away(half, "it has not proven who it is in time", false),
-                Ok(()) => self.half_open.push_back(half),
-                Err((reason, answer)) => self.turn_away(half, &reason, answer),
-            }
-        }
+    fn secret(&self, hello: &Hello) -> Result<Secret, String> {
+        LinkHello::of(hello, self.rank).map(|_| self.secret)
     }
 
-    /// Reads a hello, if it is there, and asks for a proof. An error comes with true if the dialer is to get it as a
-    /// reply.
-    fn read_hello(&self, half: &mut HalfOpen) -> Result<(), (String, bool)> {
-        let mut bytes = [0; Hello::BYTES];
-        if !half.incoming.conn.read(&mut bytes).map_err(|e| (e, false))? {
-            return Ok(());
+    fn admit(&mut self, hello: &Hello, incoming: Incoming, _attached: &[u8]) -> Result<(), Rejected> {
+        let link = match LinkHello::of(hello, self.rank) {
+            Ok(link) => link,
+            Err(reason) => return Err((reason, incoming.conn)),
+        };
+        // Of several streams the first asks for the link.
+        if link.target as usize == self.rank || link.stream() > 0 {
+            self.backlog.file(link, incoming);
+        } else if let Some(endpoint) = self.endpoint.upgrade() {
+            hop::take(&endpoint, link, incoming);
         }
-        let hello = Hello::parse(&bytes, self.rank).map_err(|reason| match reason {
-            Some(reason) => (reason, true),
-            None => ("it does not speak our protocol".to_owned(), false),
-        })?;
-        let challenge = Challenge::to(&hello, &self.secret).map_err(|e| (e.to_string(), false))?;
-        half.incoming.conn.reply(&Reply::Prove(challenge)).map_err(|e| (e, false))?;
-        half.asked = Some((hello, challenge));
         Ok(())
     }
 
-    /// Takes an authenticated connection: relays the link, or files the connection until it is asked for.
-    fn admit(&self, hello: Hello, incoming: Incoming) {
-        // Of several streams the first asks for the link.
-        if hello.target as usize != self.rank && hello.stream() == 0 {
-            if let Some(endpoint) = self.endpoint.upgrade() {
-                hop::take(&endpoint, hello, incoming);
-            }
-        } else {
-            self.backlog.file(hello, incoming);
-        }
+    fn tick(&mut self) -> bool {
+        self.fabrics.iter().for_each(|fabric| fabric.handle_events());
+        self.closing.extend(self.backlog.linger.collect());
+        self.closing.retain_mut(|closing| !closing.is_done());
+        !self.closing.is_empty()
     }
 
-    fn turn_away(&mut self, mut half: HalfOpen, reason: &str, answer: bool) {
-        self.strangers.note(format!("{}: {reason}", half.incoming.conn.address()));
-        if answer {
-            let _ = half.incoming.conn.reply(&Reply::Stranger(reason.to_owned()));
-        }
+    fn finish(mut self) {
+        self.closing.extend(self.backlog.linger.stop());
+        finish(self.closing);
     }
 }

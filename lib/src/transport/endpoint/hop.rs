@@ -1,23 +1,19 @@
 //! A relay's part in making a link between two other ranks: takes the hop from the lower end, makes the next one, joins
 //! them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::acceptor::Incoming;
 use super::{Hop, Inner};
 use crate::error::{Error, Result};
 use crate::threads::lock;
 use crate::transport::EndpointInfo;
+use crate::transport::accept::acceptor::Incoming;
 use crate::transport::accept::conn::Conn;
-use crate::transport::accept::handshake::{Hello, Reply};
-use crate::transport::relay::{Forwarder, Junction, Path, Routes, Traffic};
+use crate::transport::accept::handshake::Reply;
+use crate::transport::accept::link::LinkHello;
+use crate::transport::relay::{Forwarder, Junction, Path, Routes, Setups, Traffic};
 use crate::transport::wait::Wait;
-
-/// Links that may be in the making at once.
-const SETUPS: usize = 1024;
 
 /// Addresses of all ranks, and the routes between them.
 #[derive(Debug)]
@@ -31,25 +27,14 @@ pub(super) struct World {
 pub(super) struct Relay {
     world: Mutex<Option<Arc<World>>>,
     introduced: Condvar,
-    /// One thread per link in the making: the next rank answers when it wants the link.
-    setups: Mutex<Vec<JoinHandle<()>>>,
-    /// Started with the first link.
-    forwarder: Mutex<Option<Arc<Forwarder>>>,
-    stopped: AtomicBool,
+    pub(super) setups: Setups<Forwarder>,
     limit: Duration,
 }
 
 impl Relay {
     /// `limit` is how long the ends wait for a link.
     pub(super) fn new(limit: Duration) -> Relay {
-        Relay {
-            world: Mutex::default(),
-            introduced: Condvar::new(),
-            setups: Mutex::default(),
-            forwarder: Mutex::default(),
-            stopped: AtomicBool::new(false),
-            limit,
-        }
+        Relay { world: Mutex::default(), introduced: Condvar::new(), setups: Setups::new(), limit }
     }
 
     pub(super) fn introduce(&self, world: World) {
@@ -74,56 +59,21 @@ impl Relay {
     }
 
     pub(super) fn traffic(&self) -> Traffic {
-        lock(&self.forwarder).as_ref().map(|forwarder| forwarder.traffic()).unwrap_or_default()
-    }
-
-    fn forwarder(&self, rank: usize) -> Result<Arc<Forwarder>> {
-        let mut forwarder = lock(&self.forwarder);
-        if let Some(running) = &*forwarder {
-            return Ok(running.clone());
-        }
-        Ok(forwarder.insert(Arc::new(Forwarder::start(rank)?)).clone())
-    }
-
-    /// Ends what is in the making, then the links.
-    pub(super) fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        let setups = std::mem::take(&mut *lock(&self.setups));
-        for setup in setups {
-            if setup.join().is_err() {
-                log::error!("a thread that makes a relayed link panicked");
-            }
-        }
-        *lock(&self.forwarder) = None;
+        self.setups.running().map(|forwarder| forwarder.traffic()).unwrap_or_default()
     }
 }
 
 /// Takes a connection for another rank. Called by the acceptor, so it does not block.
-pub(super) fn take(endpoint: &Arc<Inner>, hello: Hello, mut incoming: Incoming) {
-    let relay = &endpoint.relay;
-    let mut setups = lock(&relay.setups);
-    setups.retain(|setup| !setup.is_finished());
-    let refusal = if relay.stopped.load(Ordering::Acquire) {
-        Some("it is leaving".to_owned())
-    } else if setups.len() >= SETUPS {
-        Some(format!("{SETUPS} links are in the making"))
-    } else {
-        None
-    };
-    if let Some(why) = refusal {
-        refuse(endpoint.rank, &mut *incoming.conn, &hello, &why);
-        return;
-    }
-    let for_thread = endpoint.clone();
-    let name = format!("tinynccl-hop-{}", endpoint.rank);
-    match std::thread::Builder::new().name(name).spawn(move || make(&for_thread, &hello, incoming)) {
-        Ok(setup) => setups.push(setup),
-        // The connection is gone with the closure: the dialer comes again.
-        Err(e) => log::warn!("rank {}: no thread for {hello:?}: {e}", endpoint.rank),
+pub(super) fn take(endpoint: &Arc<Inner>, hello: LinkHello, incoming: Incoming) {
+    let (rank, for_thread) = (endpoint.rank, endpoint.clone());
+    let make = move |incoming| make(&for_thread, &hello, incoming);
+    if let Err((mut incoming, why)) = endpoint.relay.setups.start(format!("tinynccl-hop-{rank}"), incoming, |_| 0, make)
+    {
+        refuse(rank, &mut *incoming.conn, &hello, &why);
     }
 }
 
-fn refuse(rank: usize, conn: &mut dyn Conn, hello: &Hello, why: &str) {
+fn refuse(rank: usize, conn: &mut dyn Conn, hello: &LinkHello, why: &str) {
     log::warn!("rank {rank}: does not relay {hello:?}: {why}");
     if let Err(e) = conn.reply(&Reply::Refused(format!("rank {rank} cannot relay: {why}"))) {
         log::debug!("rank {rank}: refusing rank {}: {e}", hello.from);
@@ -131,16 +81,17 @@ fn refuse(rank: usize, conn: &mut dyn Conn, hello: &Hello, why: &str) {
 }
 
 /// Makes both hops and joins them, or sends the dialer the reason why not.
-fn make(endpoint: &Arc<Inner>, hello: &Hello, mut incoming: Incoming) {
+fn make(endpoint: &Arc<Inner>, hello: &LinkHello, mut incoming: Incoming) {
     let rank = endpoint.rank;
     let (next, path, forwarder) = match dial_on(endpoint, hello, &*incoming.conn) {
         Ok(made) => made,
         Err(e) => return refuse(rank, &mut *incoming.conn, hello, &e.to_string()),
     };
-    let stopped = || endpoint.relay.stopped.load(Ordering::Acquire).then(|| aborted(rank, "it is leaving"));
+    let stopped = || endpoint.relay.setups.abort(rank);
     let wait = Wait::new(rank, hello.from as usize, endpoint.relay.limit, &stopped);
     let options = hello.options();
-    let before = endpoint.accept(hello, incoming, (&options, hello.checksum()), forwarder.bell(), &wait);
+    let before =
+        endpoint.accept(hello, incoming, (&options, hello.checksum()), forwarder.bell(), (hello.from as usize, &wait));
     match before {
         Ok(Ok(before)) => {
             log::info!("rank {rank}: relays: {path} (comm {}, channel {})", hello.comm, hello.channel);
@@ -155,17 +106,18 @@ fn make(endpoint: &Arc<Inner>, hello: &Hello, mut incoming: Incoming) {
 /// The hop towards the far end.
 fn dial_on(
     endpoint: &Arc<Inner>,
-    hello: &Hello,
+    hello: &LinkHello,
     conn: &dyn Conn,
 ) -> Result<(crate::transport::LinkPair, Path, Arc<Forwarder>)> {
     let (rank, relay) = (endpoint.rank, &endpoint.relay);
     let (origin, target, from) = (hello.origin as usize, hello.target as usize, hello.from as usize);
     let give_up = || {
-        if relay.stopped.load(Ordering::Acquire) {
-            Some(aborted(rank, "it is leaving"))
-        } else {
-            conn.is_gone().then(|| aborted(rank, "the rank that asked for the link went away"))
-        }
+        let gone = || Error::Aborted {
+            op: "relay".to_owned(),
+            rank,
+            reason: "the rank that asked for the link went away".to_owned(),
+        };
+        relay.setups.abort(rank).or_else(|| conn.is_gone().then(gone))
     };
     // The ends have the same limit: their wait should end first, and say who has not come.
     let limit = relay.limit.saturating_mul(2);
@@ -180,11 +132,12 @@ fn dial_on(
     };
     let options = hello.options();
     options.check()?;
-    let forwarder = relay.forwarder(rank)?;
+    let forwarder = relay.setups.forwarder(|| Forwarder::start(rank))?;
     let hop = Hop {
         origin,
         target,
         next,
+        peer: next,
         info,
         comm: hello.comm,
         channel: hello.channel,
@@ -194,10 +147,6 @@ fn dial_on(
     let wait = Wait::new(rank, next, limit, &give_up);
     let pair = endpoint.dial(&hop, forwarder.bell(), &wait)?;
     Ok((pair, path, forwarder))
-}
-
-fn aborted(rank: usize, reason: &str) -> Error {
-    Error::Aborted { op: "relay".to_owned(), rank, reason: reason.to_owned() }
 }
 
 /// An error of making a relayed link, with the path that it would have taken.

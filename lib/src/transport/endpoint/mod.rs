@@ -14,8 +14,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::accept::acceptor::{Acceptor, Incoming};
 use super::accept::conn::Conn;
-use super::accept::handshake::{Caller, Hello, Reply};
+use super::accept::handshake::Reply;
+use super::accept::link::LinkHello;
 use super::fabric::{Accept, Bind, Dial, Dialed, Fabric, Registration, Site, unreachable};
 use super::relay::{self, Path, Routes, Traffic};
 use super::wait::Wait;
@@ -28,8 +30,7 @@ use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::secret::Secret;
-use crate::threads::Thread;
-use acceptor::{Backlog, Incoming, Key};
+use acceptor::{Backlog, Key};
 use hop::{Relay, World};
 
 /// Times that a peer is dialed again that has gone away while a link was made, and the first pause before that.
@@ -64,8 +65,9 @@ pub struct ConnectTo<'a> {
 ///
 /// Dropping it stops listening; links made before live on, but for those that it relays between others.
 pub struct Endpoint {
+    // Dropped before what it hands connections to.
+    _acceptor: Acceptor,
     inner: Arc<Inner>,
-    thread: Thread,
     origin: Origin,
 }
 
@@ -89,6 +91,8 @@ struct Hop<'a> {
     target: usize,
     /// The rank to dial.
     next: usize,
+    /// The rank that errors name.
+    peer: usize,
     info: &'a EndpointInfo,
     comm: u32,
     channel: u32,
@@ -190,8 +194,7 @@ impl Endpoint {
             backlog,
             relay: Relay::new(config.connect_timeout.min(config.timeout)),
         });
-        let thread = acceptor::start(&inner)?;
-        Ok(Endpoint { inner, thread, origin: Origin::here() })
+        Ok(Endpoint { _acceptor: acceptor::start(&inner)?, inner, origin: Origin::here() })
     }
 
     /// Registers a caller's memory with all RDMA devices in use; `None` where there are none.
@@ -297,7 +300,8 @@ impl Endpoint {
         let wait = Wait::new(rank, peer, deadline, abort);
         let made = if rank < peer {
             let ConnectTo { comm, channel, options, .. } = *to;
-            let hop = Hop { origin: rank, target: peer, next, info, comm, channel, options, checksum: inner.checksum };
+            let hop =
+                Hop { origin: rank, target: peer, next, peer, info, comm, channel, options, checksum: inner.checksum };
             inner.dial(&hop, doorbell, &wait)
         } else {
             inner.await_dialer(to, doorbell, &wait)
@@ -359,7 +363,7 @@ impl Inner {
         let mut rounds = 0..ROUNDS;
         while let Some(&fabric) = candidates.peek() {
             let link = (hop.comm, hop.channel);
-            let hello = Hello::new((self.rank, hop.next), link, &hop.options, hop.checksum, fabric.streams())
+            let hello = LinkHello::new((self.rank, hop.next), link, &hop.options, hop.checksum, fabric.streams())
                 .on_the_way(hop.origin, hop.target)
                 .over_verbs(fabric.kind() == "verbs");
             let dial = Dial {
@@ -368,7 +372,9 @@ impl Inner {
                 options: &hop.options,
                 bell,
                 ours: &self.info,
-                caller: Caller { hello, secret: self.secret },
+                hello,
+                secret: self.secret,
+                ranks: (self.rank, hop.peer),
                 wait,
             };
             let (why, gone) = match fabric.dial(&dial)? {
@@ -407,7 +413,7 @@ impl Inner {
                 )
             };
             let (hello, incoming) = self.backlog.take(&key, wait, detail)?;
-            match self.accept(&hello, incoming, (&to.options, self.checksum), bell, wait)? {
+            match self.accept(&hello, incoming, (&to.options, self.checksum), bell, (to.peer_rank, wait))? {
                 Ok(pair) => return Ok(pair),
                 Err(e) => log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank),
             }
@@ -418,11 +424,11 @@ impl Inner {
     /// the inner one the dialer may come again.
     fn accept(
         &self,
-        hello: &Hello,
-        Incoming { fabric: index, mut conn }: Incoming,
+        hello: &LinkHello,
+        Incoming { listener: index, mut conn }: Incoming,
         (options, checksum): (&LinkOptions, bool),
         bell: &Arc<Doorbell>,
-        wait: &Wait<'_>,
+        (peer, wait): (usize, &Wait<'_>),
     ) -> Result<Result<LinkPair, String>> {
         let Some(fabric) = self.fabrics.get(index) else { return Ok(Err("no such fabric".to_owned())) };
         if let Some(differs) = hello.differs(options, checksum, fabric.streams(), fabric.kind() == "verbs") {
@@ -430,10 +436,10 @@ impl Inner {
             if let Err(e) = conn.reply(&Reply::Refused(differs.clone())) {
                 log::debug!("rank {}: refusing rank {}: {e}", self.rank, hello.from);
             }
-            return Err(Peer { rank: self.rank, peer: wait.peer, address }.protocol("connect", differs));
+            return Err(Peer { rank: self.rank, peer, address }.protocol("connect", differs));
         }
         let further = |stream: usize| self.await_stream(Key { stream, ..Key::of(hello) }, index, wait);
-        fabric.accept(conn, &Accept { options, bell, wait, further: &further })
+        fabric.accept(conn, &Accept { options, bell, ranks: (self.rank, peer), wait, further: &further })
     }
 
     /// The connection of a further stream of a link that is being made over a fabric.
@@ -441,7 +447,7 @@ impl Inner {
         loop {
             let detail = || format!("it has not connected stream {} of the link", key.stream + 1);
             match self.backlog.take(&key, wait, detail)?.1 {
-                incoming if incoming.fabric == fabric => return Ok(incoming.conn),
+                incoming if incoming.listener == fabric => return Ok(incoming.conn),
                 other => log::warn!("rank {}: turned away a stream from {}", self.rank, other.conn.address()),
             }
         }
@@ -462,8 +468,6 @@ impl Drop for Endpoint {
         if !self.origin.is_here() {
             return std::mem::forget(self.inner.clone());
         }
-        self.inner.relay.stop();
-        self.inner.backlog.stop();
-        self.thread.join();
+        self.inner.relay.setups.stop();
     }
 }

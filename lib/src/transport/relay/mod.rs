@@ -31,6 +31,7 @@ mod ends;
 mod forwarder;
 mod junction;
 mod notice;
+mod setups;
 #[cfg(test)]
 mod tests;
 
@@ -40,3 +41,4 @@ pub use tinynccl_plan::topology::{Path, Routes};
 pub(crate) use ends::wrap;
 pub(crate) use forwarder::Forwarder;
 pub(crate) use junction::Junction;
+pub(crate) use setups::Setups;

@@ -36,7 +36,7 @@ pub(super) fn connect(name: &str, dial: &Dial<'_>, copy: (config::SingleCopy, &Z
     match link(name, dial, copy) {
         Ok(pair) => Ok(Dialed::Linked(pair)),
         Err(Failure::Final(e)) => Err(e),
-        Err(Failure::Wrong(why)) => Ok(Dialed::NotPossible(why)),
+        Err(Failure::Wrong(why) | Failure::Refused(why)) => Ok(Dialed::NotPossible(why)),
         Err(Failure::Slow(why)) => Ok(Dialed::Gone(why)),
     }
 }
@@ -80,7 +80,7 @@ fn link(
     // Before anything is sent to the process that listens there.
     let pid = unix::same_user(&socket).map_err(failed(SOCKET))?;
     let who = dial.peer(address(pid));
-    let caller = dial.caller.fresh()?;
+    let caller = dial.caller().fresh()?;
     packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]).map_err(ended(SOCKET))?;
     let proof = match recv_reply(&socket, wait)?.0 {
         Reply::Prove(challenge) => caller.answer(&challenge),

@@ -199,4 +199,4 @@ pub(crate) fn agree(a: &[u64; 4], b: &[u64; 4]) -> bool {
     let (rest, last) = ((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]), a[3] ^ b[3]);
     rest | last == 0 || rest | (last & !CRC) == 0 && (a[3] & CRC == 0 || b[3] & CRC == 0)
 }
-const _: () = assert!(std::mem::offset_of!(Header, crc) == 24 && cfg!(target_endian = "little"));
+const _: () = assert!(std::mem::offset_of!(Header, check) == 24 && cfg!(target_endian = "little"));

@@ -35,8 +35,8 @@ pub(super) fn connect(
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
     let mut streams = vec![socket];
-    for stream in 1..dial.caller.hello.streams() {
-        let further = Caller { hello: dial.caller.hello.of_stream(stream), ..dial.caller };
+    for stream in 1..dial.hello.streams() {
+        let further = Caller::new(&dial.hello.of_stream(stream), dial.secret, &[]);
         streams.push(again(addr, &further, sockets, dial.wait, &who)?);
     }
     pair(streams, who, dial.options, linger)
@@ -53,8 +53,8 @@ pub(super) fn reach(
     dial: &Dial<'_>,
     sockets: &SocketOptions,
 ) -> Result<(TcpStream, SocketAddr, Peer)> {
-    let (wait, caller) = (dial.wait, &dial.caller);
-    let (rank, peer) = (wait.rank, wait.peer);
+    let (wait, caller) = (dial.wait, &dial.caller());
+    let (rank, peer) = dial.ranks;
     let list: Vec<String> = candidates.iter().map(|(a, why)| format!("{} ({why})", describe(*a))).collect();
     let list = list.join(", ");
     log::debug!("rank {rank}: addresses of rank {peer} in order: {list}");
@@ -63,12 +63,12 @@ pub(super) fn reach(
         let mut wrong = 0;
         for (addr, why) in candidates {
             let who = Peer { rank, peer, address: describe(*addr) };
-            match attempt(*addr, caller, sockets, wait, &who) {
+            match attempt(*addr, caller, sockets, wait) {
                 Ok(socket) => {
                     log::debug!("rank {rank}: tcp to rank {peer} at {} ({why})", who.address);
                     return Ok((socket, *addr, who));
                 }
-                Err(Failure::Final(e)) => return Err(e),
+                Err(failure @ (Failure::Final(_) | Failure::Refused(_))) => return Err(failure.of(&who)),
                 Err(Failure::Wrong(text)) => {
                     wrong += 1;
                     failures.push(format!("{}: {text}", who.address));
@@ -88,11 +88,17 @@ pub(super) fn reach(
 }
 
 /// Dials another stream of a link whose first one stands: now only this address will do.
-fn again(addr: SocketAddr, caller: &Caller, sockets: &SocketOptions, wait: &Wait<'_>, who: &Peer) -> Result<TcpStream> {
+fn again(
+    addr: SocketAddr,
+    caller: &Caller<'_>,
+    sockets: &SocketOptions,
+    wait: &Wait<'_>,
+    who: &Peer,
+) -> Result<TcpStream> {
     for round in 0u32.. {
-        match attempt(addr, caller, sockets, wait, who) {
+        match attempt(addr, caller, sockets, wait) {
             Ok(socket) => return Ok(socket),
-            Err(Failure::Final(e)) => return Err(e),
+            Err(failure @ (Failure::Final(_) | Failure::Refused(_))) => return Err(failure.of(who)),
             Err(Failure::Wrong(text)) if round >= ROUNDS => return Err(who.lost("connect", &text)),
             Err(Failure::Wrong(text) | Failure::Slow(text)) => {
                 wait.pause(Duration::from_millis(25 << round.min(5)), || text.clone())?;
@@ -104,13 +110,12 @@ fn again(addr: SocketAddr, caller: &Caller, sockets: &SocketOptions, wait: &Wait
 
 fn attempt(
     addr: SocketAddr,
-    caller: &Caller,
+    caller: &Caller<'_>,
     sockets: &SocketOptions,
     wait: &Wait<'_>,
-    who: &Peer,
 ) -> Result<TcpStream, Failure> {
     let mut socket = open(None, addr, sockets, wait)?;
-    greet(&mut socket, caller, wait, who)?;
+    greet(&mut socket, caller, wait)?;
     Ok(socket)
 }
 

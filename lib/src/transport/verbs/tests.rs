@@ -179,7 +179,7 @@ fn a_dialer_that_hangs_up_before_its_card_may_come_again() {
     socket.set_nonblocking(true).unwrap();
     let (bell, wait) = (Doorbell::new().unwrap(), Wait::new(1, 0, Duration::from_secs(30), &|| None));
     let options = LinkOptions { max_message: 4096, depth: 4 };
-    let accept = Accept { options: &options, bell: &bell, wait: &wait, further: &|_| unreachable!() };
+    let accept = Accept { options: &options, bell: &bell, ranks: (1, 0), wait: &wait, further: &|_| unreachable!() };
     let who = Peer { rank: 1, peer: 0, address: from.to_string() };
     let again = listen::finish(&rails, socket, who, &accept, &Linger::new(bell.clone())).unwrap().unwrap_err();
     assert!(again.contains("rank 1 lost rank 0") && again.contains("it closed the connection"), "{again}");

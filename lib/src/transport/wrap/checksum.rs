@@ -8,12 +8,12 @@ use crate::wire::Header;
 /// CRC-32 of a message: of its header, without the field of the checksum, and its payload.
 fn sum(header: &Header, payload: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
-    hasher.update(bytemuck::bytes_of(&Header { crc: 0, ..*header }));
+    hasher.update(bytemuck::bytes_of(&Header { check: 0, ..*header }));
     hasher.update(payload);
     hasher.finalize()
 }
 
-/// Wraps both halves: the sender fills [`Header::crc`], the receiver checks it. Both ends must do it.
+/// Wraps both halves: the sender fills [`Header::check`], the receiver checks it. Both ends must do it.
 ///
 /// The receiver gives [`Error::Protocol`](crate::Error::Protocol) for a message that does not match. `recv_into` then
 /// copies from the backend's memory instead of receiving straight into the caller's, because nothing may be written
@@ -62,11 +62,11 @@ impl SendLink for ChecksumSend {
         {
             crc = sum(header, payload);
         }
-        self.inner.commit(&Header { crc, ..*header })
+        self.inner.commit(&Header { check: crc, ..*header })
     }
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let crc = *self.partial.get_or_insert_with(|| sum(header, data));
-        let done = self.inner.send_from(&Header { crc, ..*header }, data)?;
+        let done = self.inner.send_from(&Header { check: crc, ..*header }, data)?;
         if done {
             self.partial = None;
         }
@@ -88,8 +88,8 @@ impl ChecksumRecv {
         }
         let Some((header, payload)) = self.inner.peek()? else { return Ok(false) };
         let crc = sum(&header, payload);
-        if crc != header.crc {
-            let detail = format!("expected a message with CRC-32 {:08x}, got {crc:08x}, in {header}", header.crc);
+        if crc != header.check {
+            let detail = format!("expected a message with CRC-32 {:08x}, got {crc:08x}, in {header}", header.check);
             return Err(self.inner.peer().protocol("receive", detail));
         }
         self.checked = true;
@@ -105,7 +105,7 @@ impl RecvLink for ChecksumRecv {
             return Ok(None);
         }
         // The checksum has the place of the digest, which is not shown.
-        Ok(self.inner.peek()?.map(|(header, payload)| (Header { crc: 0, ..header }, payload)))
+        Ok(self.inner.peek()?.map(|(header, payload)| (Header { check: 0, ..header }, payload)))
     }
     fn release(&mut self) -> Result<()> {
         self.inner.release()?;
@@ -116,8 +116,8 @@ impl RecvLink for ChecksumRecv {
         if !self.check()? {
             return Ok(Received::Pending);
         }
-        match self.inner.recv_into(&Header { crc: 0, ..*expected }, dst)? {
-            Received::Mismatch(theirs) => Ok(Received::Mismatch(Header { crc: 0, ..theirs })),
+        match self.inner.recv_into(&Header { check: 0, ..*expected }, dst)? {
+            Received::Mismatch(theirs) => Ok(Received::Mismatch(Header { check: 0, ..theirs })),
             received => {
                 self.checked &= received != Received::Done;
                 Ok(received)

@@ -144,7 +144,7 @@ fn read_exact(socket: &mut TcpStream, bytes: &mut [u8], who: &Peer, wait: &Wait<
     let detail = "it has not told its side of the RDMA link yet";
     stream::read_exact(socket, bytes, wait, detail).map_err(|failure| match failure {
         Failure::Final(e) => e,
-        Failure::Wrong(text) | Failure::Slow(text) => {
+        Failure::Wrong(text) | Failure::Slow(text) | Failure::Refused(text) => {
             who.lost("connect", &format!("{text} while the RDMA link was being made"))
         }
     })
