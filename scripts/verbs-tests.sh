@@ -31,7 +31,7 @@ rows() {
     tests rails conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests triangle mesh tinynccl cpu processes::over_rdma
     # The network plugin's queue pairs beside TCP.
-    tests pair net tinynccl lib --test-threads=1 net::rdma::tests::long net::rdma::tests::many net::rdma::tests::streams
+    tests pair net tinynccl lib --test-threads=1 transport::rails::rdma::tests::long transport::rails::rdma::tests::many transport::rails::rdma::tests::streams
     # Where two ranks have no common subnet, through a third.
     tests line relayed-links tinynccl conformance --test-threads=2 relayed_verbs
     tests line relays tinynccl cpu --test-threads=1 line::

@@ -1,4 +1,4 @@
-//! Speed of a connection of `tinynccl::net`, the one under NVIDIA's NCCL. `scripts/net-rails.sh` runs it between
+//! Speed of a connection of `tinynccl::transport::rails`, the one under NVIDIA's NCCL. `scripts/net-rails.sh` runs it between
 //! network namespaces.
 //!
 //! ```text
@@ -19,7 +19,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use tinynccl::Config;
-use tinynccl::net::{Handle, MAX_GROUP, Net, Receiver, Request, Sender};
+use tinynccl::transport::rails::{Handle, MAX_GROUP, Net, Receiver, Request, Sender};
 
 /// Messages in flight.
 const DEPTH: usize = 8;

@@ -26,7 +26,7 @@
 //! | [`process_group::ProcessGroup`] | `torch.distributed`'s interface over this library, NCCL or MPI |
 //! | [`ddp::Ddp`] | gradients in buckets, averaged while backward goes on |
 //! | [`cuda::DeviceComm`] | collectives between GPUs, enqueued in a stream or captured in a graph |
-//! | [`net::Net`] | connections with posted sends and receives, as NVIDIA's NCCL wants them of a network |
+//! | [`transport::rails::Net`] | connections with posted sends and receives, as NVIDIA's NCCL wants them of a network |
 //! | [`Config`] | the settings, also from variables `TINYNCCL_…` |
 //! | [`Error`] | names the call, the ranks, the expected and the received value, and the next step |
 //!
@@ -55,7 +55,6 @@ pub mod fuzzing;
 mod half_open;
 pub mod interrupt;
 pub mod launch;
-pub mod net;
 pub mod process_group;
 pub mod reduce;
 mod secret;

@@ -12,7 +12,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tinynccl::net::{Connecting, Handle, Listener, MAX_GROUP, Memory, Net, Receiver, Request, Sender, forks};
+use tinynccl::transport::rails::{
+    Connecting, Handle, Listener, MAX_GROUP, Memory, Net, Receiver, Request, Sender, forks,
+};
 use tinynccl::{Config, Error};
 
 use crate::abi::{Logger, PTR_HOST, Status};

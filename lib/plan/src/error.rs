@@ -120,7 +120,7 @@ pub enum Error {
         detail: String,
     },
 
-    /// A connection between processes that have no ranks (`tinynccl::net`) failed.
+    /// A connection between processes that have no ranks (`tinynccl::transport::rails`) failed.
     #[error("{op}: {connection}: {detail}")]
     Connection {
         /// Operation that detected it.

@@ -18,10 +18,10 @@
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
 //! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] (folder `wrap`) wrap a pair of any transport.
-//! [`relay`] joins links where two ranks do not reach each other. Links over several NIC pairs (`net::links`) have a
-//! transport above this module, which takes TCP's place. All transports share the rest: `accept` (dialing, accepting,
-//! and their proofs), `memory` (mappings, large pages, and the fence between a sleeper and its waker), `linger`, and
-//! `wait` (deadlines).
+//! [`relay`] joins links where two ranks do not reach each other. [`rails`] has connections over several NIC pairs, for
+//! NVIDIA's NCCL, and links over them, which take TCP's place. All transports share the rest: `accept` (the acceptor, and
+//! the proofs of both ends), `memory` (mappings, large pages, and the fence between a sleeper and its waker), `linger`,
+//! and `wait` (deadlines).
 //!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
@@ -64,6 +64,7 @@ mod info;
 pub mod inproc;
 pub(crate) mod linger;
 mod memory;
+pub mod rails;
 pub mod relay;
 pub(crate) mod shm;
 pub(crate) mod tcp;

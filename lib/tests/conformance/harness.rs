@@ -139,7 +139,7 @@ fn rails(change: impl Fn(&mut Config)) -> [End; 2] {
     let mut config = config(TransportChoice::Tcp);
     config.tcp_rails = true;
     change(&mut config);
-    between([0, 1].map(|rank| Arc::new(tinynccl::net::endpoint(rank, SECRET, &config).unwrap())))
+    between([0, 1].map(|rank| Arc::new(tinynccl::transport::rails::endpoint(rank, SECRET, &config).unwrap())))
 }
 
 /// Returns true if this build and this machine have RDMA; prints once per process that they do not. With

@@ -8,17 +8,21 @@ const LAYERS: &[(&str, &str, &str)] = &[
     (
         "src",
         "",
-        "fuzzing ddp process_group cuda comm launch symmetric executor net transport bootstrap trace topology reduce \
+        "fuzzing ddp process_group cuda comm launch symmetric executor transport bootstrap trace topology reduce \
          config half_open strangers secret interrupt doorbell threads backoff sync unix fork",
     ),
     ("src/comm", "comm", "start calls engine state"),
     ("src/cuda", "cuda", "start calls comm hosted phased peer path kernels checked window driver"),
     ("src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
-    ("src/net", "net", "links connect relay address health connection rdma data stream failover worker"),
+    (
+        "src/transport/rails",
+        "transport::rails",
+        "links connect relay address health connection rdma data stream failover worker",
+    ),
     (
         "src/transport",
         "transport",
-        "fuzzing endpoint verbs tcp inproc shm fabric relay linger info wrap memory accept explore forward wait",
+        "fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info wrap memory accept explore forward wait",
     ),
     (
         "softroce/src",

@@ -1,7 +1,7 @@
 //! Settings on which the ranks' messages and choices depend, compared before the first call.
 //!
 //! Others may differ: deadlines, listening addresses, spinning times. For tuning, only rank 0's settings count;
-//! connections of `net` compare the window themselves.
+//! connections over rails compare the window themselves.
 
 use crate::config::Config;
 use crate::error::{Error, Result};

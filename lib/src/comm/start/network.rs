@@ -10,9 +10,9 @@ use crate::comm::state::control::{Connect, Control, Liveness, Notice, PeerHealth
 use crate::comm::state::numbers::Numbers;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::net;
 use crate::threads::lock;
 use crate::transport::mapping::Mapping;
+use crate::transport::rails;
 use crate::transport::relay::{Path, Routes, Traffic};
 use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkOptions, LinkPair, Registration};
 
@@ -144,7 +144,7 @@ fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointI
         })
         .collect::<Result<_>>()?;
     let one_host = hosts.iter().all(|host| host.same_network(&hosts[0]));
-    let open = if one_host && !config.tcp_rails { Endpoint::local } else { net::endpoint };
+    let open = if one_host && !config.tcp_rails { Endpoint::local } else { rails::endpoint };
     let opened = open(session.rank(), session.secret(), config);
     // The others must not wait for an unreachable rank, and must learn the reason.
     let ours: Result<EndpointInfo, String> = opened.as_ref().map(Endpoint::info).map_err(ToString::to_string);

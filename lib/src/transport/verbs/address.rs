@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn two_rails_give_two_pairs() {
+    fn two_nics_give_two_pairs() {
         let host = |last: u8| [address("x0", [10, 0, 0, last], 24), address("x1", [10, 0, 0, last + 100], 24)];
         assert_eq!(pairs(&host(1), &host(2)), [(0, 0), (1, 1)]);
     }

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::link::{Draft, exchange};
-use super::rails::{PortPair, Rails};
+use super::nics::{Nics, PortPair};
 use super::sys::Gid;
 use crate::error::Result;
 use crate::transport::fabric::{Dial, unreachable};
@@ -13,16 +13,16 @@ use crate::transport::{LinkPair, Peer};
 
 /// Makes a link over a connection on which the peer has sent its welcome.
 pub(super) fn connect(
-    rails: &Rails,
+    nics: &Nics,
     mut socket: TcpStream,
     mut who: Peer,
     dial: &Dial<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let pairs = rails.port_pairs(&dial.info.verbs, dial.channel);
+    let pairs = nics.port_pairs(&dial.info.verbs, dial.channel);
     let made = pairs.map_err(|why| unreachable("RDMA", who.rank, who.peer, &why)).and_then(|pairs| {
         who.address = PortPair::list(&pairs);
-        Draft::new(pairs, dial.options, rails.timing)
+        Draft::new(pairs, dial.options, nics.timing)
     });
     let mut draft = match made {
         Ok(made) => made,

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::rails::Rails;
+use super::nics::Nics;
 use super::sys::Access;
 use super::{connect, listen};
 use crate::error::Result;
@@ -17,7 +17,7 @@ use crate::transport::{EndpointInfo, LinkPair, tcp};
 /// The ports of RDMA devices, and the sockets over which links are agreed on.
 #[derive(Debug)]
 struct VerbsFabric {
-    rails: Rails,
+    nics: Nics,
     tcp: TcpFabric,
     streams: usize,
     linger: Arc<Linger>,
@@ -29,7 +29,7 @@ struct VerbsFabric {
 /// [`Error::Unsupported`](crate::Error::Unsupported) when there is no device that can be used, and those of TCP.
 pub(crate) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
     Ok(Box::new(VerbsFabric {
-        rails: Rails::open(site.rank, site.config)?,
+        nics: Nics::open(site.rank, site.config)?,
         tcp: TcpFabric::bind(site)?,
         streams: site.config.verbs_qps,
         linger: site.linger.clone(),
@@ -47,11 +47,11 @@ impl Fabric for VerbsFabric {
 
     fn describe(&self, info: &mut EndpointInfo) {
         self.tcp.describe(info);
-        info.verbs = self.rails.addresses();
+        info.verbs = self.nics.addresses();
     }
 
     fn reaches(&self, _ours: &EndpointInfo, theirs: &EndpointInfo) -> Result<&'static str, String> {
-        self.rails.port_pairs(&theirs.verbs, 0).map(|_| "they have ports on a common subnet")
+        self.nics.port_pairs(&theirs.verbs, 0).map(|_| "they have ports on a common subnet")
     }
 
     fn streams(&self) -> usize {
@@ -60,11 +60,11 @@ impl Fabric for VerbsFabric {
 
     fn dial(&self, dial: &Dial<'_>) -> Result<Dialed> {
         let (socket, _, who) = self.tcp.reach(dial)?;
-        connect::connect(&self.rails, socket, who, dial, &self.linger).map(Dialed::Linked)
+        connect::connect(&self.nics, socket, who, dial, &self.linger).map(Dialed::Linked)
     }
 
     fn listeners(&self) -> Vec<BorrowedFd<'_>> {
-        self.tcp.listeners().into_iter().chain(self.rails.event_fds()).collect()
+        self.tcp.listeners().into_iter().chain(self.nics.event_fds()).collect()
     }
 
     fn incoming(&self) -> std::io::Result<Option<Box<dyn Conn>>> {
@@ -74,17 +74,17 @@ impl Fabric for VerbsFabric {
     fn accept(&self, conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Result<LinkPair, String>> {
         let who = accept.peer(conn.address());
         match tcp::listen::welcome(conn, accept) {
-            Ok(socket) => listen::finish(&self.rails, socket, who, accept, &self.linger),
+            Ok(socket) => listen::finish(&self.nics, socket, who, accept, &self.linger),
             Err(e) => Ok(Err(e)),
         }
     }
 
     fn handle_events(&self) {
-        self.rails.handle_events();
+        self.nics.handle_events();
     }
 
     unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
         // SAFETY: by the caller.
-        unsafe { self.rails.register(base, bytes, Access::Source) }.map(|memory| Some(Registration::new(memory)))
+        unsafe { self.nics.register(base, bytes, Access::Source) }.map(|memory| Some(Registration::new(memory)))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::address::list;
 use super::link::Draft;
 use super::link::exchange::{self, QpCard};
-use super::rails::{PortPair, Rails};
+use super::nics::{Nics, PortPair};
 use super::sys::Gid;
 use crate::error::{Error, Result};
 use crate::transport::fabric::Accept;
@@ -16,36 +16,36 @@ use crate::transport::{LinkPair, Peer};
 /// Makes a link over a connection on which we have sent our welcome. A dialer that hangs up before the queue pairs are
 /// joined has given up, and may come again: only its rank's death, which others report, ends the wait.
 pub(super) fn finish(
-    rails: &Rails,
+    nics: &Nics,
     socket: TcpStream,
     who: Peer,
     accept: &Accept<'_>,
     linger: &Arc<Linger>,
 ) -> Result<Result<LinkPair, String>> {
-    match join(rails, socket, who, accept, linger) {
+    match join(nics, socket, who, accept, linger) {
         Err(e @ Error::PeerLost { .. }) => Ok(Err(e.to_string())),
         made => made.map(Ok),
     }
 }
 
 fn join(
-    rails: &Rails,
+    nics: &Nics,
     mut socket: TcpStream,
     mut who: Peer,
     accept: &Accept<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
     let card = exchange::recv_card(&mut socket, &who, accept.wait)?;
-    let pair = |theirs: &QpCard| match rails.of_gid(&theirs.wanted) {
-        Some(rail) => Ok(PortPair { rail, to: theirs.gid }),
+    let pair = |theirs: &QpCard| match nics.of_gid(&theirs.wanted) {
+        Some(nic) => Ok(PortPair { nic, to: theirs.gid }),
         None => {
-            let (wanted, ours) = (Gid(theirs.wanted).ip(), list(&rails.addresses()));
+            let (wanted, ours) = (Gid(theirs.wanted).ip(), list(&nics.addresses()));
             Err(Error::invalid("connect", format!("expected one of our RDMA ports ({ours}), asked for {wanted}")))
         }
     };
     let made = card.qps.iter().map(pair).collect::<Result<Vec<_>>>().and_then(|pairs| {
         who.address = PortPair::list(&pairs);
-        let mut draft = Draft::new(pairs, accept.options, rails.timing)?;
+        let mut draft = Draft::new(pairs, accept.options, nics.timing)?;
         draft.connect(&card, &who)?;
         Ok(draft)
     });

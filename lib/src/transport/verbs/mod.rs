@@ -16,7 +16,7 @@
 //!
 //! # Several queue pairs
 //! `TINYNCCL_VERBS_QPS` gives a link several of them, over all pairs of ports that the two ranks have on common subnets
-//! ([`rails`]), or several over one. A long message is then several writes, one per queue pair: `stripes` says which
+//! ([`nics`]), or several over one. A long message is then several writes, one per queue pair: `stripes` says which
 //! bytes go where, `link/reassembly.rs` when all are there. Short messages, credit and the goodbye stay on the first
 //! queue pair, and with them the order of messages. A failure of any of them ends the link.
 //!
@@ -35,7 +35,7 @@
 //! `depth`, so with the defaults 3 MiB per peer and channel. They are mapped and registered with the link and freed
 //! with it: no registration outlives its pages. There is no cache of registrations. Memory of a caller's is registered
 //! when it is handed over to `Comm::register_persistent`, and until the owner that this returns is dropped;
-//! `rails/registered.rs` keeps the table of these. A message from such memory is one write of two parts: the header
+//! `nics/registered.rs` keeps the table of these. A message from such memory is one write of two parts: the header
 //! from its slot of the staging memory, the payload from where it is. Its further stripes are writes from where they
 //! are. It counts as flushed when the device reports that it is sent.
 //!
@@ -48,8 +48,8 @@ mod fabric;
 mod linger;
 mod link;
 mod listen;
+pub(crate) mod nics;
 mod options;
-pub(crate) mod rails;
 mod recv;
 mod send;
 mod stripes;
@@ -69,5 +69,5 @@ use crate::error::Result;
 /// [`Error::Unsupported`](crate::Error::Unsupported) on a machine without a usable device;
 /// [`Error::Config`](crate::Error::Config) when a setting names a device, port or GID that does not exist.
 pub fn rdma_ports(config: &Config) -> Result<Vec<VerbsAddress>> {
-    Ok(rails::Rails::open(0, config)?.addresses())
+    Ok(nics::Nics::open(0, config)?.addresses())
 }

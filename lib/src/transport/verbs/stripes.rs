@@ -6,7 +6,7 @@
 //! queue pair 2   | stripe 2         |  short message: | stripe 2         |
 //! ```
 //! Each stripe is one write, to its place in the slot: where it lies there does not depend on how many queue pairs
-//! there are. Queue pairs may be those of several ports ("rails"), whose wires then carry a share each; several on one
+//! there are. Queue pairs may be those of several ports ("nics"), whose wires then carry a share each; several on one
 //! port take several paths where the network chooses a path per flow (ECMP, link aggregation), and go through several
 //! engines of a device that works on one queue pair at a time.
 //!

@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::link::memory::Region;
 use super::listen;
-use super::rails::{Rail, Rails};
+use super::nics::{Nic, Nics};
 use super::sys::{Access, Capacity, Channel, Cq, Mr, Outcome, Qp, Sge, Timing, Write};
 use crate::config::{Config, TransportChoice};
 use crate::doorbell::Doorbell;
@@ -22,10 +22,10 @@ use crate::transport::{LinkOptions, Peer};
 const PAGE: usize = 4096;
 
 /// The devices; none, with a message, where there are none.
-fn rails() -> Option<Rails> {
+fn nics() -> Option<Nics> {
     let config = Config { transport: TransportChoice::Verbs, ..Config::default() };
-    match Rails::open(0, &config) {
-        Ok(rails) => Some(rails),
+    match Nics::open(0, &config) {
+        Ok(nics) => Some(nics),
         Err(e) => {
             assert!(std::env::var_os("TINYNCCL_TEST_VERBS").is_none(), "TINYNCCL_TEST_VERBS is set, but {e}");
             let _ = writeln!(std::io::stderr().lock(), "SKIPPED: RDMA: {e}");
@@ -35,16 +35,16 @@ fn rails() -> Option<Rails> {
 }
 
 /// A queue pair that is connected to itself.
-fn loopback(rail: &Rail, rails: &Rails) -> (Qp, Arc<Cq>) {
-    let pd = &rail.device.pd;
+fn loopback(nic: &Nic, nics: &Nics) -> (Qp, Arc<Cq>) {
+    let pd = &nic.device.pd;
     let cq = Cq::new(pd.context(), Channel::new(pd.context()).unwrap(), 16).unwrap();
     let qp = Qp::new(pd, &cq, &Capacity { sends: 4, recvs: 4, inline: 0 }).unwrap();
-    let at = &rail.port;
+    let at = &nic.port;
     qp.init(at.address.port).unwrap();
     qp.post_receives(4, 0).unwrap();
-    let to = rail.remote((qp.number(), 7), at.address.gid, at.address.lid, at.mtu);
+    let to = nic.remote((qp.number(), 7), at.address.gid, at.address.lid, at.mtu);
     qp.ready_to_receive(&to).unwrap();
-    qp.ready_to_send(7, &rails.timing).unwrap();
+    qp.ready_to_send(7, &nics.timing).unwrap();
     (qp, cq)
 }
 
@@ -52,16 +52,16 @@ fn loopback(rail: &Rail, rails: &Rails) -> (Qp, Arc<Cq>) {
 /// freed.
 #[test]
 fn a_stopped_queue_pair_gives_back_what_was_posted() {
-    let Some(rails) = rails() else { return };
-    let all = rails.all();
-    let rail = all.first().unwrap();
-    let pd = &rail.device.pd;
+    let Some(nics) = nics() else { return };
+    let all = nics.all();
+    let nic = all.first().unwrap();
+    let pd = &nic.device.pd;
     let cq = Cq::new(pd.context(), Channel::new(pd.context()).unwrap(), 16).unwrap();
     let qp = Qp::new(pd, &cq, &Capacity { sends: 8, recvs: 4, inline: 0 }).unwrap();
-    let at = &rail.port;
+    let at = &nic.port;
     qp.init(at.address.port).unwrap();
     // No such queue pair.
-    let to = rail.remote((qp.number() ^ 0x00f0_0000, 7), at.address.gid, at.address.lid, at.mtu);
+    let to = nic.remote((qp.number() ^ 0x00f0_0000, 7), at.address.gid, at.address.lid, at.mtu);
     qp.ready_to_receive(&to).unwrap();
     // Some 17 s until it would give up by itself.
     qp.ready_to_send(7, &Timing { timeout: 19, retries: 6, rnr_retries: 6 }).unwrap();
@@ -138,11 +138,11 @@ fn page(at: Option<NonNull<u8>>, value: u8) -> NonNull<u8> {
 /// again with other pages, and the cache finds "its" registration, which still is of the old pages.
 #[test]
 fn a_registration_is_of_pages_and_not_of_an_address() {
-    let Some(rails) = rails() else { return };
-    let all = rails.all();
-    let rail = all.first().unwrap();
-    let (qp, cq) = loopback(rail, &rails);
-    let pd = &rail.device.pd;
+    let Some(nics) = nics() else { return };
+    let all = nics.all();
+    let nic = all.first().unwrap();
+    let (qp, cq) = loopback(nic, &nics);
+    let pd = &nic.device.pd;
     let target = Region::new([pd], PAGE, Access::Target).unwrap();
     // SAFETY: within the region; the device has written, and nothing is under way.
     let first = || unsafe { target.base().as_ptr().read_volatile() };
@@ -172,7 +172,7 @@ fn a_registration_is_of_pages_and_not_of_an_address() {
 /// It may have closed its connection while our welcome was on the way. The one that comes next finds us waiting.
 #[test]
 fn a_dialer_that_hangs_up_before_its_card_may_come_again() {
-    let Some(rails) = rails() else { return };
+    let Some(nics) = nics() else { return };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     drop(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
     let (socket, from) = listener.accept().unwrap();
@@ -181,6 +181,6 @@ fn a_dialer_that_hangs_up_before_its_card_may_come_again() {
     let options = LinkOptions { max_message: 4096, depth: 4 };
     let accept = Accept { options: &options, bell: &bell, ranks: (1, 0), wait: &wait, further: &|_| unreachable!() };
     let who = Peer { rank: 1, peer: 0, address: from.to_string() };
-    let again = listen::finish(&rails, socket, who, &accept, &Linger::new(bell.clone())).unwrap().unwrap_err();
+    let again = listen::finish(&nics, socket, who, &accept, &Linger::new(bell.clone())).unwrap().unwrap_err();
     assert!(again.contains("rank 1 lost rank 0") && again.contains("it closed the connection"), "{again}");
 }

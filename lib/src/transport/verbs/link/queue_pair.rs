@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::layout::{Layout, PerRing};
 use crate::config::MAX_QPS;
 use crate::error::Result;
-use crate::transport::verbs::rails::Device;
+use crate::transport::verbs::nics::Device;
 use crate::transport::verbs::sys::{Qp, Write};
 
 /// Requests between two that ask for a completion.

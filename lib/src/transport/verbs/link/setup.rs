@@ -9,7 +9,7 @@ use super::memory::Region;
 use super::{Core, Parts, Queue, QueuePair, QueuePairs, REPOST};
 use crate::error::{Error, Result};
 use crate::transport::linger::Linger;
-use crate::transport::verbs::rails::{Device, PortPair};
+use crate::transport::verbs::nics::{Device, PortPair};
 use crate::transport::verbs::recv::VerbsRecv;
 use crate::transport::verbs::send::VerbsSend;
 use crate::transport::verbs::stripes::Stripes;
@@ -45,12 +45,12 @@ impl<'a> Draft<'a> {
         let bytes = layout.bytes()?;
         let mut devices: Vec<&Arc<Device>> = Vec::new();
         for pair in &pairs {
-            if !devices.iter().any(|device| Arc::ptr_eq(device, &pair.rail.device)) {
-                devices.push(&pair.rail.device);
+            if !devices.iter().any(|device| Arc::ptr_eq(device, &pair.nic.device)) {
+                devices.push(&pair.nic.device);
             }
         }
         let of =
-            |pair: &PortPair<'_>| devices.iter().position(|device| Arc::ptr_eq(device, &pair.rail.device)).unwrap_or(0);
+            |pair: &PortPair<'_>| devices.iter().position(|device| Arc::ptr_eq(device, &pair.nic.device)).unwrap_or(0);
         let domains = || devices.iter().map(|device| &device.pd);
         let staging = Region::new(domains(), bytes, Access::Source)?;
         let target = Region::new(domains(), bytes, Access::Target)?;
@@ -63,7 +63,7 @@ impl<'a> Draft<'a> {
         }
         let (mut qps, mut cards) = (Vec::with_capacity(pairs.len()), Vec::with_capacity(pairs.len()));
         for (index, pair) in pairs.iter().enumerate() {
-            let (device, port) = (&pair.rail.device, &pair.rail.port);
+            let (device, port) = (&pair.nic.device, &pair.nic.port);
             let capacity = capacity(&layout, index);
             let (Some(queue), Some(source), Some(sink)) =
                 (queues.get(of(pair)), staging.mr(of(pair)), target.mr(of(pair)))
@@ -128,7 +128,7 @@ impl<'a> Draft<'a> {
                 return Err(who.protocol("connect", format!("expected an MTU code from 1 to 5, got {}", theirs.mtu)));
             }
             qp.rkey = theirs.rkey;
-            let to = pair.rail.remote((theirs.qpn, theirs.psn), theirs.gid, theirs.lid as u16, theirs.mtu);
+            let to = pair.nic.remote((theirs.qpn, theirs.psn), theirs.gid, theirs.lid as u16, theirs.mtu);
             qp.handle().ready_to_receive(&to)?;
             qp.handle().ready_to_send(ours.psn, &self.parts.timing)?;
         }
