@@ -1,6 +1,6 @@
 #!/bin/sh
-# Model-checks what is shared between ranks with loom: rings (lib/src/transport/shm/model.rs) and the board
-# (lib/src/symmetric/model.rs). A few minutes on two cores, most of them for the ring.
+# Model-checks what is shared between ranks with loom: rings (lib/transport/src/shm/model.rs) and the board
+# (lib/comm/src/symmetric/model.rs). A few minutes on two cores, most of them for the ring.
 #
 #   scripts/loom.sh [PART OF A TEST'S NAME]...
 #
@@ -10,5 +10,5 @@
 set -eu
 cd "$(dirname "$0")/.."
 export RUSTFLAGS="--cfg loom ${RUSTFLAGS:-}" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" RUST_BACKTRACE=0
-[ $# -gt 0 ] || set -- transport::shm::model symmetric::model
-exec cargo test --locked -p tinynccl --lib -- --nocapture "$@"
+[ $# -gt 0 ] || set -- shm::model symmetric::model
+exec cargo test --locked -p tinynccl-transport -p tinynccl-comm --lib -- --nocapture "$@"

@@ -40,42 +40,31 @@
 //! SPEC.md for the architecture. What only computes is a crate below this one, `tinynccl-plan` (`lib/plan`), and has
 //! the same names here.
 
-mod backoff;
-pub mod bootstrap;
-pub mod comm;
-pub mod config;
-pub mod cuda;
 pub mod ddp;
-mod doorbell;
-mod executor;
-mod fork;
-#[cfg(any(test, fuzzing))]
-#[doc(hidden)]
-pub mod fuzzing;
-mod half_open;
-pub mod interrupt;
 pub mod launch;
 pub mod process_group;
-pub mod reduce;
-mod secret;
-mod strangers;
-mod symmetric;
-mod sync;
-mod threads;
-pub mod topology;
-pub mod trace;
-pub mod transport;
-mod unix;
 
-pub use comm::Comm;
-pub use config::Config;
-#[doc(hidden)]
-pub use fork::Kept;
-pub use secret::Secret;
-pub(crate) use tinynccl_plan::device;
-pub use tinynccl_plan::{Call, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp, Result};
+#[doc(inline)]
+pub use tinynccl_comm as comm;
+#[doc(inline)]
+pub use tinynccl_comm::{reduce, topology, trace};
+#[doc(inline)]
+pub use tinynccl_cuda as cuda;
 #[doc(inline)]
 pub use tinynccl_plan::{algorithm, dtype, error, float8, schedule, simulate, wire};
+#[doc(inline)]
+pub use tinynccl_sys::{config, interrupt};
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use tinynccl_transport::fuzz_targets as fuzzing;
+#[doc(inline)]
+pub use tinynccl_transport::{self as transport, bootstrap};
+
+pub use tinynccl_comm::Comm;
+pub use tinynccl_plan::{Call, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp, Result};
+#[doc(hidden)]
+pub use tinynccl_sys::Kept;
+pub use tinynccl_sys::{Config, Secret};
 
 /// Compiles the example of the project's README.
 #[cfg(doctest)]

@@ -7,10 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::dtype::ReduceOp;
-use crate::error::{Error, Result};
 use crate::process_group::{ProcessGroup, Work};
-use crate::trace::{self, Span};
+use tinynccl_comm::trace::{self, Span};
+use tinynccl_plan::dtype::ReduceOp;
+use tinynccl_plan::error::{Error, Result};
 
 /// A parameter: what backward produces one gradient for.
 #[derive(Debug, Clone, PartialEq, Eq)]

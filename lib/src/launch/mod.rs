@@ -31,11 +31,11 @@ mod supervise;
 #[cfg(test)]
 mod tests;
 
-pub use crate::bootstrap::is_rank;
+pub use tinynccl_transport::bootstrap::is_rank;
 
-use crate::bootstrap::Server;
-use crate::config::Config;
-use crate::error::{Error, Result};
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::config::Config;
+use tinynccl_transport::bootstrap::Server;
 
 const OP: &str = "launch";
 

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::{OP, Sink};
-use crate::error::{Error, Result};
-use crate::threads::{deadline_after, left, lock};
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::threads::{deadline_after, left, lock};
 
 /// A line that is longer is passed on in pieces.
 const LONGEST_LINE: usize = 64 << 10;

@@ -9,8 +9,8 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use super::OP;
-use crate::doorbell::Doorbell;
-use crate::error::{Error, Result};
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::doorbell::Doorbell;
 
 const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 

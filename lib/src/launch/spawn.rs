@@ -10,8 +10,8 @@ use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_sig
 
 use super::output::Relays;
 use super::{Launcher, OP};
-use crate::bootstrap::{OF_TORCHRUN, UniqueId};
-use crate::error::{Error, Result};
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_transport::bootstrap::{OF_TORCHRUN, UniqueId};
 
 /// The path of this program: as `/proc` says it or, where there is none, as it was when this program was started.
 pub(super) fn own_path(from_proc: std::io::Result<PathBuf>) -> Result<PathBuf> {

@@ -10,8 +10,8 @@ use signal_hook::consts::SIGINT;
 
 use super::signals::Signals;
 use super::{Launcher, output};
-use crate::bootstrap::Server;
-use crate::threads::{deadline_after, left, poll};
+use tinynccl_sys::threads::{deadline_after, left, poll};
+use tinynccl_transport::bootstrap::Server;
 
 /// Children are looked at this often even if no signal came.
 const LONGEST_NAP: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
-use crate::bootstrap::{Event, Session, rendezvous_from_env};
+use tinynccl_transport::bootstrap::{Event, Session, rendezvous_from_env};
 
 /// Output of a launcher.
 #[derive(Clone, Default)]
@@ -126,12 +126,12 @@ fn helper() {
             let signals = signals::Signals::watch().unwrap();
             let mut child = Command::new("true").spawn().unwrap();
             let mut fds = [rustix::event::PollFd::from_borrowed_fd(signals.fd(), rustix::event::PollFlags::IN)];
-            let deadline = crate::threads::deadline_after(LONG);
-            let left = || crate::threads::left(deadline);
+            let deadline = tinynccl_sys::threads::deadline_after(LONG);
+            let left = || tinynccl_sys::threads::left(deadline);
             let mut ready = 0;
             // The signal itself ends a wait, too.
             while ready == 0 && !left().is_zero() {
-                ready = crate::threads::poll(&mut fds, left()).unwrap();
+                ready = tinynccl_sys::threads::poll(&mut fds, left()).unwrap();
             }
             assert!(child.wait().unwrap().success());
             i32::from(ready == 0)
@@ -164,7 +164,7 @@ fn helper() {
             if std::env::var("RANK").unwrap() == "1" {
                 rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
             }
-            let config = Config { connect_timeout: Duration::from_secs(3600), ..Config::default() };
+            let config = Config::default().with(|c| c.connect_timeout = Duration::from_secs(3600));
             let place = rendezvous_from_env(&config).unwrap();
             let null = serde_json::Value::Null;
             println!("\n{}", Session::join(&place.id, place.rank, place.world_size, null, &config).unwrap_err());
@@ -177,7 +177,7 @@ fn helper() {
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn join() -> (crate::bootstrap::Rendezvous, Session) {
+fn join() -> (tinynccl_transport::bootstrap::Rendezvous, Session) {
     let config = Config::default();
     let place = rendezvous_from_env(&config).unwrap();
     let session = Session::join(&place.id, place.rank, place.world_size, serde_json::Value::Null, &config).unwrap();
@@ -369,13 +369,13 @@ fn ranks_die_with_their_launcher() {
     launcher.wait().unwrap();
     // The pipe ends when the launcher's relays are gone; the ranks are then dead or dying.
     out.read_to_string(&mut String::new()).unwrap();
-    let deadline = crate::threads::deadline_after(LONG);
+    let deadline = tinynccl_sys::threads::deadline_after(LONG);
     let alive = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit_once(')').is_some_and(|(_, state)| !matches!(state.trim_start().chars().next(), Some('Z' | 'X')))
     };
     while pids.iter().any(alive) {
-        assert!(!crate::threads::left(deadline).is_zero(), "ranks {pids:?} outlive their launcher");
+        assert!(!tinynccl_sys::threads::left(deadline).is_zero(), "ranks {pids:?} outlive their launcher");
         std::thread::yield_now();
     }
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use super::buffer::{BufferMut, Place, Spot};
 use super::{Owned, ProcessGroup, Work};
-use crate::Call;
-use crate::comm::Inner;
-use crate::comm::RawCall;
-use crate::comm::calls::table::{asked, collectives};
-use crate::dtype::ReduceOp;
-use crate::error::Result;
+use tinynccl_comm::Inner;
+use tinynccl_comm::RawCall;
+use tinynccl_comm::calls::table::{asked, collectives};
+use tinynccl_plan::Call;
+use tinynccl_plan::dtype::ReduceOp;
+use tinynccl_plan::error::Result;
 
 macro_rules! asynchronous {
     ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $async:ident, $device:tt;)*) => {

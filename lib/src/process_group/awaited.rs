@@ -8,9 +8,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use super::work::Enqueued;
-use crate::error::{Error, Result};
-use crate::fork::Origin;
-use crate::threads::lock;
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::fork::Origin;
+use tinynccl_sys::threads::lock;
 
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_micros(50);

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 
-use crate::comm::Inner;
-use crate::comm::RawCall;
-use crate::cuda::{DeviceComm, Stream};
-use crate::error::{Error, Result};
-use crate::wire::Collective;
+use tinynccl_comm::Inner;
+use tinynccl_comm::RawCall;
+use tinynccl_cuda::{DeviceComm, Stream};
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::wire::Collective;
 
 /// The backend of a group's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

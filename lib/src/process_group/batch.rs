@@ -3,11 +3,11 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
 use super::own::Own;
-use crate::comm::RawCall;
-use crate::comm::calls::table::{asked, collectives};
-use crate::cuda::Stream;
-use crate::dtype::ReduceOp;
-use crate::error::{Error, Result};
+use tinynccl_comm::RawCall;
+use tinynccl_comm::calls::table::{asked, collectives};
+use tinynccl_cuda::Stream;
+use tinynccl_plan::dtype::ReduceOp;
+use tinynccl_plan::error::{Error, Result};
 
 /// Calls collected for one run, as one call of the backend. The order among sends and receives does not matter, and
 /// small all_reduces share messages. The methods are those of [`ProcessGroup`], by the same names.

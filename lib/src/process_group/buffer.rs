@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop};
 
-use crate::comm::calls::memory::{Memory, MemoryMut};
-use crate::cuda::Stream;
-use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
+use tinynccl_comm::calls::memory::{Memory, MemoryMut};
+use tinynccl_cuda::Stream;
+use tinynccl_plan::dtype::{DType, Element};
+use tinynccl_plan::error::{Error, Result};
 
 /// Borrowed memory that a call reads. Slices, arrays and vectors convert implicitly; [`Buffer::device`] makes one of
 /// device memory.
@@ -247,4 +247,4 @@ macro_rules! as_slices {
         }
     )*};
 }
-as_slices!([const N: usize] [T; N], [] Vec<T>, [] crate::comm::SymmetricBuffer<T>, [] crate::comm::Persistent<T>);
+as_slices!([const N: usize] [T; N], [] Vec<T>, [] tinynccl_comm::SymmetricBuffer<T>, [] tinynccl_comm::Persistent<T>);

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::BackendType;
-use crate::error::{Error, Result};
+use tinynccl_plan::error::{Error, Result};
 
 /// One rank's request and capabilities. The failure texts name the searched libraries and paths.
 #[derive(Debug, Clone, Serialize, Deserialize)]

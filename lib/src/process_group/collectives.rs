@@ -1,17 +1,17 @@
 //! Blocking calls.
 //!
 //! `n` is the number of ranks. Ranks that have no input or no output in a call pass [`Buffer::none`] or
-//! [`BufferMut::none`]. Invalid lengths, types and ranks give [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+//! [`BufferMut::none`]. Invalid lengths, types and ranks give [`Error::InvalidArgument`](tinynccl_plan::Error::InvalidArgument)
 //! before anything is sent.
 
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Spot};
 use super::work::Enqueued;
-use crate::comm::RawCall;
-use crate::comm::calls::table::{asked, collectives};
-use crate::cuda::Stream;
-use crate::dtype::ReduceOp;
-use crate::error::Result;
+use tinynccl_comm::RawCall;
+use tinynccl_comm::calls::table::{asked, collectives};
+use tinynccl_cuda::Stream;
+use tinynccl_plan::dtype::ReduceOp;
+use tinynccl_plan::error::Result;
 
 macro_rules! blocking {
     ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $async:ident, $device:tt;)*) => {
@@ -20,7 +20,7 @@ macro_rules! blocking {
         }
     };
     (@ apart $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
-        #[doc = concat!("[`Comm::", stringify!($name), "`](crate::Comm::", stringify!($name), ") by the group's backend.")]
+        #[doc = concat!("[`Comm::", stringify!($name), "`](tinynccl_comm::Comm::", stringify!($name), ") by the group's backend.")]
         #[inline]
         pub fn $name<'a, 'b>(
             &self,
@@ -36,7 +36,7 @@ macro_rules! blocking {
         }
     };
     (@ place $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
-        #[doc = concat!("[`Comm::", stringify!($name), "`](crate::Comm::", stringify!($name), ") by the group's backend.")]
+        #[doc = concat!("[`Comm::", stringify!($name), "`](tinynccl_comm::Comm::", stringify!($name), ") by the group's backend.")]
         #[inline]
         pub fn $name<'a>(&self, buffer: impl Into<BufferMut<'a>> $(, $arg: $ty)*) -> Result<()> {
             let mut buffer = buffer.into();

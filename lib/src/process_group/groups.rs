@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{ProcessGroup, make};
-use crate::comm::Comm;
-use crate::error::{Error, Result};
+use tinynccl_comm::Comm;
+use tinynccl_plan::error::{Error, Result};
 
 impl ProcessGroup {
     /// A group of `ranks` (numbers in this group), in that order, with the same backend and GPUs; `None` for ranks not

@@ -6,11 +6,11 @@ use cudarc::driver::CudaContext;
 
 use super::choose::{Facts, choose};
 use super::{BackendType, ProcessGroup, make, mpi, nccl};
-use crate::bootstrap::{UniqueId, rendezvous_from, rendezvous_from_env};
-use crate::comm::Comm;
-use crate::config::{Config, Environment};
-use crate::cuda;
-use crate::error::{Error, Result};
+use tinynccl_comm::Comm;
+use tinynccl_cuda as cuda;
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::config::{Config, Environment};
+use tinynccl_transport::bootstrap::{UniqueId, rendezvous_from, rendezvous_from_env};
 
 /// The GPU of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -6,8 +6,8 @@ use cudarc::driver::CudaContext;
 
 use super::backend::{Backend, BackendType};
 use super::{mpi, nccl, tinynccl};
-use crate::comm::Comm;
-use crate::error::{Error, Result};
+use tinynccl_comm::Comm;
+use tinynccl_plan::error::{Error, Result};
 
 /// Makes our rank's part; every rank of `comm` calls it.
 pub(super) fn make(kind: BackendType, comm: &Comm, device: Option<Arc<CudaContext>>) -> Result<Arc<dyn Backend>> {

@@ -37,9 +37,9 @@ use std::sync::atomic::AtomicU32;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use crate::comm::Comm;
-use crate::cuda::DeviceComm;
-use crate::error::Result;
+use tinynccl_comm::Comm;
+use tinynccl_cuda::DeviceComm;
+use tinynccl_plan::error::Result;
 
 pub(crate) use backend::Backend;
 pub use backend::BackendType;
@@ -148,7 +148,7 @@ impl ProcessGroup {
     }
 
     /// Ends the group on every rank from any thread: calls in flight and later ones give
-    /// [`Error::Aborted`](crate::Error::Aborted). MPI calls that have begun on all ranks go on to their end.
+    /// [`Error::Aborted`](tinynccl_plan::Error::Aborted). MPI calls that have begun on all ranks go on to their end.
     pub fn abort(&self, reason: &str) {
         self.backend.abort(reason);
         self.comm.abort(reason);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 
-use crate::comm::RawCall;
-use crate::cuda::{Stream, copy};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
+use tinynccl_comm::RawCall;
+use tinynccl_cuda::{Stream, copy};
+use tinynccl_plan::dtype::DType;
+use tinynccl_plan::error::{Error, Result};
 
 /// Messages of a rank to itself: the k-th sent is the k-th received.
 #[derive(Debug, Default)]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 
 use super::buffer::{Buffer, BufferMut};
-use crate::comm::OwnedBuffer;
-use crate::dtype::Element;
+use tinynccl_comm::{Persistent, SymmetricBuffer};
+use tinynccl_plan::dtype::Element;
 
-/// A buffer that a call can own until it completes: those of [`Comm`](crate::Comm)'s asynchronous calls, [`OnDevice`],
+/// A buffer that a call can own until it completes: those of [`Comm`](tinynccl_comm::Comm)'s asynchronous calls, [`OnDevice`],
 /// and `()` for ranks without an input or output.
 pub trait Owned: Send + 'static {
     /// To read from.
@@ -17,14 +17,19 @@ pub trait Owned: Send + 'static {
     fn output(&mut self) -> BufferMut<'_>;
 }
 
-impl<B: OwnedBuffer> Owned for B {
-    fn input(&self) -> Buffer<'_> {
-        Buffer::from(&**self)
-    }
-    fn output(&mut self) -> BufferMut<'_> {
-        BufferMut::from(&mut **self)
-    }
+macro_rules! in_host_memory {
+    ($($buffer:ident)*) => { $(
+        impl<T: Element> Owned for $buffer<T> {
+            fn input(&self) -> Buffer<'_> {
+                Buffer::from(&**self)
+            }
+            fn output(&mut self) -> BufferMut<'_> {
+                BufferMut::from(&mut **self)
+            }
+        }
+    )* };
 }
+in_host_memory!(Vec Persistent SymmetricBuffer);
 
 impl Owned for () {
     fn input(&self) -> Buffer<'_> {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaContext;
 
 use super::backend::{Backend, BackendType};
-use crate::comm::{Comm, Inner, RawCall};
-use crate::cuda::{self, DeviceComm, Stream};
-use crate::error::{Error, Result};
+use tinynccl_comm::{Comm, Inner, RawCall};
+use tinynccl_cuda::{self as cuda, DeviceComm, Stream};
+use tinynccl_plan::error::{Error, Result};
 
 /// Longest wait for the own error of a call that is overdue.
 const OWN_ERROR: Duration = Duration::from_secs(1);

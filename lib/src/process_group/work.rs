@@ -11,10 +11,10 @@ use cudarc::driver::{CudaEvent, DriverError};
 
 use super::awaited;
 use super::backend::Backend;
-use crate::backoff::Backoff;
-use crate::comm;
-use crate::cuda::{Stream, cuda};
-use crate::error::{Error, Result};
+use tinynccl_comm as comm;
+use tinynccl_cuda::{Stream, cuda};
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::backoff::Backoff;
 
 /// Spinning does not speed up the device.
 const BACKOFF: Backoff = Backoff { spin: Duration::from_micros(100), yields: Duration::from_micros(1900) };

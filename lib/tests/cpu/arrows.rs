@@ -5,25 +5,18 @@ use std::path::{Path, PathBuf};
 
 /// Folder of modules, the path that names them, and the modules from top to bottom.
 const LAYERS: &[(&str, &str, &str)] = &[
+    ("src", "", "ddp process_group launch"),
+    ("cuda/src", "", "start calls comm hosted phased peer path kernels checked window driver"),
+    ("comm/src", "", "start calls engine state symmetric executor trace topology reduce"),
     (
-        "src",
+        "transport/src",
         "",
-        "fuzzing ddp process_group cuda comm launch symmetric executor transport bootstrap trace topology reduce \
-         config half_open strangers secret interrupt doorbell threads backoff sync unix fork",
+        "fuzz_targets fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info wrap memory accept explore forward \
+         wait bootstrap",
     ),
-    ("src/comm", "comm", "start calls engine state"),
-    ("src/cuda", "cuda", "start calls comm hosted phased peer path kernels checked window driver"),
-    ("src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
-    (
-        "src/transport/rails",
-        "transport::rails",
-        "links connect relay address health connection rdma data stream failover worker",
-    ),
-    (
-        "src/transport",
-        "transport",
-        "fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info wrap memory accept explore forward wait",
-    ),
+    ("transport/src/rails", "rails", "links connect relay address health connection rdma data stream failover worker"),
+    ("transport/src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
+    ("sys/src", "", "config half_open strangers secret interrupt doorbell threads backoff sync unix fork"),
     (
         "softroce/src",
         "",

@@ -5,7 +5,7 @@
 //! take_in   the receiving half:  bytes of the socket to whole messages, no more than the link is deep
 //! deliver   the receiving half:  the oldest message to the caller, if it is the one expected
 //! ```
-//! The library's own ([`transport/tcp`](../../../lib/src/transport/tcp)) adds what this one lacks: several connections
+//! The library's own ([`transport/tcp`](../../../lib/transport/src/tcp)) adds what this one lacks: several connections
 //! per link, payload that is received where it belongs, messages that travel together, and sockets of a process that
 //! forks.
 

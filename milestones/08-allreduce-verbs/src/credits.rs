@@ -9,7 +9,7 @@
 //! ```
 //! Every write carries `freed` in its immediate word. Where nothing is sent for a while, a separate write carries it: a
 //! *report*, once `report` messages have been freed that the peer does not know of. The library's own is
-//! [`layout.rs`](../../../lib/src/transport/verbs/link/layout.rs), with two rings.
+//! [`layout.rs`](../../../lib/transport/src/verbs/link/layout.rs), with two rings.
 
 /// The purpose of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,12 +1,12 @@
 //! Before every collective, the ranks exchange their calls. In MPI a disagreement is undefined behaviour, and the wait
 //! for a missing rank has no deadline. This check names both.
 
-use crate::comm::Inner;
-use crate::comm::RawCall;
-use crate::comm::calls::table::asked;
-use crate::error::{Error, Result};
-use crate::executor::Supervisor;
-use crate::wire::{Algorithm, Header};
+use tinynccl_comm::Inner;
+use tinynccl_comm::RawCall;
+use tinynccl_comm::calls::table::asked;
+use tinynccl_comm::executor::Supervisor;
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::wire::{Algorithm, Header};
 
 /// Words of a header.
 const WORDS: usize = Header::BYTES / size_of::<u64>();

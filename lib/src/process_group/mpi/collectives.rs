@@ -11,13 +11,13 @@ use mpi::ffi;
 use super::agree::agree;
 use super::types::{data_type, operator};
 use super::world::{Mpi, done};
-use crate::Call;
-use crate::comm::Inner;
-use crate::comm::RawCall;
-use crate::error::{Error, Result};
-use crate::reduce::Average;
-use crate::trace::{By, Span, recorded};
-use crate::wire::Collective;
+use tinynccl_comm::Inner;
+use tinynccl_comm::RawCall;
+use tinynccl_comm::reduce::Average;
+use tinynccl_comm::trace::{By, Span, recorded};
+use tinynccl_plan::Call;
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::wire::Collective;
 
 impl Mpi {
     /// # Safety

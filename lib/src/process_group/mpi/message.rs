@@ -8,11 +8,11 @@ use std::time::Instant;
 use mpi::ffi;
 
 use super::world::{Mpi, done};
-use crate::comm::Inner;
-use crate::comm::RawCall;
-use crate::error::{Error, Result};
-use crate::executor::Supervisor;
-use crate::wire::{Algorithm, Header};
+use tinynccl_comm::Inner;
+use tinynccl_comm::RawCall;
+use tinynccl_comm::executor::Supervisor;
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::wire::{Algorithm, Header};
 
 /// The tag of all our messages: MPI keeps those of a pair in order.
 const TAG: c_int = 1;

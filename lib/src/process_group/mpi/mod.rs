@@ -21,9 +21,9 @@ pub(super) use self::absent::{find, make};
 mod absent {
     use std::sync::Arc;
 
-    use crate::comm::Comm;
-    use crate::error::{Error, Result};
     use crate::process_group::Backend;
+    use tinynccl_comm::Comm;
+    use tinynccl_plan::error::{Error, Result};
 
     pub(in crate::process_group) fn find(_comm: &Comm) -> Result<String> {
         Err(Error::Unsupported {

@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 
 use mpi::ffi;
 
-use crate::dtype::{DType, ReduceOp};
-use crate::error::Result;
-use crate::reduce;
+use tinynccl_comm::reduce;
+use tinynccl_plan::dtype::{DType, ReduceOp};
+use tinynccl_plan::error::Result;
 
 pub(super) fn data_type(dtype: DType) -> ffi::MPI_Datatype {
     // SAFETY: constants of the library, set before main.

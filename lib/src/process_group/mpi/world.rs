@@ -9,13 +9,13 @@ use cudarc::driver::CudaContext;
 use mpi::environment::Universe;
 use mpi::{Threading, ffi};
 
-use crate::comm::RawCall;
-use crate::comm::{Comm, Inner};
-use crate::cuda::Stream;
-use crate::error::{Error, Result};
-use crate::fork::Origin;
 use crate::process_group::backend::{Backend, BackendType, not_carried};
-use crate::threads::lock;
+use tinynccl_comm::RawCall;
+use tinynccl_comm::{Comm, Inner};
+use tinynccl_cuda::Stream;
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::fork::Origin;
+use tinynccl_sys::threads::lock;
 
 /// MPI, started; ends when it is dropped, unless the program had started it.
 struct World {

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use libloading::Library;
 
-use crate::config::Config;
-use crate::error::{Error, Result};
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::config::Config;
 
 /// Oldest version that has communicators whose calls do not block (2.14).
 const OLDEST: c_int = 2_14_00;
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_error_says_where_it_was_looked_for() {
-        let config = Config { nccl_library: Some("/nowhere/libnccl.so.2".to_owned()), ..Config::default() };
+        let config = Config::default().with(|c| c.nccl_library = Some("/nowhere/libnccl.so.2".to_owned()));
         match open(&config) {
             // A machine with NCCL, opened by another test.
             Ok(_) => {}

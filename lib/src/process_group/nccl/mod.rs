@@ -20,17 +20,17 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 
 use self::library::{CommConfig, IN_PROGRESS, SUCCESS, Status, StreamHandle};
 use super::backend::{Backend, BackendType, not_carried};
-use crate::comm::RawCall;
-use crate::comm::{Comm, Inner, State};
-use crate::config::Config;
-use crate::cuda::Messages;
-use crate::cuda::{Stream, cuda};
-use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, Result};
-use crate::executor::Supervisor;
-use crate::threads::lock;
-use crate::trace::{By, Span, recorded};
-use crate::wire::Collective;
+use tinynccl_comm::RawCall;
+use tinynccl_comm::executor::Supervisor;
+use tinynccl_comm::trace::{By, Span, recorded};
+use tinynccl_comm::{Comm, Inner, State};
+use tinynccl_cuda::Messages;
+use tinynccl_cuda::{Stream, cuda};
+use tinynccl_plan::dtype::{DType, ReduceOp};
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::wire::Collective;
+use tinynccl_sys::config::Config;
+use tinynccl_sys::threads::lock;
 
 /// NVIDIA's NCCL as process groups find it: its version and path, as text. It stays open.
 ///

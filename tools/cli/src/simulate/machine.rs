@@ -16,7 +16,7 @@ use super::{Options, Protocol};
 const GPU_MESSAGE: usize = 16 << 20;
 /// Windows for each hop of a pipeline, and least and most bytes of its messages. A part passes through several ranks in
 /// a row: the library cuts it into four windows for each hop, with messages of 8 to 64 KiB for each of the
-/// blocks (`lib/src/cuda/peer/program.rs`).
+/// blocks (`lib/cuda/src/peer/program.rs`).
 const GPU_PIPELINE: (usize, usize, usize) = (4, 1 << 20, 8 << 20);
 /// The library's longest message over a network (TINYNCCL_TCP_CHUNK).
 const MESSAGE: usize = 1 << 20;

@@ -1,0 +1,142 @@
+//! Runs calls. [`run`] numbers a call and compares it with the other ranks', [`route`] decides its route (cached after
+//! the first use), and the call runs in the shared region ([`board`]) or over links.
+
+pub(crate) mod batch;
+pub(crate) mod board;
+pub(crate) mod choice;
+mod compile;
+pub(crate) mod message;
+pub(crate) mod pack;
+pub(crate) mod queue;
+pub(crate) mod raw_call;
+pub(crate) mod route;
+pub(crate) mod run;
+pub(crate) mod tuned;
+pub(crate) mod wait_policy;
+
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Mutex};
+
+use super::State;
+use super::state::home::Home;
+use crate::executor::{Links, Workspace};
+use crate::symmetric::Registry;
+use crate::trace::{Recorder, Tracer};
+use board::BoardState;
+use queue::Queue;
+use route::Route;
+use tinynccl_plan::Call;
+use tinynccl_plan::algorithm::Shape;
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::schedule::Schedule;
+use tinynccl_plan::wire::{Algorithm, Collective};
+use tinynccl_transport::LinkOptions;
+use tuned::Tuned;
+
+/// A communicator, shared by its handle and the calls under way.
+pub struct Inner {
+    pub(crate) state: Arc<State>,
+    pub(crate) local_rank: usize,
+    pub(crate) engine: Mutex<Engine>,
+    pub(crate) queue: Arc<Queue>,
+    /// Equal on all ranks: every rank knows every rank's host, and links refuse a peer whose options differ.
+    pub(crate) options: LinkOptions,
+    /// More ranks than cores on this host.
+    pub(crate) oversubscribed: AtomicBool,
+    /// Splits made so far, for keys of exchanges.
+    pub(crate) splits: AtomicU32,
+    /// Collectives, as bits, for which a refused algorithm was reported.
+    pub(crate) warned: AtomicU32,
+    /// Held for its lifetime by the communicators made from one rendezvous.
+    pub(crate) _home: Option<Arc<Home>>,
+}
+
+/// State that a running call holds exclusively.
+pub(crate) struct Engine {
+    pub(crate) links: Links,
+    pub(crate) workspace: Workspace,
+    /// Memory of packed calls.
+    packed: Vec<u64>,
+    /// Routes of recent calls.
+    routes: Vec<(Call, Route)>,
+    /// Schedules of the caller's making that were used last.
+    pub(crate) schedules: Vec<Schedule>,
+    pub(crate) board: BoardState,
+    pub(crate) registry: Registry,
+    /// Calls started; the header's sequence number.
+    pub(crate) seq: u32,
+    /// Messages sent to and received from each rank, point to point.
+    sent: Vec<u32>,
+    pub(crate) received: Vec<u32>,
+    /// The requested algorithm, taken for every collective that it supports.
+    pub(crate) forced: Option<Algorithm>,
+    pub(crate) tuned: Tuned,
+}
+
+impl Engine {
+    pub(crate) fn new(state: &State, tuned: Tuned) -> Engine {
+        let recorder = |trace: &Arc<Tracer>| Box::new(Recorder::new(trace.clone(), state.config.trace_events));
+        let size = state.members.len();
+        Engine {
+            links: Links::default(),
+            workspace: Workspace::new(state.trace.as_ref().map(recorder)),
+            packed: Vec::new(),
+            routes: Vec::new(),
+            schedules: Vec::new(),
+            board: BoardState::default(),
+            registry: Registry::default(),
+            seq: 0,
+            sent: vec![0; size],
+            received: vec![0; size],
+            forced: state.config.algorithm,
+            tuned,
+        }
+    }
+
+    /// The next calls look up their routes again.
+    pub(crate) fn forget_routes(&mut self) {
+        self.routes.clear();
+    }
+
+    /// Point-to-point messages count per pair and direction, collectives per communicator.
+    pub(crate) fn next_seq(&mut self, call: &Call, rank: usize) -> u32 {
+        let counter = match call.collective {
+            Collective::SendRecv if call.root == rank => &mut self.sent[call.peer],
+            Collective::SendRecv => &mut self.received[call.root],
+            _ => &mut self.seq,
+        };
+        *counter = counter.wrapping_add(1);
+        *counter
+    }
+}
+
+impl Inner {
+    /// Returns the members, what they share, and the first failure.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Failure state, for objects that outlive a call.
+    pub fn state_shared(&self) -> Arc<State> {
+        self.state.clone()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.state.members.len()
+    }
+
+    #[inline]
+    pub(crate) fn shape(&self, collective: Collective, root: usize) -> Shape {
+        Shape { collective, ranks: self.size(), root, channels: self.state.config.channels }
+    }
+
+    #[inline]
+    pub(crate) fn peer_in_range(&self, op: &str, what: &str, rank: usize) -> Result<()> {
+        if rank < self.size() { Ok(()) } else { Err(self.not_a_rank(op, what, rank)) }
+    }
+
+    #[cold]
+    fn not_a_rank(&self, op: &str, what: &str, rank: usize) -> Error {
+        Error::invalid(op, format!("{what} is {rank}, expected a rank below the world size {}", self.size()))
+    }
+}

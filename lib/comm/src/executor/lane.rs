@@ -1,0 +1,456 @@
+//! One lane: an instruction pointer over (window, instruction), and how each primitive moves its bytes.
+
+use std::ptr;
+use std::slice;
+
+use super::links::Links;
+use super::operand::{combine, finish, reduce_and_stream};
+use super::order::Order;
+use super::plan::{Instruction, Place, Plan, PlanLane};
+use super::traced;
+use super::{Buffers, Task};
+use crate::reduce::{Operand, stream};
+use crate::trace::Probe;
+use tinynccl_plan::error::Error;
+use tinynccl_plan::schedule::{Buf, Step};
+use tinynccl_plan::wire::Header;
+use tinynccl_transport::{Received, ZeroCopy};
+
+/// Position of a lane in its program.
+#[derive(Debug)]
+pub(super) struct LaneState {
+    pub(super) task: usize,
+    lane: usize,
+    window: usize,
+    pc: usize,
+    stage: Stage,
+    pub(super) done: bool,
+    /// First word of the task's scratch memory.
+    scratch: usize,
+}
+
+/// State of the current instruction: it waits for one of its two links, never for both. Waiting on a link that is ready
+/// would end every sleep at once.
+#[derive(Debug, Default)]
+struct Stage {
+    /// The receiving half is complete, the sending half is not.
+    received: bool,
+    /// The message is here, but there is no slot for the result.
+    needs_slot: bool,
+    /// The data that the instruction overwrites is still being sent.
+    overwrites: bool,
+}
+
+/// Why a lane cannot go on at all.
+#[derive(Debug)]
+pub(super) enum Stop {
+    Error(Error),
+    /// The peer of this link sent a message that this call does not expect.
+    Mismatch {
+        peer: usize,
+        ours: Header,
+        theirs: Header,
+    },
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Error(error)
+    }
+}
+
+impl LaneState {
+    pub(super) fn new(task: usize, lane: usize, scratch: usize) -> Self {
+        LaneState { task, lane, window: 0, pc: 0, stage: Stage::default(), done: false, scratch }
+    }
+
+    /// The current instruction, its lane and window; `None` at the end of a window.
+    pub(super) fn at<'p>(&self, plan: &'p Plan) -> Option<(&'p Instruction, &'p PlanLane, usize)> {
+        let lane = plan.lanes.get(self.lane)?;
+        let instruction = plan.instructions.get(lane.instructions.clone())?.get(self.pc)?;
+        Some((instruction, lane, self.window))
+    }
+
+    /// The link that blocks the current instruction: `(receiving, sending)`.
+    ///
+    /// Neither, while another call holds one of them: that call waits for it.
+    pub(super) fn waits_for(&self, plan: &Plan, order: Option<&Order>) -> (Option<usize>, Option<usize>) {
+        match plan.instructions[plan.lanes[self.lane].instructions.clone()].get(self.pc) {
+            None => (None, None),
+            Some(i) if order.is_some_and(|order| !order.is_turn_of(self.task, i)) => (None, None),
+            Some(i) if self.stage.overwrites => (None, i.awaits.map(|link| link as usize)),
+            Some(i) if i.recv().is_none() || self.stage.received || self.stage.needs_slot => (None, i.send()),
+            Some(i) => (i.recv(), None),
+        }
+    }
+}
+
+/// One instruction in one window: the part that it works on, in the memory of its task.
+struct Part<'a> {
+    plan: &'a Plan,
+    instruction: &'a Instruction,
+    /// Header of its message, in or out.
+    header: Header,
+    buffers: Buffers,
+    scratch: *mut u8,
+    /// Element range of the part within a segment, and where it lies in scratch memory.
+    start: usize,
+    start_in_scratch: usize,
+    len: usize,
+}
+
+impl Part<'_> {
+    /// Address of the part at `place`.
+    ///
+    /// # Safety
+    /// The buffers must be as large as the plan says.
+    #[inline]
+    unsafe fn at(&self, place: Place) -> *mut u8 {
+        let (base, start) = match place.buf {
+            Buf::Input => (self.buffers.input.cast_mut(), self.start),
+            Buf::Output => (self.buffers.output, self.start),
+            Buf::Scratch => (self.scratch, self.start_in_scratch),
+        };
+        // SAFETY: by the caller, the part lies inside the buffer.
+        unsafe { base.add((place.segment_offset + start) * self.plan.elem) }
+    }
+
+    /// The part at `place` as an operand.
+    ///
+    /// # Safety
+    /// As [`Part::at`].
+    #[inline]
+    unsafe fn operand(&self, place: Place) -> Operand {
+        // SAFETY: forwarded from the caller.
+        Operand { at: unsafe { self.at(place) }, input: place.is_input() }
+    }
+
+    /// The part at `place` as a slice.
+    ///
+    /// # Safety
+    /// As [`Part::at`]; the slice must not outlive the link call it is made for.
+    #[inline]
+    unsafe fn view<'m>(&self, place: Place) -> &'m [u8] {
+        // SAFETY: by the caller.
+        unsafe { slice::from_raw_parts(self.at(place), self.bytes()) }
+    }
+
+    #[inline]
+    fn bytes(&self) -> usize {
+        self.len * self.plan.elem
+    }
+
+    /// One instruction; `true` when it is complete. Otherwise `stage` says what it waits for.
+    ///
+    /// # Safety
+    /// As [`super::run`].
+    // Forced inline: its two callers are `advance` with and without a recorder, and the compiler would inline it into
+    // neither.
+    #[inline(always)]
+    unsafe fn perform(&self, stage: &mut Stage, links: &mut Links) -> Result<bool, Stop> {
+        let Part { plan, instruction, len, .. } = *self;
+        // SAFETY: by the caller, every part lies inside its buffer; slices made from it live only for the one link call
+        // they are passed to; payloads and slots have `header.len` bytes once the headers agree.
+        unsafe {
+            match instruction.step {
+                Step::Send { to, src } => self.send(src, to, links),
+                Step::Recv { from, dst } => self.recv(from, dst, links),
+                Step::Copy { src, dst } => {
+                    match plan.scale(src.is_input()) {
+                        Some(scale) => scale.apply(self.at(src), self.at(dst), len),
+                        None => copy(self.at(src), self.at(dst), self.bytes()),
+                    }
+                    Ok(true)
+                }
+                Step::Reduce { src, dst, last } => {
+                    let out = self.at(dst);
+                    combine(plan, self.operand(src), Operand::product(out), out, None, len);
+                    finish(plan, last, out, len);
+                    Ok(true)
+                }
+                Step::RecvReduceCopy { from, src, dst, last } => self.recv_reduce(from, src, dst, last, links),
+                Step::RecvCopySend { from, to, dst } => {
+                    if !stage.received {
+                        stage.received = self.recv(from, dst, links)?;
+                    }
+                    Ok(stage.received && self.send(dst, to, links)?)
+                }
+                Step::RecvReduceSend { from, to, src } => {
+                    let (payload, slot) = match self.both(from, to, stage, links)? {
+                        Some(pair) => pair,
+                        None => return Ok(false),
+                    };
+                    combine(plan, self.operand(src), instruction.received(payload), slot, None, len);
+                    self.pass_on(from, to, links)
+                }
+                Step::RecvReduceCopySend { from, to, src, dst, last } => {
+                    let divides = last && plan.average.division.is_some();
+                    let link = &mut links.sends[to as usize];
+                    let takes = |link: &mut dyn ZeroCopy| link.takes(self.view(dst));
+                    if divides
+                        || link.sends_from_caller(self.bytes())
+                        || plan.zero_copy && instruction.may_zero_copy && link.zero_copy().is_some_and(takes)
+                    {
+                        if !stage.received {
+                            stage.received = self.recv_reduce(from, src, dst, last, links)?;
+                        }
+                        return Ok(stage.received && self.send(dst, to, links)?);
+                    }
+                    let (payload, slot) = match self.both(from, to, stage, links)? {
+                        Some(pair) => pair,
+                        None => return Ok(false),
+                    };
+                    let (mine, other, out) = (self.operand(src), instruction.received(payload), self.at(dst));
+                    if plan.streams && !ptr::eq(mine.at, out) {
+                        reduce_and_stream(plan, mine, other, Some(slot), out, len);
+                    } else {
+                        combine(plan, mine, other, out, Some(slot), len);
+                    }
+                    self.pass_on(from, to, links)
+                }
+            }
+        }
+    }
+
+    /// Sends the part at `src`; by zero copy if no step overwrites it before the link is done with it. The
+    /// receiver scales what is an input.
+    ///
+    /// # Safety
+    /// As [`super::run`].
+    #[inline]
+    unsafe fn send(&self, src: Place, to: u32, links: &mut Links) -> Result<bool, Stop> {
+        let Part { plan, instruction, .. } = *self;
+        // SAFETY: by the caller.
+        let data = unsafe { self.view(src) };
+        let two_way = links.two_way;
+        let link = &mut links.sends[to as usize];
+        if plan.zero_copy
+            && let Some(link) = link.zero_copy()
+        {
+            let apart = || {
+                let (input, output) = (data.as_ptr().addr(), self.buffers.output.addr());
+                input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
+            };
+            // A wait for a device (`awaits`) always ends. A wait for the peer might not, so no step may depend on one.
+            let awaitable = instruction.may_zero_copy && !link.receiver_pulls();
+            let stays = match src.buf {
+                Buf::Input => apart() || awaitable && self.buffers.input == self.buffers.output.cast_const(),
+                Buf::Output => awaitable,
+                Buf::Scratch => false,
+            };
+            if stays {
+                // SAFETY: the caller keeps the buffers until `run` returns, which waits for the links to be flushed or
+                // revokes the memory that they read. Until then the program writes to this part only after the link is
+                // flushed (`awaits`).
+                return Ok(unsafe { link.send(&self.header, data, two_way) }?);
+            }
+        }
+        Ok(link.send_from(&self.header, data)?)
+    }
+
+    /// # Safety
+    /// As [`super::run`].
+    #[inline]
+    unsafe fn recv(&self, from: u32, dst: Place, links: &mut Links) -> Result<bool, Stop> {
+        let Part { plan, instruction, len, .. } = *self;
+        let link = &mut links.recvs[from as usize];
+        let scale = plan.scale(instruction.receives_input);
+        // SAFETY: by the caller.
+        let to = unsafe { self.at(dst) };
+        let received = if plan.streams && scale.is_none() && link.shows_in_place() && !link.must_pull() {
+            // SAFETY: by the caller; a link gives the pieces of `header.len` bytes.
+            let mut write =
+                |offset: usize, piece: &[u8]| unsafe { stream::copy(to.add(offset), piece.as_ptr(), piece.len()) };
+            link.recv_chunks(&self.header, &mut write)?
+        } else {
+            // SAFETY: by the caller; nothing else refers to this memory during the call.
+            link.recv_into(&self.header, unsafe { slice::from_raw_parts_mut(to, self.bytes()) })?
+        };
+        match received {
+            Received::Done => {
+                if let Some(scale) = scale {
+                    // SAFETY: by the caller.
+                    unsafe { scale.apply(to, to, len) };
+                }
+                Ok(true)
+            }
+            Received::Pending => Ok(false),
+            Received::Mismatch(theirs) => Err(mismatch(from, &self.header, theirs, links)),
+        }
+    }
+
+    /// # Safety
+    /// As [`super::run`].
+    #[inline]
+    unsafe fn recv_reduce(
+        &self,
+        from: u32,
+        src: Place,
+        dst: Place,
+        last: bool,
+        links: &mut Links,
+    ) -> Result<bool, Stop> {
+        let Part { plan, instruction, .. } = *self;
+        // SAFETY: by the caller.
+        let (mine, out, elem) = unsafe { (self.operand(src), self.at(dst), self.plan.elem) };
+        let streams = last && plan.streams && plan.average.division.is_none() && !ptr::eq(mine.at, out);
+        let mut combine = |offset: usize, payload: &[u8]| {
+            let n = payload.len() / elem;
+            // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any
+            // element.
+            unsafe {
+                let (mine, other, out) = (mine.skip(offset), instruction.received(payload.as_ptr()), out.add(offset));
+                if streams {
+                    reduce_and_stream(plan, mine, other, None, out, n);
+                    return;
+                }
+                combine(plan, mine, other, out, None, n);
+                finish(plan, last, out, n);
+            }
+        };
+        match links.recvs[from as usize].recv_chunks(&self.header, &mut combine)? {
+            Received::Done => Ok(true),
+            Received::Pending => Ok(false),
+            Received::Mismatch(theirs) => Err(mismatch(from, &self.header, theirs, links)),
+        }
+    }
+
+    /// The incoming payload and an outgoing slot of the same size, once both are there.
+    #[inline]
+    fn both(
+        &self,
+        from: u32,
+        to: u32,
+        stage: &mut Stage,
+        links: &mut Links,
+    ) -> Result<Option<(*const u8, *mut u8)>, Stop> {
+        stage.needs_slot = false;
+        let Some((theirs, payload)) = links.recvs[from as usize].peek()? else { return Ok(None) };
+        if !self.header.agrees_with(&theirs) {
+            return Err(mismatch(from, &self.header, theirs, links));
+        }
+        let Some(slot) = links.sends[to as usize].reserve()? else {
+            stage.needs_slot = true;
+            return Ok(None);
+        };
+        fits(slot.len(), payload.len())?;
+        Ok(Some((payload.as_ptr(), slot.as_mut_ptr())))
+    }
+
+    /// Ends a fused step: frees the incoming slot and commits the outgoing one.
+    #[inline]
+    fn pass_on(&self, from: u32, to: u32, links: &mut Links) -> Result<bool, Stop> {
+        links.recvs[from as usize].release()?;
+        links.sends[to as usize].commit(&self.header)?;
+        Ok(true)
+    }
+}
+
+/// Runs instructions until one has to wait or the lane ends; `true` when at least one made progress.
+///
+/// # Safety
+/// As [`super::run`]; `scratch` must hold the task's scratch memory from word `state.scratch` on.
+pub(super) unsafe fn advance(
+    state: &mut LaneState,
+    task: &Task<'_>,
+    links: &mut Links,
+    mut order: Option<&mut Order>,
+    scratch: *mut u64,
+    probe: &mut impl Probe,
+) -> Result<bool, Stop> {
+    let plan = task.plan;
+    let lane = &plan.lanes[state.lane];
+    let program = &plan.instructions[lane.instructions.clone()];
+    let header = Header { count: lane.count.unwrap_or(task.header.count), ..task.header };
+    let mut moved = false;
+    while state.window < lane.windows {
+        while let Some(instruction) = program.get(state.pc) {
+            if order.as_ref().is_some_and(|order| !order.is_turn_of(state.task, instruction)) {
+                return Ok(moved);
+            }
+            let range = lane.partition.parts(state.window, instruction.parts.clone());
+            let part = Part {
+                plan,
+                instruction,
+                header: Header { len: (range.len() * plan.elem) as u32, ..header },
+                buffers: task.buffers,
+                // SAFETY: the workspace was grown to hold every task's share.
+                scratch: unsafe { scratch.add(state.scratch) }.cast(),
+                start_in_scratch: match plan.scratch_bytes {
+                    0 => 0,
+                    _ => lane.partition.scratch_start(instruction.parts.start),
+                },
+                start: range.start,
+                len: range.len(),
+            };
+            // Never for the last message: none would follow.
+            if instruction.followed
+                && (state.pc + 1 < program.len() || state.window + 1 < lane.windows)
+                && let Some(link) = instruction.send()
+            {
+                links.sends[link].expect_more();
+            }
+            if plan.zero_copy
+                && let Some(link) = instruction.awaits
+            {
+                let link = &mut links.sends[link as usize];
+                let a_device_reads = |link: &mut dyn ZeroCopy| !link.receiver_pulls();
+                state.stage.overwrites = !link.is_flushed() && link.zero_copy().is_some_and(a_device_reads) && {
+                    link.progress()?;
+                    !link.is_flushed()
+                };
+                if state.stage.overwrites {
+                    return Ok(moved);
+                }
+            }
+            // SAFETY: forwarded from the caller.
+            if !unsafe { part.perform(&mut state.stage, links) }? {
+                if let Some(recorder) = probe.on() {
+                    let (recv, send) = state.waits_for(plan, order.as_deref());
+                    recorder.blocked(recv, send);
+                }
+                return Ok(moved);
+            }
+            if let Some(recorder) = probe.on() {
+                recorder.step(traced::describe(instruction, task, state.window, part.bytes()));
+            }
+            moved = true;
+            if let Some(order) = &mut order
+                && state.window + 1 == lane.windows
+            {
+                order.pass_on(instruction);
+            }
+            state.stage = Stage::default();
+            state.pc += 1;
+        }
+        state.pc = 0;
+        state.window += 1;
+    }
+    state.done = true;
+    Ok(true)
+}
+
+/// A slot holds any part by construction of the partition; two links may differ only by misconfiguration.
+#[inline]
+fn fits(slot: usize, message: usize) -> Result<(), Stop> {
+    if slot < message {
+        let detail = format!("a slot of {slot} bytes cannot hold a message of {message}");
+        return Err(Stop::Error(Error::invalid("link", detail)));
+    }
+    Ok(())
+}
+
+#[cold]
+fn mismatch(from: u32, ours: &Header, theirs: Header, links: &Links) -> Stop {
+    Stop::Mismatch { peer: links.peer(from as usize), ours: *ours, theirs }
+}
+
+/// # Safety
+/// Both valid for `bytes`; equal or disjoint.
+#[inline]
+unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
+    if !ptr::eq(src, dst) {
+        // SAFETY: by the caller.
+        unsafe { ptr::copy_nonoverlapping(src, dst, bytes) };
+    }
+}

@@ -1,0 +1,147 @@
+//! Creates communicators: from the environment, from a unique id, or for threads.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::local::{Local, Wrap};
+use super::network::{HOST, Network};
+use super::trace;
+use super::tune;
+use crate::Comm;
+use crate::state::State;
+use crate::state::control::Control;
+use crate::state::home::Home;
+use crate::trace::Sink;
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::config::Config;
+use tinynccl_sys::threads::make_room_for_descriptors;
+use tinynccl_transport::LinkPair;
+use tinynccl_transport::bootstrap::{HOSTS_STORE, Host, Rendezvous, Server, Session, UniqueId, rendezvous_from_env};
+
+/// Id of the communicator that spans the world.
+const WORLD: u32 = 0;
+
+impl Comm {
+    /// Joins the job that a launcher started: our own (`tinynccl::launch`), torchrun, Open MPI, MPICH or Slurm.
+    ///
+    /// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT or the launcher's own variables; see
+    /// [`rendezvous_from_env`]. Settings come from [`Config::from_env`].
+    pub fn from_env() -> Result<Comm> {
+        Comm::from_env_with(Config::from_env()?)
+    }
+
+    /// [`Comm::from_env`] with given settings.
+    pub fn from_env_with(config: Config) -> Result<Comm> {
+        Comm::join(rendezvous_from_env(&config)?, config)
+    }
+
+    /// Takes a place in a job.
+    pub fn join(job: Rendezvous, config: Config) -> Result<Comm> {
+        log::debug!("rank {} of {}: started by {}", job.rank, job.world_size, job.launcher);
+        Comm::network(&job.id, job.rank, job.world_size, job.local_rank, job.server, config)
+    }
+
+    /// Joins the job of `id` as `rank` of `world_size`; every rank calls it with the same id.
+    ///
+    /// The id comes from a [`Server`] that one process started; it must outlive the job.
+    pub fn init(id: &UniqueId, rank: usize, world_size: usize, config: Config) -> Result<Comm> {
+        Comm::network(id, rank, world_size, rank, None, config)
+    }
+
+    /// As [`Comm::init`] with `server`'s id, for the rank that hosts the server. The server lives as long as the
+    /// communicator and those split from it. If it ends without a goodbye, the other ranks know which rank they have
+    /// lost.
+    pub fn init_with_server(server: Server, rank: usize, world_size: usize, config: Config) -> Result<Comm> {
+        Comm::network(&server.unique_id(), rank, world_size, rank, Some(server), config)
+    }
+
+    fn network(
+        id: &UniqueId,
+        rank: usize,
+        world_size: usize,
+        local_rank: usize,
+        server: Option<Server>,
+        config: Config,
+    ) -> Result<Comm> {
+        make_room_for_descriptors();
+        let mut info = serde_json::json!({ HOST: Host::current() });
+        trace::announce(&mut info, &config);
+        if let (Some(fields), Some(_)) = (info.as_object_mut(), &server) {
+            fields.insert(HOSTS_STORE.to_owned(), Value::Bool(true));
+        }
+        let session = Session::join(id, rank, world_size, info, &config)?;
+        let tracers = trace::announced(session.infos());
+        let store_host = session.infos().iter().position(|info| info.get(HOSTS_STORE).is_some());
+        let control: Arc<dyn Control> = Arc::new(Network::new(session, store_host, &config)?);
+        let start = trace::open(&*control, tracers, &config)?;
+        let sink = start.as_ref().map(trace::Start::sink);
+        let comm = Comm::world(control, world_size, local_rank, server, config, sink)?;
+        if let Some(start) = start {
+            start.finish(&comm)?;
+        }
+        Ok(comm)
+    }
+
+    /// A world of `world_size` ranks that are threads of this process; element `r` belongs to rank `r`.
+    ///
+    /// Use each from a separate thread: blocking calls wait for the others.
+    pub fn threads(world_size: usize, config: Config) -> Result<Vec<Comm>> {
+        Comm::in_process(world_size, config, None)
+    }
+
+    /// As [`Comm::threads`], with every pair of links wrapped by `wrap(our rank, the peer, the pair)`. A wrapper that
+    /// breaks or slows down a link ([`tinynccl_transport::faulty`]) tests the layers above. Both ends of a link are
+    /// wrapped by the same backend. Calls in the shared region use no link and are not affected.
+    pub fn threads_with_links(
+        world_size: usize,
+        config: Config,
+        wrap: impl Fn(usize, usize, LinkPair) -> LinkPair + Send + Sync + 'static,
+    ) -> Result<Vec<Comm>> {
+        Comm::in_process(world_size, config, Some(Box::new(wrap)))
+    }
+
+    fn in_process(world_size: usize, config: Config, wrap: Option<Wrap>) -> Result<Vec<Comm>> {
+        if world_size == 0 {
+            return Err(Error::invalid("Comm::threads", "world size 0, expected at least 1"));
+        }
+        let sinks = trace::open_in_process(world_size, &config)?;
+        Local::world(world_size, &config, wrap)?
+            .into_iter()
+            .zip(sinks)
+            .enumerate()
+            .map(|(rank, (local, sink))| Comm::world(Arc::new(local), world_size, rank, None, config.clone(), sink))
+            .collect()
+    }
+
+    fn world(
+        control: Arc<dyn Control>,
+        world_size: usize,
+        local_rank: usize,
+        server: Option<Server>,
+        config: Config,
+        sink: Option<Arc<Sink>>,
+    ) -> Result<Comm> {
+        let rank = control.rank();
+        let home = Arc::new(Home::new(control.clone(), server));
+        let state = State::new(WORLD, rank, (0..world_size).collect(), config, control, sink)?;
+        let comm = Comm::assemble(state, local_rank, None, Some(home));
+        tune::start(&comm)?;
+        Ok(comm)
+    }
+}
+
+/// Runs `rank` on `ranks` threads with a communicator each: for the examples of this documentation.
+///
+/// # Errors
+/// The first that a rank returns.
+#[doc(hidden)]
+pub fn on_threads(ranks: usize, rank: impl Fn(&Comm) -> Result<()> + Sync) -> Result<()> {
+    let comms = Comm::threads(ranks, Config::default())?;
+    let rank = &rank;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(&comm))).collect();
+        // A failed assertion of the caller's goes on in the caller.
+        threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
