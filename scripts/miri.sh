@@ -12,8 +12,8 @@ if ! cargo +nightly miri --version >/dev/null 2>&1; then
     echo "miri: needs a nightly toolchain with the miri component: rustup toolchain install nightly -c miri -c rust-src" >&2
     exit 2
 fi
-[ $# -gt 0 ] || set -- wire:: dtype:: schedule:: algorithm:: reduce:: config:: bootstrap::frame bootstrap::message \
-    bootstrap::detect unique_id::tests::text unique_id::tests::bad unique_id::tests::any
+[ $# -gt 0 ] || set -- wire:: dtype:: schedule:: algorithm:: reduce:: config:: bootstrap::wire::frame bootstrap::wire::message \
+    bootstrap::environment::detect unique_id::tests::text unique_id::tests::bad unique_id::tests::any
 export MIRIFLAGS="${MIRIFLAGS:--Zmiri-permissive-provenance}" PROPTEST_CASES="${PROPTEST_CASES:-8}"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/miri"
-exec cargo +nightly miri test --locked -p tinynccl -p tinynccl-plan --lib -- "$@"
+exec cargo +nightly miri test --locked -p tinynccl-comm -p tinynccl-plan -p tinynccl-sys -p tinynccl-transport --lib -- "$@"

@@ -4,7 +4,7 @@
 #
 #   scripts/net-rails.sh [ROUNDS [connections|ranks]]      each row ROUNDS times (3), and the median
 #
-# The first part is connections of `tinynccl::net`. The second one is all_reduce of two ranks over TCP and over rails
+# The first part is connections of `tinynccl::transport::rails`. The second one is all_reduce of two ranks over TCP and over rails
 # (TINYNCCL_TCP_RAILS), and of three over TCP, with a cable between each two or on a line. Without a second word both run.
 # Needs unshare, ip and tc, and user namespaces where it is not run by root. Rates are megabits per second; the column
 # `of` compares with the sum of the cables' rates.

@@ -16,8 +16,8 @@ cd "$(dirname "$0")/.."
 kind=${1:-address}
 [ $# -eq 0 ] || shift
 case $kind in
-    address) [ $# -gt 0 ] || set -- transport:: reduce:: executor:: fuzzing:: bootstrap::frame wire:: schedule::partition ;;
-    thread) [ $# -gt 0 ] || set -- transport::shm ;;
+    address) [ $# -gt 0 ] || set -- shm:: tcp:: inproc:: verbs:: rails:: relay:: accept:: endpoint:: wrap:: reduce:: executor:: fuzz_targets:: bootstrap::wire wire:: schedule::partition ;;
+    thread) [ $# -gt 0 ] || set -- shm:: ;;
     *) echo "sanitize: unknown sanitizer '$kind', expected address or thread" >&2; exit 2 ;;
 esac
 host=$(rustc -vV | sed -n 's/^host: //p')
@@ -26,4 +26,4 @@ export RUSTFLAGS="-Zsanitizer=$kind -Cunsafe-allow-abi-mismatch=sanitizer ${RUST
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=1}"
 export TSAN_OPTIONS="${TSAN_OPTIONS:-suppressions=$PWD/scripts/tsan.supp}"
 # With a target named, build scripts and procedural macros are built without the sanitizer.
-exec cargo test --locked -p tinynccl -p tinynccl-plan --lib --target "$host" -- "$@"
+exec cargo test --locked -p tinynccl-comm -p tinynccl-plan -p tinynccl-sys -p tinynccl-transport --lib --target "$host" -- "$@"

@@ -24,14 +24,14 @@ rows() {
     # The machine itself, with the field's own tools.
     tool pair pingpong bash scripts/rxe-vm/pingpong.sh rxe_ab rxe_ba -e
     # The library: registered memory, ranks as processes, the contract of every transport.
-    tests pair verbs-units tinynccl lib transport::verbs
+    tests pair verbs-units tinynccl-transport lib verbs::
     tests pair processes tinynccl cpu processes::over_rdma
     tests pair persistent tinynccl cpu --test-threads=1 persistent::
     # With one queue pair per link, and with several: two devices per node carry them.
     tests rails conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests triangle mesh tinynccl cpu processes::over_rdma
     # The network plugin's queue pairs beside TCP.
-    tests pair net tinynccl lib --test-threads=1 transport::rails::rdma::tests::long transport::rails::rdma::tests::many transport::rails::rdma::tests::streams
+    tests pair net tinynccl-transport lib --test-threads=1 rails::rdma::tests::long rails::rdma::tests::many rails::rdma::tests::streams
     # Where two ranks have no common subnet, through a third.
     tests line relayed-links tinynccl conformance --test-threads=2 relayed_verbs
     tests line relays tinynccl cpu --test-threads=1 line::

@@ -2,13 +2,13 @@
 //!
 //! NCCL plans its rings and trees over devices as if device 0 of every host reached device 0 of every other one. With a
 //! cable per pair of hosts that is not so, and only a connection's two ends know which of their ports it can take. So
-//! all ports are one device, and [`tinynccl::transport::rails`] takes the right ones per connection, several if there are several.
+//! all ports are one device, and [`tinynccl_transport::rails`] takes the right ones per connection, several if there are several.
 
 use std::ffi::{CStr, c_int};
 use std::fs;
 
-use tinynccl::Config;
-use tinynccl::transport::rails::Net;
+use tinynccl_sys::Config;
+use tinynccl_transport::rails::Net;
 
 use crate::abi::{
     MAX_BYTES, NET_DEVICE_HOST, NET_DEVICE_NO_VERSION, PTR_HOST, PropertiesV8, PropertiesV9, VirtualDevice,
@@ -70,7 +70,7 @@ pub(crate) fn properties<const N: usize>(speed: c_int) -> PropertiesV9<N> {
         // Not known, as NCCL's own sockets report.
         latency: 0.0,
         max_comms: 65_536,
-        max_recvs: tinynccl::transport::rails::MAX_GROUP as c_int,
+        max_recvs: tinynccl_transport::rails::MAX_GROUP as c_int,
         net_device_type: NET_DEVICE_HOST,
         net_device_version: NET_DEVICE_NO_VERSION,
         v_props: VirtualDevice { ndevs: 1, devs: [0; N] },

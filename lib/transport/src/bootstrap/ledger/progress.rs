@@ -82,6 +82,7 @@ impl Progress {
     }
 
     /// Call `seq` is done.
+    #[inline]
     pub fn done(&self, seq: u64) {
         self.wait_on(None);
         self.seq_done.store(seq, Relaxed);
