@@ -18,7 +18,7 @@
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
 //! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] (folder `wrap`) wrap a pair of any transport.
-//! [`relay`] joins links where two ranks do not reach each other. [`rails`] has connections over several NIC pairs, for
+//! `beacon` proves that a process of this host is dead. [`relay`] joins links where two ranks do not reach each other. [`rails`] has connections over several NIC pairs, for
 //! NVIDIA's NCCL, and links over them, which take TCP's place. All transports share the rest: `accept` (the acceptor, and
 //! the proofs of both ends), `memory` (mappings, large pages, and the fence between a sleeper and its waker), `linger`,
 //! and `wait` (deadlines).
@@ -54,6 +54,7 @@
 mod forward;
 
 mod accept;
+pub(crate) mod beacon;
 pub(crate) mod endpoint;
 #[cfg(all(test, loom))]
 pub(crate) mod explore;
