@@ -4,19 +4,23 @@
 //! order. Blocking calls run in the caller's thread; asynchronous ones ([`Work`]) run on a progress thread, in order.
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
 //!
-//! Four modules, each of which uses those below it:
+//! Six modules, each of which uses those below it:
 //!
 //! | module | idea |
 //! | --- | --- |
+//! | `survive` | goes on without ranks that are lost: revoke, agree, shrink |
 //! | `start` | makes communicators: joining, splitting, measuring, sharing memory |
 //! | `calls` | the forms of a call that users see, from arguments to a checked [`Call`](crate::Call) with its memory |
 //! | `engine` | runs a call: numbers it, finds its route, runs it in the shared region or over links |
 //! | `state` | the first failure, progress, and the known state of other ranks |
+//! | `membership` | agreement of the ranks without the rendezvous store |
 
 pub(crate) mod calls;
 pub(crate) mod engine;
+mod membership;
 mod start;
 mod state;
+mod survive;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -51,6 +55,7 @@ pub(crate) use state::State;
 pub use state::control::Progress;
 pub(crate) use state::failure::Attached;
 use state::home::Home;
+pub use survive::Agreed;
 
 /// One rank's membership in a group of ranks.
 ///

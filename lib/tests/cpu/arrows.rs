@@ -11,7 +11,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
         "fuzzing ddp process_group cuda comm launch symmetric executor transport bootstrap trace topology reduce \
          config half_open strangers secret interrupt doorbell threads backoff sync unix fork",
     ),
-    ("src/comm", "comm", "start calls engine state"),
+    ("src/comm", "comm", "survive start calls engine state membership"),
     ("src/cuda", "cuda", "start calls comm hosted phased peer path kernels checked window driver"),
     ("src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
     (
@@ -22,7 +22,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     (
         "src/transport",
         "transport",
-        "fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info wrap memory accept explore forward wait",
+        "fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info beacon wrap memory accept explore forward wait",
     ),
     (
         "softroce/src",

@@ -260,6 +260,11 @@ impl Session {
         self.mailbox.send(&ToStore::Abort { comm, reason });
     }
 
+    /// Handles rank `from`'s abort of `comm`, which has come without the store.
+    pub(crate) fn aborted(&self, from: usize, comm: u32, reason: String) {
+        self.mailbox.dispatch(Event::Abort { from, comm, reason });
+    }
+
     /// Notifies every other rank that this one has left, and still receives their events. [`Session::close`] must
     /// follow.
     pub fn leave(&self) {
