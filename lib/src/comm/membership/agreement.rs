@@ -17,7 +17,7 @@
 //! **Quorum.** A leader proceeds with the replies of all members that are not gone: dead (proven, see
 //! [`Beacon`](crate::transport::beacon)) or silent (suspected). Those that replied must outnumber the missing ones
 //! whose death is not proven. Two disjoint groups cannot both do that while a member of each lives: each counts the
-//! other among its missing. With crashes alone, where every member that is gone is dead, any two quorums share a member,
+//! other among its missing. A member that did not run for a while counts the dead as missing, too. With crashes alone, where every member that is gone is dead, any two quorums share a member,
 //! so the outcome is uniform: it is also that of members that died after they had decided.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,6 +79,8 @@ pub(crate) struct Agreement {
     size: usize,
     /// Our value, while we take part.
     value: Option<u64>,
+    /// We need a majority of all members, dead ones included.
+    strict: bool,
     offer: Option<Vec<u8>>,
     dead: BTreeSet<usize>,
     silent: BTreeSet<usize>,
@@ -102,6 +104,7 @@ impl Agreement {
             rank,
             size,
             value: None,
+            strict: false,
             offer: None,
             dead,
             silent: BTreeSet::new(),
@@ -116,9 +119,10 @@ impl Agreement {
         }
     }
 
-    /// Takes part, with this value.
-    pub(crate) fn call(&mut self, value: u64, out: &mut Out) {
-        self.value = Some(value);
+    /// Takes part, with this value. A `strict` member leads only a majority of all members: it may have been left behind
+    /// by members that are dead now.
+    pub(crate) fn call(&mut self, value: u64, strict: bool, out: &mut Out) {
+        (self.value, self.strict) = (Some(value), strict);
         (self.missing, self.followed) = (None, None);
         self.promise(out);
         self.proceed(out);
@@ -317,9 +321,9 @@ impl Agreement {
         self.decided = Some(outcome);
     }
 
-    /// True when those `replied` outnumber the missing members whose death is not proven.
+    /// True when those that `replied` outnumber the missing ones.
     fn is_quorum(&self, replied: &BTreeSet<usize>) -> bool {
-        replied.len() > self.size - replied.union(&self.dead).count()
+        replied.len() > self.missing(replied).len()
     }
 
     fn has_all(&self, attempt: &Attempt) -> bool {
@@ -401,7 +405,7 @@ impl Agreement {
     }
 
     fn missing(&self, replied: &BTreeSet<usize>) -> Vec<usize> {
-        (0..self.size).filter(|rank| !replied.contains(rank) && !self.dead.contains(rank)).collect()
+        (0..self.size).filter(|rank| !replied.contains(rank) && (self.strict || !self.dead.contains(rank))).collect()
     }
 }
 

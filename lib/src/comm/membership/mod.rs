@@ -12,6 +12,7 @@ mod group;
 mod post;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -65,10 +66,22 @@ pub(crate) struct Membership {
 struct Shared {
     post: Post,
     secret: Secret,
+    stopped: Arc<AtomicBool>,
     groups: Mutex<HashMap<u32, Group>>,
     changed: Condvar,
     revoked: Revoked,
     timeout: Duration,
+}
+
+/// The ranks of a world, as one of them sees them.
+pub(super) struct World {
+    pub(super) rank: usize,
+    /// Addresses, by rank.
+    pub(super) infos: Vec<EndpointInfo>,
+    /// Known to these ranks alone.
+    pub(super) secret: Secret,
+    /// True once this process has not run for several heartbeats: the others may have gone on without it, and ended.
+    pub(super) stopped: Arc<AtomicBool>,
 }
 
 /// One agreement, as its caller sees it.
@@ -87,15 +100,14 @@ impl Membership {
     /// Takes messages at `endpoint` from now on.
     pub(super) fn new(
         endpoint: Endpoint,
-        secret: Secret,
-        rank: usize,
-        infos: Vec<EndpointInfo>,
+        World { rank, infos, secret, stopped }: World,
         config: &Config,
         revoked: Revoked,
     ) -> Arc<Membership> {
         let shared = Arc::new(Shared {
             post: Post::new(endpoint, rank, infos, config),
             secret,
+            stopped,
             groups: Mutex::default(),
             changed: Condvar::new(),
             revoked,
@@ -154,7 +166,8 @@ impl Membership {
             let out = group.step(round, |agreement, out| input(agreement, out));
             shared.send(asked.comm, round, asked.members, out);
         };
-        step(&mut groups, &mut |agreement, out| agreement.call(asked.value, out));
+        let strict = shared.stopped.load(Ordering::Relaxed);
+        step(&mut groups, &mut |agreement, out| agreement.call(asked.value, strict, out));
         loop {
             let agreement = shared.group(&mut groups, asked, rank).agreement(round);
             if let Some(outcome) = agreement.decided().cloned() {
@@ -171,13 +184,8 @@ impl Membership {
             let failed = match missing {
                 Some(missing) => {
                     let size = asked.members.len();
-                    let here = size - dead.len() - missing.len();
-                    Some((
-                        missing,
-                        format!(
-                            "{here} of {size} members are no majority of those that may live: the missing ones are not known to be dead, and may go on by themselves"
-                        ),
-                    ))
+                    let here = size - missing.len() - if strict { 0 } else { dead.len() };
+                    Some((missing, format!("{here} of {size} members are no majority: {}", no_majority(strict))))
                 }
                 None if waited >= shared.timeout || asked_to_stop() => {
                     let detail = "their processes live, but have not made this call".to_owned();
@@ -221,6 +229,13 @@ impl Membership {
             died.iter().for_each(|&member| step(&mut groups, &mut |agreement, out| agreement.dead(member, out)));
             silent.iter().for_each(|&member| step(&mut groups, &mut |agreement, out| agreement.silent(member, out)));
         }
+    }
+}
+
+fn no_majority(strict: bool) -> &'static str {
+    match strict {
+        true => "this process was stopped for a while, so the others may have gone on without it, and ended",
+        false => "the missing ones are not known to be dead, and may go on by themselves",
     }
 }
 

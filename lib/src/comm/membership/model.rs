@@ -46,7 +46,7 @@ impl World {
             decided: None,
         };
         if !case.late {
-            (0..case.ranks).for_each(|rank| world.act(rank, |one, out| one.call(!(1 << rank), out)));
+            (0..case.ranks).for_each(|rank| world.act(rank, |one, out| one.call(!(1 << rank), false, out)));
             world.called.fill(true);
         }
         world
@@ -95,7 +95,7 @@ impl World {
             if !self.called[rank] {
                 add(true, &|world| {
                     world.called[rank] = true;
-                    world.act(rank, |one, out| one.call(!(1 << rank), out));
+                    world.act(rank, |one, out| one.call(!(1 << rank), false, out));
                 });
             }
             for &dead in self.crashed.iter().filter(|dead| !self.members[rank].proven().contains(dead)) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::share;
 use crate::bootstrap::{Event, Host, RankState, Session};
-use crate::comm::membership::Membership;
+use crate::comm::membership::{Membership, World};
 use crate::comm::state::control::{Connect, Control, Liveness, Notice, PeerHealth, Progress, Sharing, Topology};
 use crate::comm::state::numbers::Numbers;
 use crate::config::Config;
@@ -71,7 +71,8 @@ impl Network {
         let revoked = move |from: usize, comm: u32, reason: String| {
             weak.upgrade().inspect(|session| session.aborted(from, comm, reason));
         };
-        let membership = Membership::new(endpoint, session.secret(), session.rank(), infos, &config, Box::new(revoked));
+        let world = World { rank: session.rank(), infos, secret: session.secret(), stopped: session.stopped() };
+        let membership = Membership::new(endpoint, world, &config, Box::new(revoked));
         Ok(Network { session, membership, gone, paths, store_host, numbers, config })
     }
 
