@@ -158,7 +158,7 @@ impl Monitor {
             }
             let mut bell = [PollFd::new(&self.mailbox.bell, PollFlags::IN)];
             // A failing poll shortens the pause.
-            let _ = poll(&mut bell, PAUSE.min(limit / 10));
+            let _ = poll(&mut bell, PAUSE.min(limit / 100));
             self.mailbox.bell.drain();
         }
     }

@@ -24,7 +24,7 @@ use crate::algorithm::Shape;
 use crate::error::{Error, Result};
 use crate::executor::{Links, Workspace};
 use crate::schedule::Schedule;
-use crate::symmetric::Registry;
+use crate::symmetric::{Alarm, Registry};
 use crate::trace::{Recorder, Tracer};
 use crate::transport::LinkOptions;
 use crate::wire::{Algorithm, Collective};
@@ -62,6 +62,8 @@ pub(in crate::comm) struct Engine {
     /// Schedules of the caller's making that were used last.
     pub(in crate::comm) schedules: Vec<Schedule>,
     pub(in crate::comm) board: BoardState,
+    /// Wakes a call that sleeps in the shared region when the communicator fails.
+    alarm: Option<Arc<Alarm>>,
     pub(in crate::comm) registry: Registry,
     /// Calls started; the header's sequence number.
     pub(in crate::comm) seq: u32,
@@ -84,6 +86,7 @@ impl Engine {
             routes: Vec::new(),
             schedules: Vec::new(),
             board: BoardState::default(),
+            alarm: None,
             registry: Registry::default(),
             seq: 0,
             sent: vec![0; size],
