@@ -12,11 +12,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tinynccl_plan::Error;
+use tinynccl_sys::Config;
 use tinynccl_transport::rails::{
     Connecting, Handle, Listener, MAX_GROUP, Memory, Net, Receiver, Request, Sender, forks,
 };
-use tinynccl_plan::Error;
-use tinynccl_sys::Config;
 
 use crate::abi::{Logger, PTR_HOST, Status};
 use crate::{device, logger};

@@ -4,14 +4,16 @@
 //! order. Blocking calls run in the caller's thread; asynchronous ones ([`Work`]) run on a progress thread, in order.
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
 //!
-//! Four modules, each of which uses those below it:
+//! Six modules, each of which uses those below it:
 //!
 //! | module | idea |
 //! | --- | --- |
+//! | `survive` | goes on without ranks that are lost: revoke, agree, shrink |
 //! | `start` | makes communicators: joining, splitting, measuring, sharing memory |
 //! | `calls` | the forms of a call that users see, from arguments to a checked [`Call`] with its memory |
 //! | `engine` | runs a call: numbers it, finds its route, runs it in the shared region or over links |
 //! | `state` | the first failure, progress, and the known state of other ranks |
+//! | `membership` | agreement of the ranks without the rendezvous store |
 
 // Modules are public for the crates above; their documentation also links what is private to them.
 #![allow(rustdoc::private_intra_doc_links)]
@@ -22,9 +24,11 @@ pub mod calls;
 pub mod engine;
 #[doc(hidden)]
 pub mod executor;
+mod membership;
 pub mod reduce;
 mod start;
 mod state;
+mod survive;
 #[doc(hidden)]
 pub mod symmetric;
 pub mod topology;
@@ -67,6 +71,7 @@ pub use state::control::Progress;
 #[doc(hidden)]
 pub use state::failure::Attached;
 use state::home::Home;
+pub use survive::Agreed;
 #[doc(no_inline)]
 pub use tinynccl_plan::{Call, DType, Element, Error, ReduceOp, Result, schedule, wire};
 #[doc(no_inline)]

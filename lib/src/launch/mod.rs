@@ -53,6 +53,7 @@ pub struct Launcher {
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     plain_rank0: bool,
+    elastic: bool,
     grace: Duration,
     kill_grace: Duration,
     stdout: Sink,
@@ -79,6 +80,7 @@ impl Launcher {
             args: Vec::new(),
             env: Vec::new(),
             plain_rank0: false,
+            elastic: false,
             grace: Duration::from_secs(2),
             kill_grace: Duration::from_secs(5),
             stdout: Arc::new(Mutex::new(std::io::stdout())),
@@ -112,6 +114,13 @@ impl Launcher {
         self
     }
 
+    /// Leaves the other ranks alone when one fails: they go on without it ([`Comm::shrink`](tinynccl_comm::Comm::shrink)). The exit
+    /// code is 0 if a rank ends well. Default: false.
+    pub fn elastic(mut self, elastic: bool) -> Self {
+        self.elastic = elastic;
+        self
+    }
+
     /// Sets the time that the other ranks have after one failed, to print their own errors, before they get SIGTERM.
     /// Default 2 s.
     pub fn grace(mut self, grace: Duration) -> Self {
@@ -139,7 +148,7 @@ impl Launcher {
     ///
     /// - SIGINT, SIGTERM and SIGHUP go on to the ranks (a Ctrl-C at the terminal has reached them already). A second
     ///   one ends them: SIGTERM, then SIGKILL.
-    /// - When a rank fails, the others get `grace` to end by themselves, then SIGTERM, and `kill_grace` later SIGKILL.
+    /// - When a rank fails, unless the launcher is `elastic`, the others get `grace` to end by themselves, then SIGTERM, and `kill_grace` later SIGKILL.
     /// - When the launcher dies, whatever the reason, the kernel kills the ranks. It does so when the *thread* that
     ///   called this ends: the call blocks it until then.
     ///

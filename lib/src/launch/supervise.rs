@@ -45,6 +45,8 @@ struct Ranks<'a> {
     children: Vec<Option<Child>>,
     /// In the order in which we noticed.
     ended: Vec<Ended>,
+    /// The first of `ended` that [`Ranks::name_lost`] has not seen.
+    told: usize,
     /// The failure that was named.
     named: Option<Ended>,
     ending: Ending,
@@ -59,6 +61,7 @@ pub(super) fn supervise(children: Vec<Child>, launcher: &Launcher, server: &Serv
         server,
         children: children.into_iter().map(Some).collect(),
         ended: Vec::new(),
+        told: 0,
         named: None,
         ending: Ending::No,
         interrupted: false,
@@ -85,6 +88,9 @@ pub(super) fn supervise(children: Vec<Child>, launcher: &Launcher, server: &Serv
         }
         ranks.reap();
         if ranks.children.iter().all(Option::is_none) || !ranks.escalate() {
+            if launcher.elastic && ranks.ended.iter().any(|e| e.status.success()) {
+                return 0;
+            }
             ranks.name(true);
             return ranks.named.map_or(0, |named| exit_code(named.status));
         }
@@ -115,10 +121,23 @@ impl Ranks<'_> {
             let made_to = !matches!(self.ending, Ending::No | Ending::Grace(_));
             self.ended.push(Ended { rank, status, made_to });
         }
+        if self.launcher.elastic {
+            return self.name_lost();
+        }
         if let (Ending::No, true) = (self.ending, self.ended.iter().any(|e| !e.status.success())) {
             self.ending = Ending::Grace(deadline_after(self.launcher.grace));
         }
         self.name(false);
+    }
+
+    /// Names each rank that failed while others go on.
+    fn name_lost(&mut self) {
+        let others = self.children.iter().flatten().count();
+        for Ended { rank, status, .. } in self.ended.iter().skip(self.told).filter(|e| !e.status.success()) {
+            let (how, others) = (how(*status), if others == 1 { "1 goes on" } else { &format!("{others} go on") });
+            output::say(&self.launcher.stderr, &format!("rank {rank} {how}; {others}"));
+        }
+        self.told = self.ended.len();
     }
 
     /// Names the rank that failed first, once that is known, or now. The ranks that wait for it fail as well, and may be

@@ -52,6 +52,17 @@ fn the_first_failure_gives_the_exit_code_and_is_named() {
 }
 
 #[test]
+fn an_elastic_job_goes_on_without_ranks_and_ends_well_if_one_does() {
+    let script = "[ $RANK = 1 ] && kill -9 $$; sleep 0.2; [ $RANK != 0 ] || exit 4; echo on";
+    let (code, out, err) = shell(3, script, |l| l.elastic(true));
+    assert_eq!((code, out.text().as_str()), (0, "[rank 2] on\n"));
+    assert!(err.text().contains("[launcher] rank 1 was killed by signal 9 (SIGKILL); 2 go on\n"), "{}", err.text());
+    assert!(err.text().contains("[launcher] rank 0 exited with code 4; "), "{}", err.text());
+    let (code, _, err) = shell(2, "exit $((RANK + 5))", |l| l.elastic(true));
+    assert!(matches!(code, 5 | 6), "{code}: {}", err.text());
+}
+
+#[test]
 fn a_killed_rank_is_named_with_its_signal() {
     let (code, _, err) = shell(3, "[ $RANK = 2 ] && kill -9 $$; exec sleep 1000", |l| l);
     assert_eq!(code, 128 + 9);

@@ -27,6 +27,11 @@ pub fn watched<R>(check: Check, call: impl FnOnce() -> R) -> R {
     call()
 }
 
+/// Returns the check of this thread's call, for one that watches for more.
+pub fn check() -> Option<Check> {
+    CHECK.get()
+}
+
 /// Returns true if this thread's call is to end. Asked by waits that are about to sleep.
 pub fn asked_to_stop() -> bool {
     CHECK.get().is_some_and(|check| check())

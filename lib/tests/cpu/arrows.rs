@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, &str, &str)] = &[
     ("src", "", "ddp process_group launch"),
     ("cuda/src", "", "start calls comm hosted phased peer path kernels checked window driver"),
-    ("comm/src", "", "start calls engine state symmetric executor trace topology reduce"),
+    ("comm/src", "", "survive start calls engine state membership symmetric executor trace topology reduce"),
     (
         "transport/src",
         "",
-        "fuzz_targets fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info wrap memory accept explore forward \
+        "fuzz_targets fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info beacon wrap memory accept explore forward \
          wait bootstrap",
     ),
     ("transport/src/rails", "rails", "links connect relay address health connection rdma data stream failover worker"),

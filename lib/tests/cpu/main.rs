@@ -37,6 +37,7 @@ mod rdma;
 mod rdma_faults;
 mod relayed;
 mod storm;
+mod survive;
 mod symmetric;
 mod symmetric_processes;
 mod trace;

@@ -22,6 +22,9 @@ pub struct EndpointInfo {
     /// [`Fabric::kind`](super::Fabric::kind).
     #[serde(default)]
     pub other: BTreeMap<String, String>,
+    /// Name of the process's beacon, which proves its death to processes of its host.
+    #[serde(default)]
+    pub beacon: Option<String>,
     /// Machine, network namespace and user.
     pub host: Host,
     /// Process id, for messages.

@@ -18,7 +18,7 @@
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
 //! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] (folder `wrap`) wrap a pair of any transport.
-//! [`relay`] joins links where two ranks do not reach each other. [`rails`] has connections over several NIC pairs, for
+//! `beacon` proves that a process of this host is dead. [`relay`] joins links where two ranks do not reach each other. [`rails`] has connections over several NIC pairs, for
 //! NVIDIA's NCCL, and links over them, which take TCP's place. All transports share the rest: `accept` (the acceptor, and
 //! the proofs of both ends), `memory` (mappings, large pages, and the fence between a sleeper and its waker), `linger`,
 //! and `wait` (deadlines).
@@ -57,6 +57,8 @@
 mod forward;
 
 mod accept;
+#[doc(hidden)]
+pub mod beacon;
 pub mod bootstrap;
 pub(crate) mod endpoint;
 #[cfg(loom)]
@@ -78,7 +80,8 @@ pub mod relay;
 pub mod shm;
 pub(crate) mod tcp;
 pub(crate) mod verbs;
-pub(crate) mod wait;
+#[doc(hidden)]
+pub mod wait;
 mod wrap;
 
 pub(crate) use accept::{acceptor, conn, handshake, stream};
@@ -87,6 +90,8 @@ pub use memory::{fence, huge, mapping};
 pub use wrap::{checksum, faulty, paced};
 
 pub use accept::conn::Conn;
+#[doc(hidden)]
+pub use accept::stream::Failure;
 pub use accept::stream::{Stream, StreamConn};
 pub use endpoint::{ConnectTo, Endpoint};
 pub use fabric::{Accept, Dial, Dialed, Fabric, Registration};

@@ -13,7 +13,7 @@ use tinynccl_sys::threads::poll;
 pub(crate) const SLICE: Duration = Duration::from_millis(20);
 
 /// A deadline, who waits for whom, and what may interrupt.
-pub(crate) struct Wait<'a> {
+pub struct Wait<'a> {
     start: Instant,
     limit: Duration,
     abort: &'a dyn Fn() -> Option<Error>,
@@ -22,7 +22,8 @@ pub(crate) struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    pub(crate) fn new(rank: usize, peer: usize, limit: Duration, abort: &'a dyn Fn() -> Option<Error>) -> Wait<'a> {
+    /// Begins a wait of `rank` for `peer` that ends after `limit`, or with the error that `abort` returns.
+    pub fn new(rank: usize, peer: usize, limit: Duration, abort: &'a dyn Fn() -> Option<Error>) -> Wait<'a> {
         Wait { ranks: Some((rank, peer)), ..Wait::without_ranks(limit, abort) }
     }
 
@@ -72,7 +73,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Lets `time` pass, unless the wait is over before.
-    pub(crate) fn pause(&self, time: Duration, detail: impl Fn() -> String) -> Result<()> {
+    pub fn pause(&self, time: Duration, detail: impl Fn() -> String) -> Result<()> {
         let start = Instant::now();
         while let Some(left) = time.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
             std::thread::sleep(self.slice(&detail)?.min(left));

@@ -103,6 +103,9 @@ pub struct TrainArgs {
     /// [default: 512, on GPUs 8000].
     #[arg(long, value_parser = positive)]
     pub bucket_kib: Option<usize>,
+    /// Goes on without ranks that are lost, on the CPU: the batch is divided among those that are left.
+    #[arg(long)]
+    pub elastic: bool,
     /// Device that computes: the CPU, or one GPU per rank.
     #[arg(long, value_enum, default_value = "cpu")]
     pub device: Device,
@@ -168,6 +171,9 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         seed: args.seed.unwrap_or(base.seed),
         ..base
     };
+    if args.elastic && args.device == Device::Cuda {
+        bail!(Usage("--elastic needs --device cpu: communicators of GPUs do not lose ranks yet".to_owned()));
+    }
     if !config.batch.is_multiple_of(ranks) {
         let batch = config.batch;
         let why = "each must get the same number of sequences";

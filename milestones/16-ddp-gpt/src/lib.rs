@@ -13,6 +13,7 @@ pub mod config;
 pub mod cpu;
 pub mod data;
 pub mod dropout;
+pub mod elastic;
 pub mod gpu;
 pub mod params;
 pub mod report;

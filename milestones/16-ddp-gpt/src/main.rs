@@ -7,10 +7,12 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use ddp_gpt::cli::{self, Cli, Command, Device, Job, TrainArgs};
 use ddp_gpt::cpu::{bench, gradients, step::Cpu};
+use ddp_gpt::data::Corpus;
+use ddp_gpt::elastic;
 use ddp_gpt::gpu;
 use ddp_gpt::report::{Report, loss_curve};
 use ddp_gpt::sample::{Sampling, sample};
-use ddp_gpt::train::{Engine, State, train};
+use ddp_gpt::train::{Engine, Plan, State, train};
 use tinynccl::process_group::ProcessGroup;
 use tinynccl::{Comm, Config, Error, launch};
 
@@ -42,25 +44,61 @@ fn start(args: &TrainArgs) -> Result<i32> {
         job = cli::prepare(args, args.ranks, args.ranks)?;
         if args.ranks > 1 {
             drop(job);
-            return Ok(launch::Launcher::new(args.ranks).plain_rank0(true).run_self()?);
+            return Ok(launch::Launcher::new(args.ranks).plain_rank0(true).elastic(args.elastic).run_self()?);
         }
         comm = Comm::threads(1, Config::default())?.remove(0);
     }
-    let group = ProcessGroup::from(comm);
-    work(args, &group, job)?;
-    group.close()?;
+    let Job { corpus, plan, resume, notes } = job;
+    plan.threads.install().context("cannot start the threads")?;
+    let mut state = resume.map_or_else(|| State::new(plan.model, plan.config.seed), State::resume);
+    let mut group = ProcessGroup::from(comm);
+    if group.rank() == 0 {
+        notes.iter().for_each(|note| println!("{note}"));
+    }
+    let mut outcome = work(args, &group, &corpus, &plan, &mut state);
+    while let (Err(error), true) = (&mut outcome, args.elastic) {
+        let lost = format!("{error:#}");
+        let error = std::mem::replace(error, anyhow::Error::msg(""));
+        group = ProcessGroup::from(elastic::shrink(group.comm(), error)?);
+        outcome = go_on(args, &group, &corpus, &plan, &mut state, &lost);
+    }
+    outcome?;
+    match group.close() {
+        // A rank that is lost after the last step is no loss.
+        Err(error) if args.elastic => log::warn!("{error}"),
+        closed => closed?,
+    }
     Ok(0)
 }
 
-/// One rank's life.
-fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
+/// The rest of the run, on the ranks that are left after the error `lost`.
+fn go_on(
+    args: &TrainArgs,
+    group: &ProcessGroup,
+    corpus: &Corpus,
+    plan: &Plan,
+    state: &mut State,
+    lost: &str,
+) -> Result<()> {
+    let crc = elastic::align(state, group.comm())?;
+    let plan = elastic::replan(plan, group.size());
+    if group.rank() == 0 {
+        println!("{lost}");
+        println!(
+            "step {:>5}  {} ranks go on with parameters {crc:08x}, {} sequences per step",
+            state.step,
+            group.size(),
+            plan.config.batch
+        );
+    }
+    work(args, group, corpus, &plan, state)
+}
+
+/// One rank's life in one group.
+fn work(args: &TrainArgs, group: &ProcessGroup, corpus: &Corpus, plan: &Plan, state: &mut State) -> Result<()> {
     let started = Instant::now();
-    let Job { corpus, plan, resume, notes } = job;
     let (comm, config, model) = (group.comm(), plan.config, plan.model);
-    plan.threads.install().context("cannot start the threads")?;
-    let mut state = resume.map_or_else(|| State::new(model, config.seed), State::resume);
     let report = if group.rank() == 0 { Report::new(config.steps, plan.log_every) } else { Report::quiet() };
-    notes.iter().for_each(|note| report.note(note));
     let (source, size, preset, millions) =
         (&corpus.source, corpus.size(), plan.preset, state.model.values.len() as f64 * 1e-6);
     report.note(&format!("{source}: {size} characters; {preset} preset: {model}; {millions:.2} M parameters"));
@@ -76,11 +114,15 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
     let mut engine: Box<dyn Engine> = match args.device {
         Device::Cpu => {
             let gradients = gradients::of_group(group, &state.model.layout, plan.bucket_bytes)?;
-            Box::new(Cpu::new(&plan, &corpus, comm, gradients)?)
+            Box::new(Cpu::new(plan, corpus, comm, gradients)?)
         }
-        Device::Cuda => Box::new(gpu::step::Training::new(&plan, &args.gpu, &state, &corpus, comm)?),
+        Device::Cuda => Box::new(gpu::step::Training::new(plan, &args.gpu, state, corpus, comm)?),
     };
-    let validation = train(&plan, &mut state, &corpus, comm, &mut *engine, &report)?;
+    let validation = train(plan, state, corpus, comm, &mut *engine, &report)?;
+    if args.elastic {
+        let crc = elastic::same_parameters(state, comm)?;
+        report.note(&format!("parameters {crc:08x} on all {ranks} ranks"));
+    }
     if group.rank() == 0 {
         let curve = args.out.join("loss.svg");
         let title = format!("{preset} preset, {ranks} ranks, batch {batch}");

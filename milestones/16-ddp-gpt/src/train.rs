@@ -182,7 +182,7 @@ pub fn train(
 }
 
 /// Fails on at least one rank when `value` is not the same on all; `what` says what it stands for.
-fn agree(comm: &Comm, what: &str, value: u32) -> Result<()> {
+pub fn agree(comm: &Comm, what: &str, value: u32) -> Result<()> {
     let mut mean = [f64::from(value)];
     comm.all_reduce_in_place(&mut mean, ReduceOp::Avg)?;
     if (mean[0] - f64::from(value)).abs() > 1e-3 {

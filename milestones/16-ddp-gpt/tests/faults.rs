@@ -1,11 +1,14 @@
-//! A rank is killed or stopped in the middle of training: the others end with an error that names it.
+//! A rank is killed or stopped in the middle of training: the others end with an error that names it, or go on without
+//! it if they are elastic.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ddp_gpt::checkpoint;
 use program_kit::port::Port;
+use program_kit::testing;
 use tinynccl::Config;
 use tinynccl::bootstrap::{Server, UniqueId};
 
@@ -36,15 +39,16 @@ impl Drop for Job {
 }
 
 impl Job {
-    fn start(folder: &Path, meeting: &Meeting<'_>, transport: &str) -> Job {
+    fn start(folder: &Path, meeting: &Meeting<'_>, transport: &str, args: &[&str]) -> Job {
         let text: String = (0..600).map(|i| ["to be ", "or not ", "to sum\n"][(i * i + i / 5) % 3]).collect();
         std::fs::write(folder.join("text.txt"), text).unwrap();
         let spawn = |rank: usize| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_ddp-gpt"));
             command
                 .current_dir(folder)
-                .args(["--preset", "tiny", "--data", "text.txt", "--threads", "1", "--steps", "10000000"])
-                .args(["--log-every", "1", "--eval-every", "10000000", "--out", "o", "--transport", transport])
+                .args(["--preset", "tiny", "--data", "text.txt", "--threads", "1"])
+                .args(args)
+                .args(["--log-every", "1", "--eval-every", "10000000", "--transport", transport])
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", RANKS.to_string())
                 .env("LOCAL_RANK", rank.to_string())
@@ -65,13 +69,13 @@ impl Job {
         Job((0..RANKS).map(spawn).collect())
     }
 
-    /// Waits until rank 0 has reported several steps: training is under way on all ranks.
-    fn wait_for_training(&mut self) -> BufReader<ChildStdout> {
-        let mut out = BufReader::new(self.0[0].stdout.take().unwrap());
+    /// Waits until the rank that reports has reported several steps: training is under way on all ranks.
+    fn wait_for_training(&mut self, reporter: usize) -> BufReader<ChildStdout> {
+        let mut out = BufReader::new(self.0[reporter].stdout.take().unwrap());
         let (mut seen, mut log) = (0, String::new());
         while seen < 20 {
             let mut line = String::new();
-            assert!(out.read_line(&mut line).unwrap() > 0, "rank 0 ended before it trained: {log}");
+            assert!(out.read_line(&mut line).unwrap() > 0, "it ended before it trained: {log}");
             seen += usize::from(line.contains("loss"));
             log.push_str(&line);
         }
@@ -106,8 +110,8 @@ fn lose(victim: usize, signal: i32, transport: &str, rank0_hosts: bool) {
     let port = Port::loopback();
     let id = server.as_ref().map(Server::unique_id);
     let meeting = id.as_ref().map_or(Meeting::Address(port.at.port()), Meeting::Store);
-    let mut job = Job::start(folder.path(), &meeting, transport);
-    let mut out = job.wait_for_training();
+    let mut job = Job::start(folder.path(), &meeting, transport, &["--steps", "10000000", "--out", "o"]);
+    let mut out = job.wait_for_training(0);
     // No rank may block on a full pipe.
     let drain = std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
     job.signal(victim, signal);
@@ -154,4 +158,58 @@ fn the_rank_that_hosts_the_store_is_named_when_killed() {
 #[test]
 fn the_rank_that_hosts_the_store_is_named_when_stopped() {
     lose(0, libc::SIGSTOP, "tcp", true);
+}
+
+/// Trains, kills `victim`, and compares the losses with those of a run that nothing happened to.
+fn go_on_without(victim: usize, transport: &str) {
+    const STEPS: [&str; 8] = ["--steps", "200", "--batch", "12", "--lr", "0.003", "--sample-chars", "10"];
+    let folder = tempfile::tempdir().unwrap();
+    let port = Port::loopback();
+    let args: Vec<&str> = STEPS.into_iter().chain(["--elastic", "--out", "o"]).collect();
+    let mut job = Job::start(folder.path(), &Meeting::Address(port.at.port()), transport, &args);
+    let mut out = job.wait_for_training(0);
+    let drain = std::thread::spawn(move || {
+        let mut text = String::new();
+        out.read_to_string(&mut text).unwrap();
+        text
+    });
+    job.signal(victim, libc::SIGKILL);
+    let survivors: Vec<usize> = (0..RANKS).filter(|rank| *rank != victim).collect();
+    for &rank in &survivors {
+        let (code, text) = job.end_of(rank);
+        assert_eq!(code, Some(0), "rank {rank}: {text}");
+    }
+    let mut all = drain.join().unwrap();
+    for out in job.0.iter_mut().filter_map(|child| child.stdout.as_mut()) {
+        out.read_to_string(&mut all).unwrap();
+    }
+    let left = survivors.len();
+    assert!(all.contains(&format!("{left} ranks go on with parameters")), "{all}");
+    assert!(
+        all.lines().any(|line| line.starts_with("parameters ") && line.ends_with(&format!("all {left} ranks"))),
+        "{all}"
+    );
+
+    let mut alone = testing::program(env!("CARGO_BIN_EXE_ddp-gpt"));
+    alone.current_dir(folder.path()).args(["--preset", "tiny", "--data", "text.txt", "--threads", "1", "--ranks", "1"]);
+    testing::output(alone.args(STEPS).args(["--eval-every", "10000000", "--out", "alone"]));
+    let history = |out: &str| checkpoint::load(&folder.path().join(out).join("checkpoint.bin")).unwrap().header.history;
+    let (expected, got) = (history("alone"), history("o"));
+    assert_eq!(
+        expected.iter().map(|point| point.step).collect::<Vec<_>>(),
+        got.iter().map(|point| point.step).collect::<Vec<_>>()
+    );
+    for (a, b) in expected.iter().zip(&got) {
+        assert!(approx::abs_diff_eq!(a.train.unwrap(), b.train.unwrap(), epsilon = 2e-4), "{a:?} {b:?}");
+    }
+}
+
+#[test]
+fn training_goes_on_without_a_rank_with_the_same_losses() {
+    go_on_without(2, "tcp");
+}
+
+#[test]
+fn training_goes_on_without_rank_0_with_the_same_losses() {
+    go_on_without(0, "shm");
 }

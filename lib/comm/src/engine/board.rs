@@ -1,14 +1,23 @@
 //! The shared region: memory that all ranks of a host map. Opens it, and runs calls in it.
 
+use std::sync::{Arc, Weak};
+
 use crate::executor::{Buffers, Workspace};
 use crate::reduce::{self, Average};
-use crate::symmetric::{self, Board, Layout, Outcome, Plan, Registry};
+use crate::symmetric::{self, Alarm, Board, Layout, Outcome, Plan, Registry};
 use crate::trace::{self, Recorder};
-use crate::{Engine, Inner};
+use crate::{Attached, Engine, Inner};
 use tinynccl_plan::Call;
-use tinynccl_plan::error::Result;
+use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::{Algorithm, Collective, Header};
 use tinynccl_transport::bootstrap::Digests;
+
+/// Ends the sleep of a call in the shared region when the communicator fails.
+impl Attached for Alarm {
+    fn failed(&self, _error: &Error) {
+        self.ring();
+    }
+}
 
 /// A communicator's shared region.
 #[derive(Debug, Default)]
@@ -58,6 +67,10 @@ impl Inner {
             let memory = state.share(&key, layout.bytes()).map_err(|error| state.not_all_came(error))?;
             if let Some(memory) = memory {
                 let mut board = Board::new(memory, layout, state.rank)?;
+                let alarm = Arc::new(Alarm::new(&board));
+                let weak: Weak<Alarm> = Arc::downgrade(&alarm);
+                state.attach(weak);
+                engine.alarm = Some(alarm);
                 if state.config.checksum {
                     board.check();
                 }

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use super::State;
 use super::state::home::Home;
 use crate::executor::{Links, Workspace};
-use crate::symmetric::Registry;
+use crate::symmetric::{Alarm, Registry};
 use crate::trace::{Recorder, Tracer};
 use board::BoardState;
 use queue::Queue;
@@ -62,6 +62,8 @@ pub(crate) struct Engine {
     /// Schedules of the caller's making that were used last.
     pub(crate) schedules: Vec<Schedule>,
     pub(crate) board: BoardState,
+    /// Wakes a call that sleeps in the shared region when the communicator fails.
+    alarm: Option<Arc<Alarm>>,
     pub(crate) registry: Registry,
     /// Calls started; the header's sequence number.
     pub(crate) seq: u32,
@@ -84,6 +86,7 @@ impl Engine {
             routes: Vec::new(),
             schedules: Vec::new(),
             board: BoardState::default(),
+            alarm: None,
             registry: Registry::default(),
             seq: 0,
             sent: vec![0; size],

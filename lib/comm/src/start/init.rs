@@ -15,7 +15,7 @@ use crate::state::home::Home;
 use crate::trace::Sink;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
-use tinynccl_sys::threads::make_room_for_descriptors;
+use tinynccl_sys::threads::{lock, make_room_for_descriptors};
 use tinynccl_transport::LinkPair;
 use tinynccl_transport::bootstrap::{HOSTS_STORE, Host, Rendezvous, Server, Session, UniqueId, rendezvous_from_env};
 
@@ -67,13 +67,9 @@ impl Comm {
         make_room_for_descriptors();
         let mut info = serde_json::json!({ HOST: Host::current() });
         trace::announce(&mut info, &config);
-        if let (Some(fields), Some(_)) = (info.as_object_mut(), &server) {
-            fields.insert(HOSTS_STORE.to_owned(), Value::Bool(true));
-        }
-        let session = Session::join(id, rank, world_size, info, &config)?;
-        let tracers = trace::announced(session.infos());
-        let store_host = session.infos().iter().position(|info| info.get(HOSTS_STORE).is_some());
-        let control: Arc<dyn Control> = Arc::new(Network::new(session, store_host, &config)?);
+        let (network, infos) = meet(id, rank, world_size, info, server.is_some(), &config)?;
+        let tracers = trace::announced(&infos);
+        let control: Arc<dyn Control> = Arc::new(network);
         let start = trace::open(&*control, tracers, &config)?;
         let sink = start.as_ref().map(trace::Start::sink);
         let comm = Comm::world(control, world_size, local_rank, server, config, sink)?;
@@ -81,6 +77,26 @@ impl Comm {
             start.finish(&comm)?;
         }
         Ok(comm)
+    }
+
+    /// Makes a communicator of `survivors`, ranks of `old`, in this order, at a rendezvous that they have to themselves.
+    /// Links, memory and store are new. It has the settings and the cost model of `old`, and is not traced.
+    pub(crate) fn restart(
+        old: &Comm,
+        id: &UniqueId,
+        rank: usize,
+        survivors: &[usize],
+        server: Option<Server>,
+    ) -> Result<Comm> {
+        let (inner, size) = (&old.inner, survivors.len());
+        let config = inner.state.config.clone();
+        let info = serde_json::json!({ HOST: Host::current() });
+        let (network, _) = meet(id, rank, size, info, server.is_some(), &config)?;
+        let control: Arc<dyn Control> = Arc::new(network);
+        let home = Home::new(control.clone(), server, inner.state.control.membership().cloned());
+        let tuned = lock(&inner.engine).tuned.among(survivors.iter().copied());
+        let state = State::new(WORLD, rank, (0..size).collect(), config, control, None)?;
+        Ok(Comm::assemble(state, inner.local_rank, Some(tuned), Some(Arc::new(home))))
     }
 
     /// A world of `world_size` ranks that are threads of this process; element `r` belongs to rank `r`.
@@ -123,12 +139,30 @@ impl Comm {
         sink: Option<Arc<Sink>>,
     ) -> Result<Comm> {
         let rank = control.rank();
-        let home = Arc::new(Home::new(control.clone(), server));
+        let home = Arc::new(Home::new(control.clone(), server, None));
         let state = State::new(WORLD, rank, (0..world_size).collect(), config, control, sink)?;
         let comm = Comm::assemble(state, local_rank, None, Some(home));
         tune::start(&comm)?;
         Ok(comm)
     }
+}
+
+/// Joins the rendezvous of `id`, and returns the control plane and the description of every rank.
+fn meet(
+    id: &UniqueId,
+    rank: usize,
+    world_size: usize,
+    mut info: Value,
+    hosts_store: bool,
+    config: &Config,
+) -> Result<(Network, Vec<Value>)> {
+    if let (Some(fields), true) = (info.as_object_mut(), hosts_store) {
+        fields.insert(HOSTS_STORE.to_owned(), Value::Bool(true));
+    }
+    let session = Session::join(id, rank, world_size, info, config)?;
+    let infos = session.infos().to_vec();
+    let store_host = infos.iter().position(|info| info.get(HOSTS_STORE).is_some());
+    Ok((Network::new(session, store_host, config)?, infos))
 }
 
 /// Runs `rank` on `ranks` threads with a communicator each: for the examples of this documentation.

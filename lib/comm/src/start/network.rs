@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::share;
+use crate::membership::{Membership, World};
 use crate::state::control::{Connect, Control, Liveness, Notice, PeerHealth, Progress, Sharing, Topology};
 use crate::state::numbers::Numbers;
 use tinynccl_plan::error::{Error, Result};
@@ -36,9 +37,8 @@ impl Gone {
 
 /// A rank among processes.
 pub(super) struct Network {
-    session: Session,
-    endpoint: Endpoint,
-    infos: Vec<EndpointInfo>,
+    session: Arc<Session>,
+    membership: Arc<Membership>,
     gone: Arc<(Mutex<Gone>, Condvar)>,
     /// The routes between us and ranks that we reach through relays.
     paths: Vec<Path>,
@@ -66,7 +66,18 @@ impl Network {
             record.1.notify_all();
         }));
         let (numbers, config) = (Numbers::new(session.rank(), session.world_size()), config.clone());
-        Ok(Network { session, endpoint, infos, gone, paths, store_host, numbers, config })
+        let session = Arc::new(session);
+        let weak = Arc::downgrade(&session);
+        let revoked = move |from: usize, comm: u32, reason: String| {
+            weak.upgrade().inspect(|session| session.aborted(from, comm, reason));
+        };
+        let world = World { rank: session.rank(), infos, secret: session.secret(), stopped: session.stopped() };
+        let membership = Membership::new(endpoint, world, &config, Box::new(revoked));
+        Ok(Network { session, membership, gone, paths, store_host, numbers, config })
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        self.membership.endpoint()
     }
 
     /// Why `peer` cannot be reached, if known.
@@ -76,7 +87,7 @@ impl Network {
             op: "connect".to_owned(),
             rank: self.rank(),
             peer,
-            address: format!("process {}", self.infos[peer].pid),
+            address: format!("process {}", self.membership.infos()[peer].pid),
             detail,
         };
         if gone.left.contains(&peer) {
@@ -94,17 +105,17 @@ impl Network {
         let mut gone = lock(mutex);
         let needed = |gone: &Gone| match self.session.is_over() {
             // The ranks that remain are not notified any more.
-            true => self.endpoint.traffic().links > 0,
-            false => self.endpoint.is_needed(&|rank| gone.contains(rank)),
+            true => self.endpoint().traffic().links > 0,
+            false => self.endpoint().is_needed(&|rank| gone.contains(rank)),
         };
         if !needed(&gone) {
             return;
         }
         log::info!("rank {}: done; it relays between other ranks until they are done", self.rank());
         self.session.leave();
-        let (mut moved, mut since) = (self.endpoint.traffic(), Instant::now());
+        let (mut moved, mut since) = (self.endpoint().traffic(), Instant::now());
         while needed(&gone) {
-            let now = self.endpoint.traffic();
+            let now = self.endpoint().traffic();
             if std::mem::replace(&mut moved, now) != now {
                 since = Instant::now();
             } else if since.elapsed() >= self.config.timeout {
@@ -191,15 +202,15 @@ impl Topology for Network {
     }
 
     fn shares_memory(&self, peer: usize) -> bool {
-        peer == self.rank() || self.endpoint.choose(&self.infos[peer]).0 == "shm"
+        peer == self.rank() || self.endpoint().choose(&self.membership.infos()[peer]).0 == "shm"
     }
 
     fn same_host(&self, a: usize, b: usize) -> bool {
-        self.infos[a].host.same_machine(&self.infos[b].host)
+        self.membership.infos()[a].host.same_machine(&self.membership.infos()[b].host)
     }
 
     fn hostname(&self, peer: usize) -> String {
-        self.infos[peer].host.hostname.clone()
+        self.membership.infos()[peer].host.hostname.clone()
     }
 
     fn store_host(&self) -> Option<usize> {
@@ -207,11 +218,11 @@ impl Topology for Network {
     }
 
     fn paths(&self) -> Vec<Path> {
-        self.endpoint.paths(true)
+        self.endpoint().paths(true)
     }
 
     fn traffic(&self) -> Traffic {
-        self.endpoint.traffic()
+        self.endpoint().traffic()
     }
 }
 
@@ -302,24 +313,28 @@ impl Connect for Network {
         doorbell: &Arc<Doorbell>,
         abort: &dyn Fn() -> Option<Error>,
     ) -> Result<LinkPair> {
-        let to = ConnectTo { comm, peer_rank: peer, info: &self.infos[peer], channel, options };
+        let to = ConnectTo { comm, peer_rank: peer, info: &self.membership.infos()[peer], channel, options };
         let or_gone = || abort().or_else(|| self.is_out_of_reach(peer));
-        self.endpoint.connect(&to, doorbell, &or_gone, self.config.connect_timeout.min(self.config.timeout))
+        self.endpoint().connect(&to, doorbell, &or_gone, self.config.connect_timeout.min(self.config.timeout))
     }
 
     unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
         // SAFETY: by the caller.
-        unsafe { self.endpoint.register(base, bytes) }
+        unsafe { self.endpoint().register(base, bytes) }
     }
 
     fn zero_copy_from(&self, bytes: usize) {
-        self.endpoint.zero_copy_from(bytes);
+        self.endpoint().zero_copy_from(bytes);
     }
 }
 
 impl Control for Network {
     fn numbers(&self) -> &Numbers {
         &self.numbers
+    }
+
+    fn membership(&self) -> Option<&Arc<Membership>> {
+        Some(&self.membership)
     }
 
     fn close(&self) {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::numbers::Numbers;
+use crate::membership::Membership;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_transport::mapping::Mapping;
 use tinynccl_transport::relay::{Path, Traffic};
@@ -47,6 +48,10 @@ pub(crate) enum Notice {
 pub(crate) trait Control: Topology + Sharing + Liveness + Connect + Send + Sync {
     /// The numbers of communicators that this rank gives out and knows.
     fn numbers(&self) -> &Numbers;
+    /// Agreement of the ranks without a store; `None` for threads of one process.
+    fn membership(&self) -> Option<&Arc<Membership>> {
+        None
+    }
     /// Leaves; no further calls. A rank that relays between others stays until no pair needs it.
     fn close(&self);
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::control::Control;
+use crate::membership::Membership;
 use tinynccl_transport::bootstrap::Server;
 
 /// Lives as long as the last communicator of a rendezvous. It leaves first, then waits for the others if it hosts the
@@ -10,11 +11,14 @@ use tinynccl_transport::bootstrap::Server;
 pub(crate) struct Home {
     control: Arc<dyn Control>,
     _server: Option<Server>,
+    /// Of the communicator that this one's was made from ([`Comm::shrink`](crate::Comm::shrink)): a member that missed
+    /// the outcome of its last agreement can still ask for it.
+    _former: Option<Arc<Membership>>,
 }
 
 impl Home {
-    pub(crate) fn new(control: Arc<dyn Control>, server: Option<Server>) -> Home {
-        Home { control, _server: server }
+    pub(crate) fn new(control: Arc<dyn Control>, server: Option<Server>, former: Option<Arc<Membership>>) -> Home {
+        Home { control, _server: server, _former: former }
     }
 }
 

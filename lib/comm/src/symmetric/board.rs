@@ -310,6 +310,30 @@ impl Board {
     }
 }
 
+/// Wakes the thread of a rank's own process that sleeps in the shared region.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    memory: Arc<Mapping>,
+    /// Offset of the rank's [`Asleep`].
+    asleep: usize,
+}
+
+impl Alarm {
+    /// Returns the alarm of this board's rank.
+    pub(crate) fn new(board: &Board) -> Alarm {
+        Alarm { memory: board.memory.clone(), asleep: board.layout.asleep(board.rank) }
+    }
+
+    /// Wakes the thread, which finds out why.
+    pub(crate) fn ring(&self) {
+        fence::of_waker();
+        // SAFETY: the board's offset, which fits into the mapping and is a multiple of 64 ([`Board::new`]).
+        let asleep: NonNull<Asleep> = unsafe { self.memory.base().add(self.asleep).cast() };
+        // SAFETY: valid as long as `memory`, and made of atomics, which may be shared with anyone.
+        unsafe { asleep.as_ref() }.wake();
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -318,6 +342,20 @@ mod tests {
         let layout = Layout::new(2, 1 << 10, 4 << 10).unwrap();
         let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
         [0, 1].map(|rank| Board::new(memory.clone(), layout, rank).unwrap())
+    }
+
+    #[test]
+    fn an_alarm_wakes_a_sleeper_of_its_own_rank() {
+        let [ours, _] = boards();
+        let alarm = Alarm::new(&ours);
+        std::thread::scope(|scope| {
+            let woken = scope.spawn(move || !ours.sleep(Duration::from_secs(60), || false));
+            while !woken.is_finished() {
+                alarm.ring();
+                std::thread::yield_now();
+            }
+            assert!(woken.join().unwrap());
+        });
     }
 
     #[test]

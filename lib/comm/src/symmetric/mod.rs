@@ -53,7 +53,7 @@ mod words;
 mod work;
 
 pub(crate) use allocation::{Allocation, Registry, region_bytes};
-pub(crate) use board::Board;
+pub(crate) use board::{Alarm, Board};
 pub(crate) use layout::Layout;
 pub(crate) use one_shot::slot_bytes;
 pub(crate) use run::run;

@@ -25,7 +25,7 @@ pub trait Stream: Read + Write + AsFd + Send + fmt::Debug + 'static {}
 impl<S: Read + Write + AsFd + Send + fmt::Debug + 'static> Stream for S {}
 
 /// Why a dialed address did not do.
-pub(crate) enum Failure {
+pub enum Failure {
     /// No process listens there, or not the one meant.
     Wrong(String),
     /// It may work later.
@@ -38,7 +38,7 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Why, in words.
-    pub(crate) fn text(self) -> String {
+    pub fn text(self) -> String {
         match self {
             Failure::Wrong(text) | Failure::Slow(text) | Failure::Refused(text) => text,
             Failure::Final(e) => e.to_string(),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::mail::{self, MailHello};
 use super::{Inner, hop};
 use crate::accept::acceptor::{Acceptor, Handler, Incoming, Rejected};
 use crate::accept::handshake::{Hello, Reply};
@@ -156,10 +157,16 @@ impl Handler for Accepting {
     }
 
     fn secret(&self, hello: &Hello) -> Result<Secret, String> {
+        if hello.purpose::<MailHello>().is_some() {
+            return Ok(self.secret);
+        }
         LinkHello::of(hello, self.rank).map(|_| self.secret)
     }
 
-    fn admit(&mut self, hello: &Hello, incoming: Incoming, _attached: &[u8]) -> Result<(), Rejected> {
+    fn admit(&mut self, hello: &Hello, incoming: Incoming, attached: &[u8]) -> Result<(), Rejected> {
+        if let Some(hello) = hello.purpose::<MailHello>() {
+            return mail::take(self.endpoint.upgrade().as_deref(), hello, incoming, attached);
+        }
         let link = match LinkHello::of(hello, self.rank) {
             Ok(link) => link,
             Err(reason) => return Err((reason, incoming.conn)),

@@ -7,11 +7,12 @@
 
 mod acceptor;
 mod hop;
+mod mail;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::accept::acceptor::{Acceptor, Incoming};
@@ -22,7 +23,7 @@ use super::fabric::{Accept, Bind, Dial, Dialed, Fabric, Registration, Site, unre
 use super::relay::{self, Path, Routes, Traffic};
 use super::wait::Wait;
 use super::wrap::checksum;
-use super::{EndpointInfo, LinkOptions, LinkPair, Peer, shm, tcp, verbs};
+use super::{EndpointInfo, LinkOptions, LinkPair, Peer, beacon, shm, tcp, verbs};
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, with_loopback};
 use acceptor::{Backlog, Key};
@@ -82,6 +83,9 @@ struct Inner {
     info: EndpointInfo,
     backlog: Arc<Backlog>,
     relay: Relay,
+    /// The addresses that messages to other ranks leave from.
+    locals: Vec<LocalAddress>,
+    receive: OnceLock<mail::Receive>,
 }
 
 /// One hop of a link, as the rank that dials sees it.
@@ -135,7 +139,7 @@ impl Endpoint {
         config: &Config,
         fabrics: Vec<Box<dyn Fabric>>,
     ) -> Result<Endpoint> {
-        Endpoint::start(rank, secret, config, Backlog::new()?, fabrics)
+        Endpoint::start(rank, secret, config, Backlog::new()?, fabrics, Vec::new())
     }
 
     fn listen(
@@ -162,7 +166,7 @@ impl Endpoint {
         }
         match failed {
             Some(e) if bound.is_empty() => Err(e),
-            _ => Endpoint::start(rank, secret, config, backlog, bound),
+            _ => Endpoint::start(rank, secret, config, backlog, bound, locals),
         }
     }
 
@@ -172,12 +176,14 @@ impl Endpoint {
         config: &Config,
         backlog: Arc<Backlog>,
         fabrics: Vec<Box<dyn Fabric>>,
+        locals: Vec<LocalAddress>,
     ) -> Result<Endpoint> {
         let mut info = EndpointInfo {
             tcp: Vec::new(),
             unix: None,
             verbs: Vec::new(),
             other: BTreeMap::new(),
+            beacon: beacon::ours(),
             host: Host::current(),
             pid: std::process::id(),
         };
@@ -193,6 +199,8 @@ impl Endpoint {
             info,
             backlog,
             relay: Relay::new(config.connect_timeout.min(config.timeout)),
+            locals,
+            receive: OnceLock::new(),
         });
         Ok(Endpoint { _acceptor: acceptor::start(&inner)?, inner, origin: Origin::here() })
     }

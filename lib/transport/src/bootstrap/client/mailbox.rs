@@ -1,6 +1,7 @@
 //! State shared by the callers of a session and its thread.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -23,6 +24,8 @@ pub(crate) struct Mailbox {
     pub(crate) changed: Condvar,
     pub(crate) events: Mutex<Events>,
     pub(crate) tracked: Mutex<Vec<(u32, Arc<Progress>)>>,
+    /// This process did not run for several heartbeats.
+    pub(crate) stopped: Arc<AtomicBool>,
 }
 
 /// Frames to send, and a flag for the goodbye after them.
@@ -63,6 +66,7 @@ impl Mailbox {
             changed: Condvar::new(),
             events: Mutex::default(),
             tracked: Mutex::default(),
+            stopped: Arc::default(),
         }
     }
 

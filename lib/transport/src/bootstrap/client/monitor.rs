@@ -26,6 +26,9 @@ const SILENT: Duration = Duration::from_secs(12);
 /// Time within which a stream that ended may go on over another. Its end is that of the process, if nothing listens any
 /// more; otherwise the store's kernel gave the stream up while nothing got through.
 const RESET: Duration = Duration::from_secs(1);
+/// Heartbeats by which this thread must be late for its process to count as one that was stopped: others take it for
+/// gone then.
+const STOPPED_BEATS: u32 = 3;
 /// Time between two searches for another path.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -107,6 +110,9 @@ impl Monitor {
                 ];
                 poll(&mut fds, left(until)).map_err(io::Error::from)
             };
+            if Instant::now() > until + self.heartbeat * STOPPED_BEATS {
+                self.mailbox.stopped.store(true, Ordering::Relaxed);
+            }
             self.mailbox.bell.drain();
             let filled = self.connection.fill();
             state = flushed.and(polled).and(filled);
@@ -152,7 +158,7 @@ impl Monitor {
             }
             let mut bell = [PollFd::new(&self.mailbox.bell, PollFlags::IN)];
             // A failing poll shortens the pause.
-            let _ = poll(&mut bell, PAUSE.min(limit / 10));
+            let _ = poll(&mut bell, PAUSE.min(limit / 100));
             self.mailbox.bell.drain();
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -258,6 +259,16 @@ impl Session {
         // Long reasons are cut: they must fit a message.
         let reason = reason.chars().take(4096).collect();
         self.mailbox.send(&ToStore::Abort { comm, reason });
+    }
+
+    /// Returns a flag that is true once this process has not run for several heartbeats.
+    pub fn stopped(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.mailbox.stopped)
+    }
+
+    /// Handles rank `from`'s abort of `comm`, which has come without the store.
+    pub fn aborted(&self, from: usize, comm: u32, reason: String) {
+        self.mailbox.dispatch(Event::Abort { from, comm, reason });
     }
 
     /// Notifies every other rank that this one has left, and still receives their events. [`Session::close`] must

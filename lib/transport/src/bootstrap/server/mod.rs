@@ -131,7 +131,12 @@ impl Server {
     /// long as this process and one of the ranks live. Ranks that do not fit together (one number twice, two sizes) will
     /// never be complete, and nothing else ends their wait: all of them are notified at once.
     pub fn open(bind: SocketAddr, secret: Secret, config: &Config) -> Result<Server> {
-        Server::listen(bind, secret, None, config, LINGER)
+        Server::listen(bind, secret, None, true, config, LINGER)
+    }
+
+    /// [`Server::start`] for the ranks that know `secret`, whose number the first one sets.
+    pub fn start_unsized(bind: SocketAddr, secret: Secret, config: &Config) -> Result<Server> {
+        Server::listen(bind, secret, None, false, config, LINGER)
     }
 
     /// [`Server::start`] for the ranks whose id holds `secret`; dropping it waits `linger` at most for goodbyes.
@@ -146,14 +151,15 @@ impl Server {
             let detail = format!("world size {world_size} is not between 1 and 2^32-1");
             return Err(Error::invalid("rendezvous store", detail));
         }
-        Server::listen(bind, secret, Some(world_size), config, linger)
+        Server::listen(bind, secret, Some(world_size), false, config, linger)
     }
 
-    /// Starts a store. Without a `world_size` it goes on for the ranks that are there, `linger` after it was dropped.
+    /// Starts a store. If it `goes_on`, it serves the ranks that are there also `linger` after it was dropped.
     pub(super) fn listen(
         bind: SocketAddr,
         secret: Secret,
         world_size: Option<usize>,
+        goes_on: bool,
         config: &Config,
         linger: Duration,
     ) -> Result<Server> {
@@ -197,7 +203,7 @@ impl Server {
             closing: false,
             interrupted: false,
             linger,
-            goes_on: world_size.is_none(),
+            goes_on,
             accept_again: None,
             // Clients with the right secret are logged separately: their errors are the job's own.
             rejections: Strangers::new(format!("{prefix}, unproven:")),

@@ -23,7 +23,7 @@ fn a_store_that_closes_in_order_is_not_lost_but_gives_no_answers() {
 #[test]
 fn an_open_store_goes_on_without_its_owner() {
     let bind = "127.0.0.1:0".parse().unwrap();
-    let server = Server::listen(bind, SECRET, None, &config(), Duration::ZERO).unwrap();
+    let server = Server::listen(bind, SECRET, None, true, &config(), Duration::ZERO).unwrap();
     let at = address(&server);
     let mut sessions = form(&server, 3);
     let ended = server.watch();
