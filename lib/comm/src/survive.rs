@@ -70,6 +70,7 @@ impl Comm {
     /// those that died meanwhile.
     ///
     /// ```no_run
+    /// # extern crate tinynccl_comm as tinynccl;
     /// # use tinynccl::{Comm, ReduceOp, Result};
     /// # fn step(mut comm: Comm, input: &[f32], sum: &mut [f32]) -> Result<Comm> {
     /// while let Err(error) = comm.all_reduce(input, sum, ReduceOp::Sum) {
