@@ -64,10 +64,13 @@ impl Comm {
 
     /// Makes a communicator of the ranks that live, in their order here, numbered from 0.
     ///
-    /// Every rank that lives must call it. It has new links, new memory and a new rendezvous store, hosted by its lowest
-    /// rank or the one that leads the agreement; nothing of this communicator is used any more, which can be dropped. The
-    /// settings are the same; it is not traced. Either all ranks that return get the communicator, or all try again without
-    /// those that died meanwhile.
+    /// Every rank that lives must call it. It has new links, new memory and a new rendezvous store, hosted by the
+    /// rank that led the agreement, as a rule the lowest one; nothing of this communicator is used any more, which can be
+    /// dropped. The settings are the same; it is not traced. Either all ranks that live get the communicator, or all try
+    /// again without those that died meanwhile.
+    ///
+    /// A collective that a failure interrupts leaves its input as it was, so the retry is exact; a call in place leaves its
+    /// buffer undefined.
     ///
     /// ```no_run
     /// # extern crate tinynccl_comm as tinynccl;
@@ -87,6 +90,7 @@ impl Comm {
     pub fn shrink(&self) -> Result<Comm> {
         let membership = self.membership(SHRINK)?;
         self.inner.drain();
+        let mut failures = 0;
         loop {
             let server = RefCell::new(None);
             let outcome = self.ask(SHRINK, membership, u64::MAX, &|| {
@@ -99,11 +103,16 @@ impl Comm {
             // All of them have it, or none of them uses it.
             let whole = u64::from(started.is_ok());
             let seal = self.ask(SHRINK, membership, whole, &|| Ok(Vec::new()))?;
-            match started {
+            let error = match started {
                 Ok(comm) if seal.value & 1 == 1 && seal.alive == outcome.alive => return Ok(comm),
-                Ok(_) => log::info!("rank {}: shrink: a start has failed; once more", self.rank()),
-                Err(error) if seal.alive == outcome.alive => return Err(error),
-                Err(error) => log::info!("rank {}: shrink: once more after: {error}", self.rank()),
+                Ok(_) => Error::bootstrap("the survivors' store", "another rank could not start, see its output"),
+                Err(error) => error,
+            };
+            log::info!("rank {}: shrink: {error}", self.rank());
+            // The same on all ranks. A rank may die right after it has sealed, so one failure without a loss is none.
+            failures += usize::from(seal.alive == outcome.alive);
+            if failures == FAILURES {
+                return Err(error);
             }
         }
     }
@@ -160,6 +169,8 @@ impl Comm {
 }
 
 const SHRINK: &str = "shrink";
+/// Starts that may fail although all ranks live.
+const FAILURES: usize = 3;
 const REVOKED: &str = "revoked the communicator";
 
 thread_local! {

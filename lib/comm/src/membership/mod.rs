@@ -159,6 +159,7 @@ impl Membership {
         let rank = asked.members.iter().position(|&member| member == shared.post.rank());
         let rank = rank.ok_or_else(|| Error::invalid(asked.op, "this rank is no member"))?;
         let mut watch = HashMap::new();
+        let mut lacking = None;
         let mut groups = lock(&shared.groups);
         let round = shared.group(&mut groups, asked, rank).round;
         let step = |groups: &mut HashMap<u32, Group>, input: &mut dyn FnMut(&mut Agreement, &mut Out)| {
@@ -181,7 +182,10 @@ impl Membership {
             let (wants_offer, missing) = (agreement.wants_offer(), agreement.no_quorum().map(<[usize]>::to_vec));
             let (awaited, dead) = (agreement.awaited(), agreement.proven().clone());
             let waited = began.elapsed();
-            let failed = match missing {
+            // Silent members may be slow: they have as much time again.
+            lacking = missing.as_ref().map(|_| lacking.unwrap_or_else(Instant::now));
+            let over = lacking.is_some_and(|since: Instant| since.elapsed() >= shared.post.silence());
+            let failed = match missing.filter(|_| over) {
                 Some(missing) => {
                     let size = asked.members.len();
                     let here = size - missing.len() - if strict { 0 } else { dead.len() };

@@ -126,6 +126,11 @@ impl Post {
         heard.elapsed() > self.office.silence()
     }
 
+    /// Time without a sign of life after which a rank counts as silent.
+    pub(super) fn silence(&self) -> Duration {
+        self.office.silence()
+    }
+
     /// Gives the threads a moment for what is unsent, and ends them.
     pub(super) fn close(&self) {
         *lock(&self.office.closed) = Some(Instant::now() + LAST);
