@@ -13,7 +13,16 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 use tinynccl::config::Tune;
 use tinynccl::{Comm, Config, Error, ReduceOp};
 
-use crate::common::{Fabric, config, run};
+use crate::common::{self, Fabric, run};
+
+/// A rank is taken for gone after four of these: far more than a busy machine needs for a reply.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+fn config() -> Config {
+    let mut config = common::config();
+    config.heartbeat = HEARTBEAT;
+    config
+}
 
 /// The sum of the ranks' numbers.
 fn sum(comm: &Comm) -> usize {
@@ -156,7 +165,7 @@ fn job() {
     let words: Vec<usize> = role.split(' ').map(|word| word.parse().expect("a number")).collect();
     let [expected, count, dies_after, stays] = words[..] else { panic!("{role}") };
     let mut config = Config::from_env().expect("settings");
-    config.tune = Tune::Off;
+    (config.tune, config.heartbeat) = (Tune::Off, HEARTBEAT);
     let mut comm = Comm::from_env_with(config).expect("a communicator");
     let ours = 1u64 << comm.rank();
     let mut members = (1 << comm.size()) - 1;
@@ -230,7 +239,7 @@ impl Job {
     ) -> Job {
         let port = Port::loopback();
         // A stopped rank is noticed at the deadline of a call.
-        let (timeout, stays) = (if stops.is_some() { "5" } else { "60" }, stops == Some(true));
+        let (timeout, stays) = (if stops.is_some() { "10" } else { "60" }, stops == Some(true));
         let start = |rank: usize| {
             let dies_after = dies_after.get(rank).copied().unwrap_or(0);
             Command::new(std::env::current_exe().expect("this program"))
