@@ -17,7 +17,8 @@ fn load() -> Library {
     let program = std::env::current_exe().expect("this program");
     let built = program.ancestors().nth(2).expect("the profile's folder").join("examples/libfirst_plugin.so");
     // SAFETY: it has no constructors.
-    unsafe { Library::new(&built) }.unwrap_or_else(|e| panic!("{}: {e}", built.display()))
+    unsafe { Library::new(&built) }
+        .unwrap_or_else(|e| panic!("{}: {e}; cargo build -p tinynccl-nccl-net --examples", built.display()))
 }
 
 fn ok(status: Status) {

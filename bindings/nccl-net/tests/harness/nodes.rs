@@ -2,7 +2,9 @@
 //! sockets cannot use.
 
 use nccl_net_tinynccl::abi::Status;
-pub(crate) use program_kit::nodes::{cable, cable_with, makes_nodes, node, run, sent_in, sent_over, within};
+pub(crate) use program_kit::nodes::{
+    cable, cable_with, makes_nodes, makes_nodes_for, node, run, sent_in, sent_over, within,
+};
 
 use super::again::{Process, hear, hex, say, unhex};
 use super::api::*;

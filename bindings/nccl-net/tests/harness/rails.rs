@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::again::{Process, hear, hex, say, unhex};
 use super::api::*;
-use super::nodes::{cable, makes_nodes, node, run, sent_over};
+use super::nodes::{cable, makes_nodes, makes_nodes_for, node, run, sent_over};
 
 const LEN: usize = 1 << 20;
 /// Messages under way at once.
@@ -360,7 +360,8 @@ fn cut_and_mended(test: &str, settings: &[(&str, &str)], cut: &Cut) {
         };
         count >= 50 && done
     };
-    if !makes_nodes(test, |name| talk(name, enough)) {
+    // Every phase has its own limit.
+    if !makes_nodes_for(Duration::from_secs(60) * (1 + cut.at.len() as u32), test, |name| talk(name, enough)) {
         return;
     }
     let mut nodes = two(test, settings);
