@@ -15,10 +15,11 @@
 //! a death costs at most one more leader's two round trips.
 //!
 //! **Quorum.** A leader proceeds with the replies of all members that are not gone: dead (proven, see
-//! [`Beacon`](tinynccl_transport::beacon)) or silent (suspected). Those that replied must outnumber the missing ones
+//! [`beacon`](tinynccl_transport::beacon)) or silent (suspected). Those that replied must outnumber the missing ones
 //! whose death is not proven. Two disjoint groups cannot both do that while a member of each lives: each counts the
-//! other among its missing. A member that did not run for a while counts the dead as missing, too. With crashes alone, where every member that is gone is dead, any two quorums share a member,
-//! so the outcome is uniform: it is also that of members that died after they had decided.
+//! other among its missing. A member that did not run for a while counts the dead as missing, too. With crashes alone,
+//! where every member that is gone is dead, any two quorums share a member, so the outcome is uniform: it is also that of
+//! members that died after they had decided.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -355,8 +356,9 @@ impl Agreement {
     /// Begins the first phase.
     fn prepare(&mut self, value: u64, out: &mut Out) -> Attempt {
         let (rank, size) = (self.rank as u64, self.size as u64);
-        let after = self.promised.map_or(0, |promised| promised + 1);
-        let ballot = after + (rank + size - after % size) % size;
+        // Saturating: a ballot is what another process has sent.
+        let after = self.promised.map_or(0, |promised| promised.saturating_add(1));
+        let ballot = after.saturating_add((rank + size - after % size) % size);
         (self.promised, self.replied) = (Some(ballot), true);
         let dead = &self.dead;
         let reached = self.others().filter(|&rank| !self.is_gone(rank));

@@ -204,3 +204,12 @@ fn one_outcome_though_one_dies_and_another_is_taken_for_gone() {
         explore(Case { crashes: 1, suspect: Some((suspect, 2)), fifo: true, late: false, ..CALM });
     }
 }
+
+#[test]
+fn a_ballot_of_any_size_is_no_overflow() {
+    let (mut member, mut out) = (super::Agreement::new(1, 3, BTreeSet::new()), Out::new());
+    member.call(7, false, &mut out);
+    member.receive(0, Message::Prepare { ballot: u64::MAX, dead: BTreeSet::new() }, &mut out);
+    member.silent(0, &mut out);
+    assert!(matches!(out.last(), Some((2, Message::Prepare { ballot: u64::MAX, .. }))), "{out:?}");
+}
