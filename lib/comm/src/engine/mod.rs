@@ -124,7 +124,8 @@ impl Inner {
         self.state.clone()
     }
 
-    pub(crate) fn size(&self) -> usize {
+    /// Returns the number of ranks.
+    pub fn size(&self) -> usize {
         self.state.members.len()
     }
 

@@ -35,7 +35,8 @@ const ROOT_CAUSE_GRACE: Duration = Duration::from_millis(1500);
 
 /// Shared state of one communicator in one process.
 pub struct State {
-    pub(crate) id: u32,
+    /// Number of the communicator, equal on all ranks: 0 is the world.
+    pub id: u32,
     pub(crate) rank: usize,
     /// World rank by communicator rank.
     pub members: Vec<usize>,
@@ -209,7 +210,7 @@ impl State {
     }
 
     /// As [`State::fail`], and notifies the other ranks.
-    pub(crate) fn fail_everywhere(&self, error: Error) -> Error {
+    pub fn fail_everywhere(&self, error: Error) -> Error {
         let reason = error.to_string();
         let already = self.has_failed();
         let first = self.fail(error);
