@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.."
 kind=${1:-address}
 [ $# -eq 0 ] || shift
 case $kind in
-    address) [ $# -gt 0 ] || set -- shm:: tcp:: inproc:: verbs:: rails:: relay:: accept:: endpoint:: wrap:: reduce:: executor:: fuzz_targets:: bootstrap::wire wire:: schedule::partition ;;
+    address) [ $# -gt 0 ] || set -- shm:: tcp:: inproc:: verbs:: rails:: relay:: accept:: endpoint:: wrap:: reduce:: executor:: fuzzing:: bootstrap::wire wire:: schedule::partition ;;
     thread) [ $# -gt 0 ] || set -- shm:: ;;
     *) echo "sanitize: unknown sanitizer '$kind', expected address or thread" >&2; exit 2 ;;
 esac

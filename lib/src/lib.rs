@@ -6,7 +6,8 @@
 //!
 //! # In your program
 //!
-//! The library is not published as a crate yet. In `Cargo.toml`, with `path = "…/tinynccl/lib"` for a clone beside your program:
+//! The library is not published as a crate yet. In `Cargo.toml`, with `path = "…/tinynccl/lib"` for a clone beside your
+//! program:
 //!
 //! ```toml
 //! [dependencies]
@@ -56,7 +57,7 @@ pub use tinynccl_plan::{algorithm, dtype, error, float8, schedule, simulate, wir
 pub use tinynccl_sys::{config, interrupt};
 #[cfg(fuzzing)]
 #[doc(hidden)]
-pub use tinynccl_transport::fuzz_targets as fuzzing;
+pub use tinynccl_transport::fuzzing;
 #[doc(inline)]
 pub use tinynccl_transport::{self as transport, bootstrap};
 

@@ -2,7 +2,8 @@
 //!
 //! NCCL plans its rings and trees over devices as if device 0 of every host reached device 0 of every other one. With a
 //! cable per pair of hosts that is not so, and only a connection's two ends know which of their ports it can take. So
-//! all ports are one device, and [`tinynccl_transport::rails`] takes the right ones per connection, several if there are several.
+//! all ports are one device, and [`tinynccl_transport::rails`] takes the right ones per connection, several if there
+//! are several.
 
 use std::ffi::{CStr, c_int};
 use std::fs;

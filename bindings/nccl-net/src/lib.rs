@@ -1,5 +1,6 @@
 //! A network plugin of NVIDIA's NCCL: `NCCL_NET_PLUGIN=tinynccl` loads `libnccl-net-tinynccl.so`, and NCCL's data
-//! between hosts goes over tinynccl's connections ([`tinynccl_transport::rails`]). `docs/nccl-net.md` says how to use it.
+//! between hosts goes over tinynccl's connections ([`tinynccl_transport::rails`]). `docs/nccl-net.md` says how to use
+//! it.
 //!
 //! | module | idea |
 //! |---|---|

@@ -184,8 +184,9 @@ impl Comm {
         }
     }
 
-    /// The pairs of ranks that have no common subnet, and the ranks that forward their messages over RDMA, over rails, or
-    /// over TCP between hosts. The numbers are those of the world, whose ranks outside this communicator may be relays.
+    /// The pairs of ranks that have no common subnet, and the ranks that forward their messages over RDMA, over rails,
+    /// or over TCP between hosts. The numbers are those of the world, whose ranks outside this communicator may be
+    /// relays.
     pub fn relayed(&self) -> Vec<Path> {
         let state = &self.inner.state;
         let mut paths = state.control.paths();

@@ -27,8 +27,8 @@ impl Comm {
     /// Ends this communicator on every rank, from any thread: calls in flight and later ones give [`Error::Aborted`],
     /// also on ranks that have not noticed a failure. [`Comm::agree`] and [`Comm::shrink`] still work.
     ///
-    /// A rank that has noticed a failure calls it before [`Comm::shrink`], so that no other rank goes on waiting for it in
-    /// an older call. It needs no rendezvous store, whose host may have died, and does not wait.
+    /// A rank that has noticed a failure calls it before [`Comm::shrink`], so that no other rank goes on waiting for it
+    /// in an older call. It needs no rendezvous store, whose host may have died, and does not wait.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] in a forked child.
@@ -45,15 +45,15 @@ impl Comm {
     /// Agrees with the other ranks on a value and on the ranks that live, although ranks die meanwhile and before.
     ///
     /// Every rank that lives must call it, the same number of times. All ranks that get a result get the same one, also
-    /// those that die afterwards. Works after a failure and after [`Comm::revoke`], and does not use the rendezvous store.
-    /// Costs five messages one after another, and as many again for each rank that leads and dies. Asynchronous calls
-    /// made before are finished first.
+    /// those that die afterwards. Works after a failure and after [`Comm::revoke`], and does not use the rendezvous
+    /// store. Costs five messages one after another, and as many again for each rank that leads and dies. Asynchronous
+    /// calls made before are finished first.
     ///
     /// A rank whose death is not proven counts as gone after four heartbeats (`TINYNCCL_HEARTBEAT`) of silence.
     ///
     /// # Errors
-    /// - [`Error::Timeout`] names the missing ranks: the ranks that take part do not outnumber those that are silent and
-    ///   not proven dead (a network that fell apart), or a rank that lives has not made the call in time
+    /// - [`Error::Timeout`] names the missing ranks: the ranks that take part do not outnumber those that are silent
+    ///   and not proven dead (a network that fell apart), or a rank that lives has not made the call in time
     ///   (`TINYNCCL_TIMEOUT`). The call may be repeated.
     /// - [`Error::Aborted`]: the other ranks have gone on without this one.
     /// - [`Error::Unsupported`] on communicators of [`Comm::threads`], whose ranks die together.
@@ -65,12 +65,12 @@ impl Comm {
     /// Makes a communicator of the ranks that live, in their order here, numbered from 0.
     ///
     /// Every rank that lives must call it. It has new links, new memory and a new rendezvous store, hosted by the
-    /// rank that led the agreement, as a rule the lowest one; nothing of this communicator is used any more, which can be
-    /// dropped. The settings are the same; it is not traced. Either all ranks that live get the communicator, or all try
-    /// again without those that died meanwhile.
+    /// rank that led the agreement, as a rule the lowest one; nothing of this communicator is used any more, which can
+    /// be dropped. The settings are the same; it is not traced. Either all ranks that live get the communicator, or all
+    /// try again without those that died meanwhile.
     ///
-    /// A collective that a failure interrupts leaves its input as it was, so the retry is exact; a call in place leaves its
-    /// buffer undefined.
+    /// A collective that a failure interrupts leaves its input as it was, so the retry is exact; a call in place leaves
+    /// its buffer undefined.
     ///
     /// ```no_run
     /// # extern crate tinynccl_comm as tinynccl;
@@ -86,7 +86,7 @@ impl Comm {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Comm::agree`], and those of a start that failed although no rank died.
+    /// Errors of [`Comm::agree`], and those of a start that failed although no rank died.
     pub fn shrink(&self) -> Result<Comm> {
         let membership = self.membership(SHRINK)?;
         self.inner.drain();

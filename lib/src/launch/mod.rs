@@ -114,8 +114,8 @@ impl Launcher {
         self
     }
 
-    /// Leaves the other ranks alone when one fails: they go on without it ([`Comm::shrink`](tinynccl_comm::Comm::shrink)). The exit
-    /// code is 0 if a rank ends well. Default: false.
+    /// Leaves the other ranks alone when one fails: they go on without it
+    /// ([`Comm::shrink`](tinynccl_comm::Comm::shrink)). The exit code is 0 if a rank ends well. Default: false.
     pub fn elastic(mut self, elastic: bool) -> Self {
         self.elastic = elastic;
         self
@@ -143,12 +143,13 @@ impl Launcher {
     }
 
     /// Starts the ranks and waits for all of them. The exit code: 0, or that of the rank that failed first (128 +
-    /// signal if a signal killed it). Which one that was goes to standard error: the store sees which rank goes first, as
-    /// those that wait for it may be gone before its process is.
+    /// signal if a signal killed it). Which one that was goes to standard error: the store sees which rank goes first,
+    /// as those that wait for it may be gone before its process is.
     ///
     /// - SIGINT, SIGTERM and SIGHUP go on to the ranks (a Ctrl-C at the terminal has reached them already). A second
     ///   one ends them: SIGTERM, then SIGKILL.
-    /// - When a rank fails, unless the launcher is `elastic`, the others get `grace` to end by themselves, then SIGTERM, and `kill_grace` later SIGKILL.
+    /// - When a rank fails, unless the launcher is `elastic`, the others get `grace` to end by themselves, then
+    ///   SIGTERM, and `kill_grace` later SIGKILL.
     /// - When the launcher dies, whatever the reason, the kernel kills the ranks. It does so when the *thread* that
     ///   called this ends: the call blocks it until then.
     ///

@@ -140,9 +140,9 @@ impl Ranks<'_> {
         self.told = self.ended.len();
     }
 
-    /// Names the rank that failed first, once that is known, or now. The ranks that wait for it fail as well, and may be
-    /// gone before it is: the store has seen which one went first. Of those that it has not seen, one that a signal killed
-    /// is the cause, and one that exited has noticed it.
+    /// Names the rank that failed first, once that is known, or now. The ranks that wait for it fail as well, and may
+    /// be gone before it is: the store has seen which one went first. Of those that it has not seen, one that a signal
+    /// killed is the cause, and one that exited has noticed it.
     fn name(&mut self, now: bool) {
         let went = self.server.went();
         let place = |rank: usize| went.iter().position(|(other, _)| *other == rank).unwrap_or(went.len());

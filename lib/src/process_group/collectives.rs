@@ -1,8 +1,8 @@
 //! Blocking calls.
 //!
 //! `n` is the number of ranks. Ranks that have no input or no output in a call pass [`Buffer::none`] or
-//! [`BufferMut::none`]. Invalid lengths, types and ranks give [`Error::InvalidArgument`](tinynccl_plan::Error::InvalidArgument)
-//! before anything is sent.
+//! [`BufferMut::none`]. Invalid lengths, types and ranks give
+//! [`Error::InvalidArgument`](tinynccl_plan::Error::InvalidArgument) before anything is sent.
 
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Spot};

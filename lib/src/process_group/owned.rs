@@ -8,8 +8,8 @@ use super::buffer::{Buffer, BufferMut};
 use tinynccl_comm::{Persistent, SymmetricBuffer};
 use tinynccl_plan::dtype::Element;
 
-/// A buffer that a call can own until it completes: those of [`Comm`](tinynccl_comm::Comm)'s asynchronous calls, [`OnDevice`],
-/// and `()` for ranks without an input or output.
+/// A buffer that a call can own until it completes: those of [`Comm`](tinynccl_comm::Comm)'s asynchronous calls,
+/// [`OnDevice`], and `()` for ranks without an input or output.
 pub trait Owned: Send + 'static {
     /// To read from.
     fn input(&self) -> Buffer<'_>;

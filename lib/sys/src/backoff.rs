@@ -58,7 +58,8 @@ impl Backoff {
         }
     }
 
-    /// [`Backoff::pause`] for a wait that nothing wakes: it sleeps for a sixteenth of the time so far, `longest` at most.
+    /// [`Backoff::pause`] for a wait that nothing wakes: it sleeps for a sixteenth of the time so far, `longest` at
+    /// most.
     pub fn nap(self, waited: Duration, longest: Duration) {
         if self.pause(waited) == Phase::Sleep {
             std::thread::sleep((waited / 16).clamp(NAP, longest));

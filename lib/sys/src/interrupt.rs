@@ -2,8 +2,8 @@
 //!
 //! A signal only wakes a wait; its handler decides whether it ends the call, and an interpreter runs handlers between
 //! its own instructions. So a call made inside of [`watched`] asks, about every 50 ms and after each signal, and gives
-//! [`Error::Aborted`](tinynccl_plan::Error::Aborted) on all ranks when the answer is yes: a collective that one rank has left
-//! cannot be finished by the others.
+//! [`Error::Aborted`](tinynccl_plan::Error::Aborted) on all ranks when the answer is yes: a collective that one rank
+//! has left cannot be finished by the others.
 
 use std::cell::Cell;
 

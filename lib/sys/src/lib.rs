@@ -1,4 +1,4 @@
-//! What every part of tinynccl stands on, and which knows no peer: threads, forks, doorbells, the secret, the settings.
+//! Base of every part of tinynccl, which knows no peer: threads, forks, doorbells, the secret, the settings.
 //!
 //! Programs use the crate `tinynccl`, which has what they need of this one under the same names.
 

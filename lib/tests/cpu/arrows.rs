@@ -11,7 +11,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     (
         "transport/src",
         "",
-        "fuzz_targets fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info beacon wrap memory accept explore forward \
+        "fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info beacon wrap memory accept explore forward \
          wait bootstrap",
     ),
     ("transport/src/rails", "rails", "links connect relay address health connection rdma data stream failover worker"),

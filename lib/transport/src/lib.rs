@@ -18,10 +18,11 @@
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
 //! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] (folder `wrap`) wrap a pair of any transport.
-//! `beacon` proves that a process of this host is dead. [`relay`] joins links where two ranks do not reach each other. [`rails`] has connections over several NIC pairs, for
-//! NVIDIA's NCCL, and links over them, which take TCP's place. All transports share the rest: `accept` (the acceptor, and
-//! the proofs of both ends), `memory` (mappings, large pages, and the fence between a sleeper and its waker), `linger`,
-//! and `wait` (deadlines).
+//! `beacon` proves that a process of this host is dead. [`relay`] joins links where two ranks do not reach each other.
+//! [`rails`] has connections over several NIC pairs, for
+//! NVIDIA's NCCL, and links over them, which take TCP's place. All transports share the rest: `accept` (the acceptor,
+//! and the proofs of both ends), `memory` (mappings, large pages, and the fence between a sleeper and its waker),
+//! `linger`, and `wait` (deadlines).
 //!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
@@ -67,9 +68,7 @@ pub mod explore;
 pub(crate) mod fabric;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
-pub mod fuzz_targets;
-#[cfg(any(test, fuzzing))]
-mod fuzzing;
+pub mod fuzzing;
 mod info;
 pub mod inproc;
 pub(crate) mod linger;

@@ -56,9 +56,10 @@ fn start(args: &TrainArgs) -> Result<i32> {
         notes.iter().for_each(|note| println!("{note}"));
     }
     let mut outcome = work(args, &group, &corpus, &plan, &mut state);
-    while let (Err(error), true) = (&mut outcome, args.elastic) {
+    while args.elastic
+        && let Err(error) = outcome
+    {
         let lost = format!("{error:#}");
-        let error = std::mem::replace(error, anyhow::Error::msg(""));
         group = ProcessGroup::from(elastic::shrink(group.comm(), error)?);
         outcome = go_on(args, &group, &corpus, &plan, &mut state, &lost);
     }

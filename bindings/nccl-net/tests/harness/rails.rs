@@ -232,8 +232,8 @@ fn a_cable_whose_packets_the_sender_drops_costs_no_message_and_is_taken_back() {
 /// Commands, each with the number of the node where it is run.
 type Commands = &'static [(usize, &'static str)];
 
-/// Faults that leave no cable for a while, or only one, with what begins them and what ends them. The ends see different
-/// cables stand still, and the one that works again first is the one that both must be able to use.
+/// Faults that leave no cable for a while, or only one, with what begins them and what ends them. The ends see
+/// different cables stand still, and the one that works again first is the one that both must be able to use.
 const FAULTS: [(&str, Commands, Commands); 5] = [
     (
         "both are cut, and the second one is mended first",

@@ -135,8 +135,8 @@ impl Comm {
     /// buffer.
     ///
     /// # Errors
-    /// [`Error::Os`](tinynccl_plan::Error::Os) when a device refuses, most often for the limit of locked memory, which it then
-    /// names. The elements are dropped.
+    /// [`Error::Os`](tinynccl_plan::Error::Os) when a device refuses, most often for the limit of locked memory, which
+    /// it then names. The elements are dropped.
     pub fn register_persistent<T: Element>(&self, mut elements: Vec<T>) -> Result<Persistent<T>> {
         let state = &self.inner.state;
         state.check(|| "register_persistent".to_owned())?;

@@ -2,8 +2,8 @@
 //! [`Comm`](crate::Comm), those of a process group and of its batches, and the calls of a
 //! `DeviceComm`.
 //!
-//! A new collective needs a line here and its [`Shape`](tinynccl_plan::algorithm::Shape), which determines lengths and in-place
-//! form.
+//! A new collective needs a line here and its [`Shape`](tinynccl_plan::algorithm::Shape), which determines lengths and
+//! in-place form.
 
 /// Expands `$form! { lines }`. A line has the documentation of the blocking call, then
 ///

@@ -29,7 +29,8 @@ impl Inner {
         let options = self.options;
         let bytes = call.count.saturating_mul(call.dtype.size());
         let rank = self.state.rank;
-        // Which messages carry inputs follows from the programs of those who send them; it matters where inputs are scaled.
+        // Which messages carry inputs follows from the programs of those who send them; it matters where inputs are
+        // scaled.
         let scales = Average::new(call.dtype, call.op, self.size()).scale.is_some();
         let bind = |programs: &dyn Fn(usize) -> Option<Program>| {
             let program = programs(rank)?;

@@ -62,8 +62,8 @@ impl Order {
         }
     }
 
-    /// True if `task` uses a direction of a link now. After the last task of a link comes another link's first one, but it is never read: all users of the link are
-    /// done.
+    /// True if `task` uses a direction of a link now. After the last task of a link comes another link's first one, but
+    /// it is never read: all users of the link are done.
     #[inline]
     fn holds(&self, task: usize, slot: usize) -> bool {
         self.queue.get(self.heads[slot] as usize).is_some_and(|&holder| holder as usize == task)

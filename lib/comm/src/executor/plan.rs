@@ -175,9 +175,9 @@ impl Plan {
     }
 
     /// Binds `program`, whose messages are cut into ones of at most `max_message` bytes; those of `received_inputs`
-    /// ([`Program::received_inputs`]) carry inputs. `link` gives the index of the links with (channel, peer), which must
-    /// be open; `zero_copy` says whether some of them read a message's memory after the send call returned (zero copy).
-    /// None: a link is missing.
+    /// ([`Program::received_inputs`]) carry inputs. `link` gives the index of the links with (channel, peer), which
+    /// must be open; `zero_copy` says whether some of them read a message's memory after the send call returned (zero
+    /// copy). None: a link is missing.
     #[expect(clippy::too_many_arguments, reason = "a call, its place among the ranks, and the cut of its messages")]
     pub(crate) fn compile(
         call: &Call,

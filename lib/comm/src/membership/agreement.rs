@@ -11,15 +11,15 @@
 //!                                          ◀─  Accepted
 //!   Decided { outcome }                    ─▶
 //! ```
-//! When a leader is gone, the next one goes through the same two phases, and its promises show what may be decided. So
+//! The next leader, once one is gone, goes through the same two phases, and its promises show what may be decided. So
 //! a death costs at most one more leader's two round trips.
 //!
 //! **Quorum.** A leader proceeds with the replies of all members that are not gone: dead (proven, see
 //! [`beacon`](tinynccl_transport::beacon)) or silent (suspected). Those that replied must outnumber the missing ones
 //! whose death is not proven. Two disjoint groups cannot both do that while a member of each lives: each counts the
 //! other among its missing. A member that did not run for a while counts the dead as missing, too. With crashes alone,
-//! where every member that is gone is dead, any two quorums share a member, so the outcome is uniform: it is also that of
-//! members that died after they had decided.
+//! where every member that is gone is dead, any two quorums share a member, so the outcome is uniform: it is also that
+//! of members that died after they had decided.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -120,8 +120,8 @@ impl Agreement {
         }
     }
 
-    /// Takes part, with this value. A `strict` member leads only a majority of all members: it may have been left behind
-    /// by members that are dead now.
+    /// Takes part, with this value. A `strict` member leads only a majority of all members: it may have been left
+    /// behind by members that are dead now.
     pub(crate) fn call(&mut self, value: u64, strict: bool, out: &mut Out) {
         (self.value, self.strict) = (Some(value), strict);
         (self.missing, self.followed) = (None, None);

@@ -66,8 +66,8 @@ impl<T: Element> fmt::Debug for SymmetricBuffer<T> {
 impl Comm {
     /// A zeroed buffer of `len` elements on every rank. Every rank calls it, with the same size in bytes.
     ///
-    /// Collectives larger than [`Config::one_shot`](tinynccl_sys::Config::one_shot) whose buffers (input and output, on all
-    /// ranks) come from here read and write the peers' memory directly: two-shot all_reduce without a staging copy.
+    /// Collectives larger than [`Config::one_shot`](tinynccl_sys::Config::one_shot) whose buffers (input and output, on
+    /// all ranks) come from here read and write the peers' memory directly: two-shot all_reduce without a staging copy.
     /// Parts of a buffer qualify, too, and may have different offsets on different ranks. If ranks are on several
     /// hosts, it is ordinary memory. Memory is allocated in pages: from 2 MiB per rank on in huge pages, if the system
     /// has them.

@@ -79,8 +79,8 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Makes a communicator of `survivors`, ranks of `old`, in this order, at a rendezvous that they have to themselves.
-    /// Links, memory and store are new. It has the settings and the cost model of `old`, and is not traced.
+    /// Makes a communicator of `survivors`, ranks of `old`, in this order, at a rendezvous that they have to
+    /// themselves. Links, memory and store are new. It has the settings and the cost model of `old`, and is not traced.
     pub(crate) fn restart(
         old: &Comm,
         id: &UniqueId,

@@ -34,7 +34,8 @@ pub(crate) struct PeerHealth {
 pub(crate) enum Notice {
     /// World rank `rank` died.
     Lost { rank: usize, detail: String },
-    /// A rank has left in order ([`Liveness::has_left`]). Only ranks that still wait for it fail: their links report it.
+    /// A rank has left in order ([`Liveness::has_left`]). Only ranks that still wait for it fail: their links report
+    /// it.
     Left,
     /// World rank `rank` aborted communicator `comm`.
     Abort { from: usize, comm: u32, reason: String },

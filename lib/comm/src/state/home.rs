@@ -11,8 +11,8 @@ use tinynccl_transport::bootstrap::Server;
 pub(crate) struct Home {
     control: Arc<dyn Control>,
     _server: Option<Server>,
-    /// Of the communicator that this one's was made from ([`Comm::shrink`](crate::Comm::shrink)): a member that missed
-    /// the outcome of its last agreement can still ask for it.
+    /// Membership of the communicator that this one was made from ([`Comm::shrink`](crate::Comm::shrink)): a member
+    /// that missed the outcome of its last agreement can still ask for it.
     _former: Option<Arc<Membership>>,
 }
 

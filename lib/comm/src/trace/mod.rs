@@ -1,7 +1,7 @@
 //! Activity of every rank over time, as a file for [Perfetto](https://ui.perfetto.dev) or `chrome://tracing`.
 //!
-//! `TINYNCCL_TRACE=run.json` ([`Config::trace`](tinynccl_sys::Config::trace)) records every call, step and wait of every rank
-//! that has it set, on one clock. Ranks are world ranks everywhere in the file.
+//! `TINYNCCL_TRACE=run.json` ([`Config::trace`](tinynccl_sys::Config::trace)) records every call, step and wait of
+//! every rank that has it set, on one clock. Ranks are world ranks everywhere in the file.
 //!
 //! # What the file shows
 //! One process per rank, named `rank 3 (host, pid 4711)`. Its threads are, per communicator:
@@ -23,9 +23,9 @@
 //! # Cost
 //! Off: the executor is compiled twice, with hooks that are empty and with hooks that record. One test per call, of a
 //! field of the workspace that the call uses anyway, chooses. On: events are plain values in memory that is allocated
-//! at the start ([`Config::trace_events`](tinynccl_sys::Config::trace_events) per communicator, 64 bytes each, touched only as
-//! it fills; then the oldest go first, and the file says how many). Text is made when a communicator fails and when it
-//! is dropped. A process that ends by `exit` writes nothing.
+//! at the start ([`Config::trace_events`](tinynccl_sys::Config::trace_events) per communicator, 64 bytes each, touched
+//! only as it fills; then the oldest go first, and the file says how many). Text is made when a communicator fails and
+//! when it is dropped. A process that ends by `exit` writes nothing.
 //!
 //! # One clock
 //! Ranks of one host share `CLOCK_MONOTONIC`. For each other host, the lowest rank requests the first traced rank's

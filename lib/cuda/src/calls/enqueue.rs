@@ -22,8 +22,9 @@ use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::Collective;
 
 impl DeviceComm {
-    /// Enqueues a collective or a message on a stream, by addresses. Returns at once; [`DeviceComm::check`] and later calls return
-    /// an error of the call itself. An all_to_all in place takes stream-ordered memory of the buffer's length.
+    /// Enqueues a collective or a message on a stream, by addresses. Returns at once; [`DeviceComm::check`] and later
+    /// calls return an error of the call itself. An all_to_all in place takes stream-ordered memory of the buffer's
+    /// length.
     ///
     /// # Safety
     /// `input` and `output` must be device memory as long as the collective needs, reachable from this communicator's

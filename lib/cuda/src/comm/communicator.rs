@@ -182,8 +182,8 @@ impl DeviceComm {
         }
     }
 
-    /// [`DeviceComm::check`] before a call is made. A call that would be held waits as those before it do, so the failure
-    /// of another rank is no error of it.
+    /// [`DeviceComm::check`] before a call is made. A call that would be held waits as those before it do, so the
+    /// failure of another rank is no error of it.
     #[inline]
     pub(crate) fn admit(&self) -> Result<()> {
         self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
@@ -191,8 +191,8 @@ impl DeviceComm {
     }
 
     /// Time since another rank failed, while it has ended no call of this rank; `None` without a failure, and once a
-    /// call has ended early. With [`CudaFailure::Hold`](tinynccl_sys::config::CudaFailure) calls that wait for that rank do so
-    /// until the communicator is aborted.
+    /// call has ended early. With [`CudaFailure::Hold`](tinynccl_sys::config::CudaFailure) calls that wait for that
+    /// rank do so until the communicator is aborted.
     pub fn failure_age(&self) -> Option<Duration> {
         if self.path.cut_short() { None } else { self.path.failure_age() }
     }

@@ -98,8 +98,9 @@ pub(crate) trait DataPath: fmt::Debug + Send + Sync {
     /// Ends waiting calls; later ones give `error`.
     fn abort(&self, error: Error);
 
-    /// Sets if calls that wait go on doing so when another rank fails ([`CudaFailure`](tinynccl_sys::config::CudaFailure)).
-    /// With `false`, calls that wait for a rank that has failed end now. Returns the value before.
+    /// Sets if calls that wait go on doing so when another rank fails
+    /// ([`CudaFailure`](tinynccl_sys::config::CudaFailure)). With `false`, calls that wait for a rank that has failed
+    /// end now. Returns the value before.
     fn set_hold(&self, _hold: bool) -> bool {
         false
     }

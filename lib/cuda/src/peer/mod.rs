@@ -64,9 +64,9 @@ pub(crate) struct Peer {
 #[derive(Debug, Clone, Copy)]
 struct Message {
     at: u64,
-    pub bytes: u64,
+    bytes: u64,
     remote: u64,
-    pub peer: u32,
+    peer: u32,
     channels: u32,
     direct: u32,
     unused: u32,

@@ -1,5 +1,5 @@
-//! Collectives by MPI's own. None is in place: rsmpi has no `MPI_IN_PLACE`, so the input is copied if needed. MPI has no
-//! average: inputs are scaled in that copy, or the sum is divided ([`Average`]).
+//! Collectives by MPI's own. None is in place: rsmpi has no `MPI_IN_PLACE`, so the input is copied if needed. MPI has
+//! no average: inputs are scaled in that copy, or the sum is divided ([`Average`]).
 //!
 //! Once every rank has entered the call, MPI runs it without our deadline. If a rank dies during the call, `mpirun`
 //! detects it and ends the job.

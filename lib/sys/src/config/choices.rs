@@ -118,8 +118,8 @@ words! {
     CudaFailure, "end or hold" {
         /// They end, and their outputs are undefined.
         End = "end",
-        /// They wait until the communicator is aborted, dropped or waited for, so that nothing behind them on the stream
-        /// reads an output that was never written.
+        /// They wait until the communicator is aborted, dropped or waited for, so that nothing behind them on the
+        /// stream reads an output that was never written.
         Hold = "hold",
     }
 }

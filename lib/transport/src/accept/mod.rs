@@ -10,6 +10,8 @@
 
 pub(crate) mod acceptor;
 pub(crate) mod conn;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 pub(crate) mod handshake;
 pub(crate) mod link;
 pub(crate) mod stream;

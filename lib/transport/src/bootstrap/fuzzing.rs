@@ -1,4 +1,4 @@
-//! See [`crate::fuzz_targets`].
+//! See [`crate::fuzzing`].
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::environment::interface::{self, LocalAddress};
 use super::server::store::Store;
 use super::wire::frame::{Decoder, Hello, MAX_FRAME, MAX_REGISTER};
 use super::wire::message::{ToRank, ToStore};
-use crate::fuzz_targets::variable;
+use crate::fuzzing::variable;
 
 /// A stream to the store, or from it. First byte: length of the chunks it comes in. Cutting changes nothing.
 pub fn bootstrap_frame(data: &[u8]) {

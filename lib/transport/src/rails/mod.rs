@@ -111,9 +111,7 @@ impl Net {
                 "no interface is up and has an address: expected one at least (ip addr)",
             ));
         }
-        let mut anywhere = config.clone();
-        anywhere.interface = None;
-        let mut others = local_addresses(&anywhere)?;
+        let mut others = local_addresses(&config.clone().with(|c| c.interface = None))?;
         others.retain(|other| !other.loopback && !ports.contains(other));
         let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let workers = Workers::start(config)?;

@@ -30,8 +30,8 @@ const BACKLOG: Duration = Duration::from_secs(3);
 /// Dials the acceptor's socket `name` and makes the link.
 ///
 /// # Errors
-/// [`Error::Timeout`](tinynccl_plan::Error::Timeout), the abort's error, [`Error::Protocol`](tinynccl_plan::Error::Protocol) when the
-/// peer does not want the link.
+/// [`Error::Timeout`](tinynccl_plan::Error::Timeout), the abort's error,
+/// [`Error::Protocol`](tinynccl_plan::Error::Protocol) when the peer does not want the link.
 pub(super) fn connect(name: &str, dial: &Dial<'_>, copy: (config::SingleCopy, &ZeroCopyFrom)) -> Result<Dialed> {
     match link(name, dial, copy) {
         Ok(pair) => Ok(Dialed::Linked(pair)),

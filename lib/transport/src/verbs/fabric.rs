@@ -26,7 +26,8 @@ struct VerbsFabric {
 /// Opens the devices, and listens with TCP.
 ///
 /// # Errors
-/// [`Error::Unsupported`](tinynccl_plan::Error::Unsupported) when there is no device that can be used, and those of TCP.
+/// [`Error::Unsupported`](tinynccl_plan::Error::Unsupported) when there is no device that can be used, and those of
+/// TCP.
 pub(crate) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
     Ok(Box::new(VerbsFabric {
         nics: Nics::open(site.rank, site.config)?,

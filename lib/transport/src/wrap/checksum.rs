@@ -15,9 +15,9 @@ fn sum(header: &Header, payload: &[u8]) -> u32 {
 
 /// Wraps both halves: the sender fills [`Header::check`], the receiver checks it. Both ends must do it.
 ///
-/// The receiver gives [`Error::Protocol`](tinynccl_plan::Error::Protocol) for a message that does not match. `recv_into` then
-/// copies from the backend's memory instead of receiving straight into the caller's, because nothing may be written
-/// before it is checked.
+/// The receiver gives [`Error::Protocol`](tinynccl_plan::Error::Protocol) for a message that does not match.
+/// `recv_into` then copies from the backend's memory instead of receiving straight into the caller's, because nothing
+/// may be written before it is checked.
 pub fn wrap(pair: LinkPair) -> LinkPair {
     LinkPair {
         send: Box::new(ChecksumSend { inner: pair.send, reserved: false, partial: None }),

@@ -44,7 +44,8 @@ pub struct Rendezvous {
 /// | Slurm (srun) | `SLURM_PROCID` `SLURM_STEP_NUM_TASKS` `SLURM_LOCALID` | `MASTER_ADDR:MASTER_PORT` if set, else first host of the step |
 ///
 /// - `TORCHELASTIC_USE_AGENT_STORE=True` means that torchrun's agent holds `MASTER_PORT`; the next port is taken.
-/// - Where launchers nest, the innermost one that fits counts: `mpirun` in a step of Slurm's, torchrun in one of `mpirun`'s.
+/// - Where launchers nest, the innermost one that fits counts: `mpirun` in a step of Slurm's, torchrun in one of
+///   `mpirun`'s.
 /// - "This host" is an abstract Unix socket named by user and launcher; it leaves no file behind. Ranks on several
 ///   hosts without `MASTER_ADDR` are an error.
 /// - With `MASTER_ADDR` the ranks prove to each other that they know `config.secret` (or what `config.secret_file`

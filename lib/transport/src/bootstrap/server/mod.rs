@@ -128,8 +128,8 @@ impl Server {
     /// sets it. `ncclGetUniqueId` makes an id before the number of its ranks is known.
     ///
     /// NCCL's communicators do not need those that they were split from. So this store goes on after it was dropped, as
-    /// long as this process and one of the ranks live. Ranks that do not fit together (one number twice, two sizes) will
-    /// never be complete, and nothing else ends their wait: all of them are notified at once.
+    /// long as this process and one of the ranks live. Ranks that do not fit together (one number twice, two sizes)
+    /// will never be complete, and nothing else ends their wait: all of them are notified at once.
     pub fn open(bind: SocketAddr, secret: Secret, config: &Config) -> Result<Server> {
         Server::listen(bind, secret, None, true, config, LINGER)
     }

@@ -105,8 +105,8 @@ impl Connection {
         }
     }
 
-    /// Sends all notices again that the peer has not answered: it may not have received them, if they went over a stream
-    /// that is lost.
+    /// Sends all notices again that the peer has not answered: it may not have received them, if they went over a
+    /// stream that is lost.
     pub(in crate::rails) fn resend_control(&self) {
         let streams = self.unanswered().map(|(notice, about)| frame(notice, about, 0));
         let kind = if self.side.receives() { Kind::StreamFailed } else { Kind::Retire };

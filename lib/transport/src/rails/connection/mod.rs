@@ -37,8 +37,8 @@ pub(in crate::rails) struct Connection {
     this: Weak<Connection>,
     core: Core,
     pub(in crate::rails) rdma: Queues,
-    /// Numbers of streams that this end has not seen, and for which it has replied that nothing came over them. Held for
-    /// each step of the [`Agreement`](crate::rails::failover::agreement::Agreement), which takes no other lock.
+    /// Numbers of streams that this end has not seen, and for which it has replied that nothing came over them. Held
+    /// for each step of the [`Agreement`](crate::rails::failover::agreement::Agreement), which takes no other lock.
     pub(in crate::rails) refused: Mutex<Vec<usize>>,
     /// Held while a stream is added.
     adding: Mutex<()>,

@@ -7,7 +7,8 @@ use crate::rails::data::control::Kind;
 #[repr(C)]
 pub(in crate::rails) struct Frame {
     pub(super) kind: u32,
-    /// The tag; in a control frame about a stream or a queue pair, that ([`queue`](crate::rails::data::control::queue)).
+    /// The tag; in a control frame about a stream or a queue pair, that
+    /// ([`queue`](crate::rails::data::control::queue)).
     pub(in crate::rails) tag: i32,
     /// The message among those of its tag; a number of bytes or fragments, if it is about those.
     pub(in crate::rails) number: u64,

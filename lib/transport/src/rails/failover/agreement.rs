@@ -2,9 +2,9 @@
 //!
 //! Sender and receiver may lose different streams, and a closed socket is the end of the connection for a peer without
 //! another stream. So a stream that stalls is closed by no end alone: the receiver requests that the sender retire it
-//! ([`Notice::StreamFailed`]), the sender retires it once another one works ([`Notice::Retire`]), and the receiver replies
-//! with the number of fragments that it has read ([`Notice::RetireAck`]). The rest goes over other streams. Notices are
-//! idempotent: they are sent again until they are answered, over any stream.
+//! ([`Notice::StreamFailed`]), the sender retires it once another one works ([`Notice::Retire`]), and the receiver
+//! replies with the number of fragments that it has read ([`Notice::RetireAck`]). The rest goes over other streams.
+//! Notices are idempotent: they are sent again until they are answered, over any stream.
 
 use super::slot::{Slot, State};
 
@@ -60,8 +60,8 @@ pub(in crate::rails) enum Order {
     Acked,
 }
 
-/// The streams of one end of a connection. Failures and stalls are handled one at a time (so that two streams that are lost
-/// at once do not take each other for the one that is left), and so are notices and new streams.
+/// The streams of one end of a connection. Failures and stalls are handled one at a time (so that two streams that are
+/// lost at once do not take each other for the one that is left), and so are notices and new streams.
 pub(in crate::rails) trait Agreement {
     /// True at the receiving end.
     fn receives(&self) -> bool;
@@ -90,8 +90,8 @@ pub(in crate::rails) trait Agreement {
         slot.is_suspect() && self.live().any(|other| !other.is_suspect())
     }
 
-    /// Returns true if a stream of this number may begin: both ends have retired the one before it in its position, or the
-    /// sender has never had that. `refused`: numbers that this end has refused.
+    /// Returns true if a stream of this number may begin: both ends have retired the one before it in its position, or
+    /// the sender has never had that. `refused`: numbers that this end has refused.
     fn admits(&self, refused: &[usize], number: usize) -> bool {
         let is_past = |slot: &Slot| slot.number() < number && (slot.is(State::Retired) || slot.is(State::New));
         self.several() && self.at_position_of(number).is_none_or(is_past) && !refused.contains(&number)
@@ -114,8 +114,8 @@ pub(in crate::rails) trait Agreement {
         Loss::Retiring
     }
 
-    /// A stream stalls for too long, here or at the receiver. True if the sender retires it; it does not if that may be the
-    /// last one.
+    /// A stream stalls for too long, here or at the receiver. True if the sender retires it; it does not if that may be
+    /// the last one.
     fn handle_stall(&self, number: usize) -> bool {
         let Some(slot) = self.at_position_of(number).filter(|slot| slot.number() == number) else { return false };
         let others = || self.live().any(|other| other.number() != number && !other.is_suspect());
@@ -134,8 +134,8 @@ pub(in crate::rails) trait Agreement {
         if self.live().next().is_none() { Ending::Last } else { Ending::Others }
     }
 
-    /// A notice of the peer's about stream `about` has come over the stream `over`. The error: this end sends what it has
-    /// received, or the stream is none of the connection's.
+    /// A notice of the peer's about stream `about` has come over the stream `over`. The error: this end sends what it
+    /// has received, or the stream is none of the connection's.
     fn handle_notice(
         &self,
         refused: &mut Vec<usize>,

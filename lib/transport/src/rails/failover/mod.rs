@@ -6,8 +6,8 @@
 //! | `agreement` | events in, what is to be done out: failures, ends, stalls, and notices of the peer's |
 //! | `unacked` | fragments of a stream that the peer has not acknowledged, and what the receiver acknowledges |
 //!
-//! The connection tells the machine of what its sockets and its peer do, and carries out what it returns; the tests join two
-//! machines by streams in memory.
+//! The connection tells the machine of what its sockets and its peer do, and carries out what it returns; the tests
+//! join two machines by streams in memory.
 
 pub(super) mod agreement;
 pub(super) mod slot;

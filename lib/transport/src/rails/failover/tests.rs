@@ -1,4 +1,5 @@
-//! Two machines, a sender's and a receiver's, joined by streams in memory that are cut, stall and are replaced at any step.
+//! Two machines, a sender's and a receiver's, joined by streams in memory that are cut, stall and are replaced at any
+//! step.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -318,8 +319,8 @@ impl World {
         self.ends[end].remind();
     }
 
-    /// Dials a stream again in a position. `how`: both ends get it, the receiver's alone, the sender's alone, or the receiver's
-    /// later.
+    /// Dials a stream again in a position. `how`: both ends get it, the receiver's alone, the sender's alone, or the
+    /// receiver's later.
     fn redial(&mut self, position: usize, how: u8) {
         let next = self.ends.iter().filter_map(|end| end.at(position)).map(Slot::number).max();
         let next = next.map_or(position, |number| number + POSITIONS);
@@ -384,8 +385,8 @@ impl World {
         Ok(())
     }
 
-    /// Lets time pass without faults until nothing happens any more. True if all has arrived, false if the connection has
-    /// failed.
+    /// Lets time pass without faults until nothing happens any more. True if all has arrived, false if the connection
+    /// has failed.
     fn settle(&mut self) -> Result<bool, TestCaseError> {
         self.pipes.values_mut().for_each(Pipe::moves);
         while !self.late.is_empty() {

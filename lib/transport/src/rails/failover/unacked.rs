@@ -23,8 +23,8 @@ impl<F> Unacked<F> {
         self.sent.push_back(fragment);
     }
 
-    /// Takes in that the receiver has read `fragments` of them in all, and returns those that are over. `begun`: the newest
-    /// one is not written whole. The error is the largest number that the receiver can have read.
+    /// Takes in that the receiver has read `fragments` of them in all, and returns those that are over. `begun`: the
+    /// newest one is not written whole. The error is the largest number that the receiver can have read.
     pub(in crate::rails) fn handle_ack(&mut self, fragments: u64, begun: bool) -> Result<impl Iterator<Item = F>, u64> {
         let written = self.acked + self.sent.len() as u64 - u64::from(begun);
         if fragments > written {
@@ -54,7 +54,8 @@ pub(in crate::rails) struct Counted {
 }
 
 impl Counted {
-    /// Counts a fragment, which is acknowledged with others if it is short; returns the number to acknowledge if that is due.
+    /// Counts a fragment, which is acknowledged with others if it is short; returns the number to acknowledge if that
+    /// is due.
     pub(in crate::rails) fn read(&mut self, short: bool) -> Option<u64> {
         self.fragments += 1;
         let due = !short || self.fragments - self.acknowledged >= SHORT_ONES;

@@ -29,8 +29,7 @@ pub(super) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
     // Ranks that wait drive progress inline: one thread is enough for the rest. Paths through other ranks are the
     // endpoint's.
     let net_threads = site.config.net_threads.max(1);
-    let mut config = site.config.clone();
-    (config.net_relay_port, config.net_threads) = (0, net_threads);
+    let config = site.config.clone().with(|c| (c.net_relay_port, c.net_threads) = (0, net_threads));
     let net = Arc::new(Net::new(&config)?);
     Ok(Box::new(RailsFabric { net, tcp: TcpFabric::bind(site)?, linger: site.linger.clone() }))
 }

@@ -12,11 +12,11 @@
 //!
 //! Jobs are distinguished by torchrun's run id, or by Slurm's job and step, where there are such.
 //!
-//! Launchers nest, and the inner one's ranks have the outer one's variables, too. The order above is that from the inside
-//! to the outside: torchrun and `mpirun` are started in a step of Slurm's, once per host or in a shell (`srun --pty`), and
-//! our launcher anywhere. The numbers show which cases do not fit that order:
-//! - Where `PMI_RANK` and `PMI_SIZE` are Slurm's numbers, `srun --mpi=pmi2` has set them, and not a Hydra inside the step.
-//!   (Hydra sets the local rank, too.)
+//! Launchers nest, and the inner one's ranks have the outer one's variables, too. The order above is that from the
+//! inside to the outside: torchrun and `mpirun` are started in a step of Slurm's, once per host or in a shell (`srun
+//! --pty`), and our launcher anywhere. The numbers show which cases do not fit that order:
+//! - Where `PMI_RANK` and `PMI_SIZE` are Slurm's numbers, `srun --mpi=pmi2` has set them, and not a Hydra inside the
+//!   step. (Hydra sets the local rank, too.)
 //! - Of two MPIs one that started a single process started the other.
 //! - `RANK=0` and `WORLD_SIZE=1` without a rendezvous do not count, where another launcher started several ranks.
 //! - A step of one task is a shell to start ranks in, not a rank of others: it is a world of one only on request.
