@@ -99,7 +99,6 @@ pub enum By {
     /// NVIDIA's NCCL; the thread puts calls into a stream.
     Nccl,
     /// An MPI library, which returns when the call is over.
-    #[cfg(feature = "mpi")]
     Mpi,
 }
 
@@ -110,7 +109,6 @@ impl fmt::Display for By {
             By::Path(path) => path.fmt(f),
             By::Message(path) => write!(f, "a message, {path}"),
             By::Nccl => f.write_str("NCCL"),
-            #[cfg(feature = "mpi")]
             By::Mpi => f.write_str("MPI"),
         }
     }
