@@ -5,21 +5,25 @@
 //! | `agreement` | the protocol, without I/O; `model` checks every order of messages and deaths |
 //! | `group` | the agreements of one communicator, round by round |
 //! | `post` | sends messages in order, and notices silence |
+//! | `lobby` | the newcomers that wait, and what became of the attempts to take them in |
 //! | `mod` | runs an agreement: feeds the protocol with calls, messages, proven deaths and silence |
 
 pub(crate) mod agreement;
 mod group;
+pub(crate) mod lobby;
 mod post;
 
 use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use agreement::{Agreement, Message, Out, Outcome};
+use agreement::{Agreement, Message, Out, Outcome, Vote};
 use group::Group;
+use lobby::Lobby;
 use post::Post;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
@@ -61,6 +65,27 @@ pub(super) type Revoked = Box<dyn Fn(usize, u32, String) + Send + Sync>;
 /// One rank's part in agreements, of all communicators of its world.
 pub(crate) struct Membership {
     shared: Arc<Shared>,
+    door: Door,
+}
+
+/// Where this process lets newcomers in. Communicators that are made from this one have the same.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(crate) lobby: Arc<Lobby>,
+    /// Of the first communicator of this process, or of the one with which it joined.
+    endpoint: Arc<Endpoint>,
+}
+
+impl Door {
+    /// Opens the door of `endpoint` for newcomers that know `secret`.
+    pub(super) fn open(endpoint: &Arc<Endpoint>, secret: Secret, config: &Config) -> Result<Door> {
+        Ok(Door { lobby: Lobby::open(endpoint, secret, config)?, endpoint: endpoint.clone() })
+    }
+
+    /// Its addresses.
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        self.endpoint.info().tcp
+    }
 }
 
 struct Shared {
@@ -91,7 +116,7 @@ pub(super) struct Asked<'a> {
     pub(super) comm: u32,
     /// World rank by rank.
     pub(super) members: &'a [usize],
-    pub(super) value: u64,
+    pub(super) vote: Vote,
     /// Makes [`Outcome::offer`], if this rank leads the agreement.
     pub(super) offer: &'a dyn Fn() -> Result<Vec<u8>>,
 }
@@ -99,7 +124,8 @@ pub(super) struct Asked<'a> {
 impl Membership {
     /// Takes messages at `endpoint` from now on.
     pub(super) fn new(
-        endpoint: Endpoint,
+        endpoint: Arc<Endpoint>,
+        door: Door,
         World { rank, infos, secret, stopped }: World,
         config: &Config,
         revoked: Revoked,
@@ -118,16 +144,26 @@ impl Membership {
             weak.upgrade().inspect(|shared| shared.receive(from, bytes));
         };
         shared.post.endpoint().on_message(Box::new(receive));
-        Arc::new(Membership { shared })
+        Arc::new(Membership { shared, door })
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {
         self.shared.post.endpoint()
     }
 
+    /// Where this process lets newcomers in.
+    pub(super) fn door(&self) -> &Door {
+        &self.door
+    }
+
     /// Addresses of the ranks of the world.
     pub(super) fn infos(&self) -> &[EndpointInfo] {
         self.shared.post.infos()
+    }
+
+    /// True if other hosts reach this rank, or may.
+    pub(super) fn is_wide(&self) -> bool {
+        self.endpoint().info().tcp.iter().any(|address| !address.ip().is_loopback())
     }
 
     /// A secret that the ranks of this world share, another one for every `context`.
@@ -168,7 +204,7 @@ impl Membership {
             shared.send(asked.comm, round, asked.members, out);
         };
         let strict = shared.stopped.load(Ordering::Relaxed);
-        step(&mut groups, &mut |agreement, out| agreement.call(asked.value, strict, out));
+        step(&mut groups, &mut |agreement, out| agreement.call(asked.vote.clone(), strict, out));
         loop {
             let agreement = shared.group(&mut groups, asked, rank).agreement(round);
             if let Some(outcome) = agreement.decided().cloned() {
