@@ -97,11 +97,11 @@ impl Comm {
         self.change(SHRINK, 0)
     }
 
-    /// [`Comm::shrink`] that also takes in newcomers that wait ([`Comm::from_ticket`]), as long as the new communicator
-    /// has at most `size` ranks, and at most 64 of them.
+    /// [`Comm::shrink`] that also takes in newcomers that wait ([`Comm::from_ticket`]), up to a size of `size`
+    /// ranks, at most 64 newcomers at once.
     ///
-    /// Every rank that lives must call it with the same `size`; the leader's counts. The ranks that live come first, in their order
-    /// here, then the newcomers, in an order equal on all ranks. With none waiting the result is that of
+    /// Every rank that lives must call it with the same `size`; the leader's counts. The ranks that live come first, in
+    /// their order here, then the newcomers, in an order equal on all ranks. With none waiting the result is that of
     /// [`Comm::shrink`]; the call does not wait for any, see [`Comm::waiting`]. A newcomer that dies meanwhile is left
     /// out; those that are not taken go on waiting.
     ///
@@ -129,7 +129,7 @@ impl Comm {
         self.change("grow", size)
     }
 
-    /// Makes a communicator of the ranks that live, and of newcomers up to `size`.
+    /// Makes a communicator of the ranks that live, and of newcomers up to `size` ranks.
     fn change(&self, op: &'static str, size: usize) -> Result<Comm> {
         let membership = self.membership(op)?;
         let lobby = &membership.door().lobby;
@@ -154,6 +154,9 @@ impl Comm {
                 lobby.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers });
             }
             let started = self.start_anew(op, membership, &outcome, attempt, &id, server.into_inner());
+            if started.is_err() {
+                membership.give_up(&self.inner.state.members, attempt)?;
+            }
             // All of them have it, or none of them uses it.
             let vote = Vote { value: u64::from(started.is_ok()), newcomers: lobby.lost(attempt) };
             let seal = self.ask(op, membership, vote, &|| Ok(Vec::new()))?;
@@ -220,7 +223,7 @@ impl Comm {
         let rank = rank.ok_or_else(|| Error::invalid(op, "this rank is not among those that live"))?;
         let worlds: Vec<usize> = alive.iter().filter_map(|&rank| state.members.get(rank).copied()).collect();
         let (beacons, lobby) = (membership.beacons(&worlds), membership.door().lobby.clone());
-        let is_over = move || membership::any_dead(&beacons) || !lobby.lost(attempt).is_empty();
+        let is_over = move || membership::any_dead(&beacons) || lobby.is_void(attempt);
         let size = alive.len() + outcome.newcomers.len();
         until(is_over, || Comm::restart(self, id, (rank, size), alive, server))
     }

@@ -117,6 +117,8 @@ struct Hall {
     doors: Vec<SocketAddr>,
     waiting: BTreeMap<u64, Waiting>,
     courses: VecDeque<Course>,
+    /// Attempts that a member has given up.
+    given_up: VecDeque<u64>,
 }
 
 /// The newcomers that wait at one process.
@@ -177,6 +179,21 @@ impl Lobby {
             hall.courses.pop_front();
         }
         hall.courses.push_back(Course { attempt, failed: BTreeSet::new(), sealed: None });
+    }
+
+    /// Another member has given an attempt up, which may not have begun here.
+    pub(super) fn give_up(&self, number: u64) {
+        let mut hall = lock(&self.hall);
+        if hall.given_up.len() == KEPT {
+            hall.given_up.pop_front();
+        }
+        hall.given_up.push_back(number);
+    }
+
+    /// True once an attempt cannot succeed: another member has given it up, or a newcomer is lost.
+    pub(crate) fn is_void(&self, number: u64) -> bool {
+        let given_up = lock(&self.hall).given_up.contains(&number);
+        given_up || !self.lost(number).is_empty()
     }
 
     /// The newcomers of an attempt that are known to be gone, or to have failed.

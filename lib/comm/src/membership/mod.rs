@@ -42,6 +42,8 @@ enum Letter {
     Ping,
     /// The sender has revoked this communicator.
     Revoke { comm: u32, reason: String },
+    /// The sender could not start in this attempt to make a new group.
+    GaveUp { attempt: u64 },
     /// Message of an agreement.
     Agreement { comm: u32, round: u64, message: Message },
 }
@@ -65,7 +67,6 @@ pub(super) type Revoked = Box<dyn Fn(usize, u32, String) + Send + Sync>;
 /// One rank's part in agreements, of all communicators of its world.
 pub(crate) struct Membership {
     shared: Arc<Shared>,
-    door: Door,
 }
 
 /// Where this process lets newcomers in. Communicators that are made from this one have the same.
@@ -90,6 +91,7 @@ impl Door {
 
 struct Shared {
     post: Post,
+    door: Door,
     secret: Secret,
     stopped: Arc<AtomicBool>,
     groups: Mutex<HashMap<u32, Group>>,
@@ -132,6 +134,7 @@ impl Membership {
     ) -> Arc<Membership> {
         let shared = Arc::new(Shared {
             post: Post::new(endpoint, rank, infos, config),
+            door,
             secret,
             stopped,
             groups: Mutex::default(),
@@ -144,7 +147,7 @@ impl Membership {
             weak.upgrade().inspect(|shared| shared.receive(from, bytes));
         };
         shared.post.endpoint().on_message(Box::new(receive));
-        Arc::new(Membership { shared, door })
+        Arc::new(Membership { shared })
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {
@@ -153,7 +156,7 @@ impl Membership {
 
     /// Where this process lets newcomers in.
     pub(super) fn door(&self) -> &Door {
-        &self.door
+        &self.shared.door
     }
 
     /// Addresses of the ranks of the world.
@@ -179,7 +182,16 @@ impl Membership {
 
     /// Sends all other `members` that `comm` is revoked. Does not wait.
     pub(super) fn revoke(&self, comm: u32, members: &[usize], reason: &str) -> Result<()> {
-        let bytes = Letter::Revoke { comm, reason: reason.to_owned() }.to_bytes()?;
+        self.send_others(members, &Letter::Revoke { comm, reason: reason.to_owned() })
+    }
+
+    /// Sends all other `members` that this one could not start in `attempt`: they may not see why, and would wait for it.
+    pub(super) fn give_up(&self, members: &[usize], attempt: u64) -> Result<()> {
+        self.send_others(members, &Letter::GaveUp { attempt })
+    }
+
+    fn send_others(&self, members: &[usize], letter: &Letter) -> Result<()> {
+        let bytes = letter.to_bytes()?;
         let others = members.iter().filter(|&&member| member != self.shared.post.rank());
         others.for_each(|&member| self.shared.post.send(member, bytes.clone()));
         Ok(())
@@ -341,6 +353,7 @@ impl Shared {
         match letter {
             Letter::Ping => {}
             Letter::Revoke { comm, reason } => (self.revoked)(from, comm, reason),
+            Letter::GaveUp { attempt } => self.door.lobby.give_up(attempt),
             Letter::Agreement { comm, round, message } => {
                 let mut groups = lock(&self.groups);
                 let group = groups.entry(comm).or_default();
