@@ -228,7 +228,7 @@ impl Lobby {
             match own.map(|course| course.sealed) {
                 Some(None) => None,
                 Some(Some(true)) => Some(News::Sealed),
-                // Of an attempt that we do not know the group has known nothing for long.
+                // An attempt that we do not know is over for long.
                 Some(Some(false)) | None => Some(News::Void),
             }
         } else {
