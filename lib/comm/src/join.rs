@@ -116,7 +116,7 @@ struct Newcomer {
     ticket: UniqueId,
     config: Config,
     knocker: Knocker,
-    /// Where the group let newcomers in at the last answer.
+    /// Addresses at which the group let newcomers in at the last answer.
     doors: Vec<SocketAddr>,
     /// The door at which we wait, and our connection.
     visit: Option<(SocketAddr, Rc<Visit>)>,

@@ -229,7 +229,7 @@ impl Comm {
     }
 }
 
-/// What the leader of an attempt adds.
+/// The leader's part of an outcome.
 #[derive(Serialize, Deserialize)]
 struct Offer {
     attempt: u64,
@@ -247,7 +247,7 @@ const REVOKED: &str = "revoked the communicator";
 type Watch = (Box<dyn Fn() -> bool>, Option<Check>);
 
 thread_local! {
-    /// What ends the start of a communicator in this thread, and the check of its call.
+    /// The condition that ends the start of a communicator in this thread, and the check of its call.
     static WATCHED: RefCell<Option<Watch>> = const { RefCell::new(None) };
 }
 

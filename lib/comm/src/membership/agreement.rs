@@ -32,7 +32,7 @@ pub(crate) type Ballot = u64;
 /// Most newcomers of one outcome: a message with their numbers still fits.
 pub(crate) const MOST_NEWCOMERS: usize = 64;
 
-/// What one member brings to an agreement.
+/// One member's part of an outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Vote {
     pub(crate) value: u64,

@@ -33,7 +33,7 @@ const MISSED: u32 = 4;
 /// Most addresses that newcomers are told.
 const DOORS: usize = 64;
 
-/// What a newcomer says when it comes.
+/// A newcomer's message when it comes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Request {
     pub(crate) stage: Stage,
@@ -41,20 +41,20 @@ pub(crate) struct Request {
     pub(crate) again: Duration,
 }
 
-/// How far a newcomer is.
+/// Progress of a newcomer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stage {
     Waiting,
-    /// It has its communicator of this attempt, and does not know whether the others use it.
+    /// Has its communicator of this attempt, and does not know whether the others use it.
     Started(u64),
-    /// It has no communicator of this attempt, and waits.
+    /// Has no communicator of this attempt, and waits.
     Failed(u64),
 }
 
-/// What a member says.
+/// A member's message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
-    /// Where newcomers are let in now.
+    /// Addresses at which newcomers are let in now.
     pub(crate) doors: Vec<SocketAddr>,
     pub(crate) news: Option<News>,
 }
@@ -64,9 +64,9 @@ pub(crate) struct Answer {
 pub(crate) enum News {
     /// Start as `rank` of `size` at the store of this id ([`UniqueId`](tinynccl_transport::bootstrap::UniqueId)).
     Start { attempt: u64, store: String, rank: usize, size: usize },
-    /// The communicator is used.
+    /// All use the communicator.
     Sealed,
-    /// It is not.
+    /// Nobody does.
     Void,
 }
 
@@ -107,7 +107,7 @@ impl Course {
 /// A newcomer that is here.
 struct Waiting {
     guest: Guest,
-    /// It counts as gone then.
+    /// Time at which it counts as gone.
     until: Instant,
     stage: Stage,
 }

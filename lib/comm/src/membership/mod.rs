@@ -69,11 +69,11 @@ pub(crate) struct Membership {
     shared: Arc<Shared>,
 }
 
-/// Where this process lets newcomers in. Communicators that are made from this one have the same.
+/// Entrance of this process for newcomers. Communicators that are made from this one have the same.
 #[derive(Clone)]
 pub(crate) struct Door {
     pub(crate) lobby: Arc<Lobby>,
-    /// Of the first communicator of this process, or of the one with which it joined.
+    /// Endpoint of the first communicator of this process, or of the one with which it joined.
     endpoint: Arc<Endpoint>,
 }
 
@@ -154,7 +154,7 @@ impl Membership {
         self.shared.post.endpoint()
     }
 
-    /// Where this process lets newcomers in.
+    /// Entrance of this process for newcomers.
     pub(super) fn door(&self) -> &Door {
         &self.shared.door
     }

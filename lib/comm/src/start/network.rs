@@ -39,13 +39,13 @@ impl Gone {
     }
 }
 
-/// How a rank came into its group.
+/// A rank's way into its group.
 pub(super) enum Origin {
-    /// It starts with the others.
+    /// Starts with the others.
     First,
-    /// From another communicator, whose membership this is.
+    /// Comes from another communicator, whose membership this is.
     Survivor(Arc<Membership>),
-    /// By a ticket with this secret.
+    /// Comes with a ticket that holds this secret.
     Newcomer(Secret),
 }
 

@@ -31,7 +31,7 @@ use tinynccl_sys::threads::poll;
 /// Takes a newcomer: its number, its request, and the connection. It runs in the acceptor's thread and must not block.
 pub(crate) type Welcome = Box<dyn Fn(u64, &[u8], Guest) + Send + Sync>;
 
-/// What an endpoint needs to let newcomers in.
+/// An endpoint's entrance for newcomers.
 pub(super) struct Door {
     pub(super) secret: Secret,
     welcome: Welcome,
