@@ -61,7 +61,7 @@ pub use tinynccl_transport::fuzzing;
 #[doc(inline)]
 pub use tinynccl_transport::{self as transport, bootstrap};
 
-pub use tinynccl_comm::Comm;
+pub use tinynccl_comm::{Comm, Ticket};
 pub use tinynccl_plan::{Call, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp, Result};
 #[doc(hidden)]
 pub use tinynccl_sys::Kept;

@@ -4,16 +4,17 @@
 //! order. Blocking calls run in the caller's thread; asynchronous ones ([`Work`]) run on a progress thread, in order.
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
 //!
-//! Six modules, each of which uses those below it:
+//! Seven modules, each of which uses those below it:
 //!
 //! | module | idea |
 //! | --- | --- |
-//! | `survive` | goes on without ranks that are lost: revoke, agree, shrink |
+//! | `join` | joins a group that runs: tickets, newcomers |
+//! | `survive` | goes on without ranks that are lost, and with newcomers: revoke, agree, shrink, grow |
 //! | `start` | makes communicators: joining, splitting, measuring, sharing memory |
 //! | `calls` | the forms of a call that users see, from arguments to a checked [`Call`] with its memory |
 //! | `engine` | runs a call: numbers it, finds its route, runs it in the shared region or over links |
 //! | `state` | the first failure, progress, and the known state of other ranks |
-//! | `membership` | agreement of the ranks without the rendezvous store |
+//! | `membership` | agreement of the ranks without the rendezvous store; newcomers that wait |
 
 // Modules are public for the crates above; their documentation also links what is private to them.
 #![allow(rustdoc::private_intra_doc_links)]
@@ -24,6 +25,7 @@ pub mod calls;
 pub mod engine;
 #[doc(hidden)]
 pub mod executor;
+mod join;
 mod membership;
 pub mod reduce;
 mod start;
@@ -62,6 +64,7 @@ pub use engine::queue::{After, Queued};
 pub use engine::raw_call::RawCall;
 use engine::tuned::Tuned;
 pub use engine::tuned::{Source, Tuning};
+pub use join::Ticket;
 pub use start::alloc::SymmetricBuffer;
 #[doc(hidden)]
 pub use start::init::on_threads;

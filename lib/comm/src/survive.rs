@@ -1,4 +1,4 @@
-//! Going on without ranks that are lost: revoke, agree, shrink.
+//! Going on without ranks that are lost, and with newcomers: revoke, agree, shrink, grow.
 //!
 //! The semantics are those of MPI's User Level Failure Mitigation (Bland et al., "Post-failure recovery of MPI
 //! communication capability", IJHPCA 2013). Agreement is [`membership`](super::membership)'s.
@@ -7,11 +7,16 @@ use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::Comm;
+use super::membership::agreement::{Outcome, Vote};
+use super::membership::lobby::Attempt;
 use super::membership::{self, Asked, Membership};
 use super::state::control::{decode, encode};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::interrupt::{self, Check, watched};
+use tinynccl_sys::secret;
 use tinynccl_transport::bootstrap::{Server, UniqueId};
 
 /// Result of [`Comm::agree`], equal on all ranks that get one.
@@ -58,7 +63,8 @@ impl Comm {
     /// - [`Error::Aborted`]: the other ranks have gone on without this one.
     /// - [`Error::Unsupported`] on communicators of [`Comm::threads`], whose ranks die together.
     pub fn agree(&self, value: u64) -> Result<Agreed> {
-        let outcome = self.ask("agree", self.membership("agree")?, value, &|| Ok(Vec::new()))?;
+        let vote = Vote { value, newcomers: Vec::new() };
+        let outcome = self.ask("agree", self.membership("agree")?, vote, &|| Ok(Vec::new()))?;
         Ok(Agreed { value: outcome.value, alive: outcome.alive })
     }
 
@@ -88,36 +94,90 @@ impl Comm {
     /// # Errors
     /// Errors of [`Comm::agree`], and those of a start that failed although no rank died.
     pub fn shrink(&self) -> Result<Comm> {
-        let membership = self.membership(SHRINK)?;
+        self.change(SHRINK, 0)
+    }
+
+    /// [`Comm::shrink`] that also takes in newcomers that wait ([`Comm::from_ticket`]), up to a size of `size`
+    /// ranks, at most 64 newcomers at once.
+    ///
+    /// Every rank that lives must call it with the same `size`; the leader's counts. The ranks that live come first, in
+    /// their order here, then the newcomers, in an order equal on all ranks. With none waiting the result is that of
+    /// [`Comm::shrink`]; the call does not wait for any, see [`Comm::waiting`]. A newcomer that dies meanwhile is left
+    /// out; those that are not taken go on waiting.
+    ///
+    /// Newcomers have no state of the program's: the ranks that were here send it, for example by a broadcast from
+    /// rank 0, which is one of them.
+    ///
+    /// ```no_run
+    /// # extern crate tinynccl_comm as tinynccl;
+    /// # use tinynccl::{Comm, ReduceOp, Result};
+    /// # fn between_steps(mut comm: Comm, state: &mut [f32]) -> Result<Comm> {
+    /// // Each newcomer waits at one rank: all ranks must take the same decision.
+    /// let mut waiting = [comm.waiting() as u64];
+    /// comm.all_reduce_in_place(&mut waiting, ReduceOp::Sum)?;
+    /// if waiting[0] > 0 {
+    ///     comm = comm.grow(8)?;
+    ///     comm.broadcast_in_place(state, 0)?;
+    /// }
+    /// # Ok(comm)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Comm::shrink`]. Newcomers that cannot start with the group are left out after the first failure.
+    pub fn grow(&self, size: usize) -> Result<Comm> {
+        self.change("grow", size)
+    }
+
+    /// Makes a communicator of the ranks that live, and of newcomers up to `size` ranks.
+    fn change(&self, op: &'static str, size: usize) -> Result<Comm> {
+        let membership = self.membership(op)?;
+        let lobby = &membership.door().lobby;
         self.inner.drain();
         let mut failures = 0;
         loop {
+            // One of them may be what keeps the others from starting.
+            let newcomers = if size > 0 && failures == 0 { lobby.waiting() } else { Vec::new() };
             let server = RefCell::new(None);
-            let outcome = self.ask(SHRINK, membership, u64::MAX, &|| {
+            let mut outcome = self.ask(op, membership, Vote { value: 0, newcomers }, &|| {
                 let hosted = self.host(membership)?;
-                let addresses = encode(SHRINK, &hosted.unique_id().addresses())?;
+                let attempt = u64::from_le_bytes(secret::random()?);
+                let offer = Offer { attempt, size, store: hosted.unique_id().addresses().to_vec() };
                 *server.borrow_mut() = Some(hosted);
-                Ok(addresses)
+                encode(op, &offer)
             })?;
-            let started = self.start_anew(membership, &outcome.alive, &outcome.offer, server.into_inner());
+            let Offer { attempt, size, store } = decode(op, &outcome.offer)?;
+            outcome.newcomers.truncate(size.saturating_sub(outcome.alive.len()));
+            let id = UniqueId::new(membership.secret(&self.inner.state.key(SHRINK)), store);
+            if !outcome.newcomers.is_empty() {
+                let (members, newcomers) = (outcome.alive.len(), outcome.newcomers.clone());
+                lobby.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers });
+            }
+            let started = self.start_anew(op, membership, &outcome, attempt, &id, server.into_inner());
+            if started.is_err() {
+                membership.give_up(&self.inner.state.members, attempt)?;
+            }
             // All of them have it, or none of them uses it.
-            let whole = u64::from(started.is_ok());
-            let seal = self.ask(SHRINK, membership, whole, &|| Ok(Vec::new()))?;
+            let vote = Vote { value: u64::from(started.is_ok()), newcomers: lobby.lost(attempt) };
+            let seal = self.ask(op, membership, vote, &|| Ok(Vec::new()))?;
+            let whole = seal.alive == outcome.alive && seal.newcomers.is_empty();
+            let sealed = whole && seal.value & 1 == 1;
+            lobby.conclude(attempt, sealed);
             let error = match started {
-                Ok(comm) if seal.value & 1 == 1 && seal.alive == outcome.alive => return Ok(comm),
-                Ok(_) => Error::bootstrap("the survivors' store", "another rank could not start, see its output"),
+                Ok(comm) if sealed => return Ok(comm),
+                Ok(_) => Error::bootstrap("the new group's store", "another rank could not start, see its output"),
                 Err(error) => error,
             };
-            log::info!("rank {}: shrink: {error}", self.rank());
+            log::info!("rank {}: {op}: {error}", self.rank());
             // The same on all ranks. A rank may die right after it has sealed, so one failure without a loss is none.
-            failures += usize::from(seal.alive == outcome.alive);
+            failures += usize::from(whole);
             if failures == FAILURES {
                 return Err(error);
             }
         }
     }
 
-    fn membership(&self, op: &str) -> Result<&Arc<Membership>> {
+    pub(crate) fn membership(&self, op: &str) -> Result<&Arc<Membership>> {
         let state = &self.inner.state;
         state.origin.check(|| op.to_owned(), state.rank)?;
         state.control.membership().ok_or_else(|| Error::Unsupported {
@@ -130,42 +190,53 @@ impl Comm {
         &self,
         op: &'static str,
         membership: &Membership,
-        value: u64,
+        vote: Vote,
         offer: &dyn Fn() -> Result<Vec<u8>>,
-    ) -> Result<membership::agreement::Outcome> {
+    ) -> Result<Outcome> {
         self.inner.drain();
         let state = &self.inner.state;
-        membership.agree(&Asked { op, comm: state.id, members: &state.members, value, offer })
+        membership.agree(&Asked { op, comm: state.id, members: &state.members, vote, offer })
     }
 
     /// Opens a store for the ranks that live.
     fn host(&self, membership: &Membership) -> Result<Server> {
-        let any = if self.is_one_host() { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+        let any = if self.is_one_host() && !membership.is_wide() { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
         let state = &self.inner.state;
         Server::start_unsized((any, 0).into(), membership.secret(&state.key(SHRINK)), &state.config)
     }
 
-    /// Starts a communicator of the ranks `alive` at the store whose addresses are `offer`. A death ends the wait.
+    /// Starts a communicator of the ranks and newcomers of `outcome` at the store `id`. A death ends the wait.
     fn start_anew(
         &self,
+        op: &'static str,
         membership: &Membership,
-        alive: &[usize],
-        offer: &[u8],
+        outcome: &Outcome,
+        attempt: u64,
+        id: &UniqueId,
         server: Option<Server>,
     ) -> Result<Comm> {
         let state = &self.inner.state;
-        let addresses: Vec<SocketAddr> = decode(SHRINK, offer)?;
-        let id = UniqueId::new(membership.secret(&state.key(SHRINK)), addresses);
         // One of an attempt whose leader was followed by another.
-        let server = server.filter(|server| server.unique_id() == id);
+        let server = server.filter(|server| server.unique_id() == *id);
+        let alive = &outcome.alive;
         let rank = alive.iter().position(|&rank| rank == state.rank);
-        let rank = rank.ok_or_else(|| Error::invalid(SHRINK, "this rank is not among those that live"))?;
+        let rank = rank.ok_or_else(|| Error::invalid(op, "this rank is not among those that live"))?;
         let worlds: Vec<usize> = alive.iter().filter_map(|&rank| state.members.get(rank).copied()).collect();
-        WATCHED.set((membership.beacons(&worlds), interrupt::check()));
-        let started = watched(is_over, || Comm::restart(self, &id, rank, alive, server));
-        WATCHED.take();
-        started
+        let (beacons, lobby) = (membership.beacons(&worlds), membership.door().lobby.clone());
+        let is_over = move || membership::any_dead(&beacons) || lobby.is_void(attempt);
+        let size = alive.len() + outcome.newcomers.len();
+        until(is_over, || Comm::restart(self, id, (rank, size), alive, server))
     }
+}
+
+/// The leader's part of an outcome.
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    attempt: u64,
+    /// Most ranks of the new group.
+    size: usize,
+    /// Addresses of the new store.
+    store: Vec<SocketAddr>,
 }
 
 const SHRINK: &str = "shrink";
@@ -173,12 +244,21 @@ const SHRINK: &str = "shrink";
 const FAILURES: usize = 3;
 const REVOKED: &str = "revoked the communicator";
 
+type Watch = (Box<dyn Fn() -> bool>, Option<Check>);
+
 thread_local! {
-    /// Beacons of the processes that this thread starts a communicator with, and the check of its call.
-    static WATCHED: RefCell<(Vec<String>, Option<Check>)> = const { RefCell::new((Vec::new(), None)) };
+    /// The condition that ends the start of a communicator in this thread, and the check of its call.
+    static WATCHED: RefCell<Option<Watch>> = const { RefCell::new(None) };
 }
 
-/// Ends the start of a communicator when one of its ranks dies.
-fn is_over() -> bool {
-    WATCHED.with_borrow(|(beacons, check)| check.is_some_and(|check| check()) || membership::any_dead(beacons))
+/// Runs `start`, whose waits end when `is_over` or when the check of the running call says so.
+pub(crate) fn until<R>(is_over: impl Fn() -> bool + 'static, start: impl FnOnce() -> R) -> R {
+    WATCHED.set(Some((Box::new(is_over), interrupt::check())));
+    let started = watched(stop, start);
+    WATCHED.take();
+    started
+}
+
+fn stop() -> bool {
+    WATCHED.with_borrow(|watch| watch.as_ref().is_some_and(|(is_over, check)| check.is_some_and(|c| c()) || is_over()))
 }

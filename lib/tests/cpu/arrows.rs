@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, &str, &str)] = &[
     ("src", "", "ddp process_group launch"),
     ("cuda/src", "", "start calls comm hosted phased peer path kernels checked window driver"),
-    ("comm/src", "", "survive start calls engine state membership symmetric executor trace topology reduce"),
+    ("comm/src", "", "join survive start calls engine state membership symmetric executor trace topology reduce"),
     (
         "transport/src",
         "",

@@ -23,6 +23,7 @@ mod fork;
 mod groups;
 mod hangs;
 mod interrupted;
+mod join;
 mod line;
 mod meeting;
 mod on_nodes;

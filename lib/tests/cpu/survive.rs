@@ -16,16 +16,16 @@ use tinynccl::{Comm, Config, Error, ReduceOp};
 use crate::common::{self, Fabric, run};
 
 /// A rank is taken for gone after four of these: far more than a busy machine needs for a reply.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(1);
 
-fn config() -> Config {
+pub(crate) fn config() -> Config {
     let mut config = common::config();
     config.heartbeat = HEARTBEAT;
     config
 }
 
 /// The sum of the ranks' numbers.
-fn sum(comm: &Comm) -> usize {
+pub(crate) fn sum(comm: &Comm) -> usize {
     let mut sum = [comm.rank() as u64];
     comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).expect("no rank is lost");
     sum[0] as usize
@@ -66,7 +66,7 @@ fn a_revoked_communicator_ends_calls_of_ranks_that_notice_nothing() {
 }
 
 /// Descriptors, threads and mappings of shared memory of this process.
-fn possessions() -> [usize; 3] {
+pub(crate) fn possessions() -> [usize; 3] {
     let count = |folder: &str| std::fs::read_dir(folder).expect("procfs").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
     [count("/proc/self/fd"), count("/proc/self/task"), maps.lines().filter(|line| line.contains("memfd:")).count()]
@@ -302,10 +302,10 @@ impl Job {
     }
 }
 
-const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A different place in a call each time.
-fn short_while(seed: usize) {
+pub(crate) fn short_while(seed: usize) {
     let mut bytes = [0; 2];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).expect("random bytes");
     std::thread::sleep(Duration::from_micros(u64::from(u16::from_le_bytes(bytes)) % 5000 + seed as u64));

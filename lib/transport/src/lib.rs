@@ -92,6 +92,8 @@ pub use accept::conn::Conn;
 #[doc(hidden)]
 pub use accept::stream::Failure;
 pub use accept::stream::{Stream, StreamConn};
+#[doc(hidden)]
+pub use endpoint::door::{Guest, Knocker, Visit};
 pub use endpoint::{ConnectTo, Endpoint};
 pub use fabric::{Accept, Dial, Dialed, Fabric, Registration};
 pub use info::EndpointInfo;

@@ -106,6 +106,10 @@ pub struct TrainArgs {
     /// Goes on without ranks that are lost, on the CPU: the batch is divided among those that are left.
     #[arg(long)]
     pub elastic: bool,
+    /// Further processes, which wait, and take the places of ranks that are lost. Under a launcher the last ranks are
+    /// the spares.
+    #[arg(long, value_name = "N", default_value = "0", requires = "elastic")]
+    pub spare: usize,
     /// Device that computes: the CPU, or one GPU per rank.
     #[arg(long, value_enum, default_value = "cpu")]
     pub device: Device,
@@ -208,6 +212,7 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         eval_every: args.eval_every.unwrap_or_else(|| preset.eval_every()),
         eval_batches: args.eval_batches,
         checkpoint_every: args.checkpoint_every,
+        places: if args.spare > 0 { ranks } else { 0 },
         checkpoint: Some(checkpoint),
     };
     Ok(Job { corpus, plan, resume, notes })

@@ -28,23 +28,36 @@ fn main() -> ExitCode {
 
 /// As a rank of a launcher's, trains; started by hand, launches the ranks first. Gives the exit code.
 fn start(args: &TrainArgs) -> Result<i32> {
-    let comm;
+    let mut comm;
     let job;
+    // A spare trains once a rank is lost.
+    let mut is_spare = false;
     if launch::is_rank() {
         let mut config = Config::from_env()?;
         config.transport = args.transport.unwrap_or(config.transport);
-        comm = Comm::from_env_with(config)?;
-        let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|text| text.parse().ok());
-        job = cli::prepare(args, comm.size(), here.unwrap_or(comm.size()))?;
+        comm = Comm::from_env_with(config.clone())?;
+        let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|text| text.parse().ok()).unwrap_or(comm.size());
+        let ranks = comm.size().checked_sub(args.spare).filter(|&ranks| ranks > 0);
+        let ranks = ranks.context("--spare: there must be ranks that are no spares")?;
+        job = cli::prepare(args, ranks, here.saturating_sub(args.spare).max(1))?;
+        if args.spare > 0 {
+            let place = elastic::divide(&comm, args.spare)?;
+            drop(comm);
+            is_spare = place.is_err();
+            comm = place.or_else(|ticket| Comm::from_ticket(&ticket, config))?;
+        }
     } else {
         // Whatever is wrong shows once, here, before any rank starts.
         if args.device == Device::Cuda {
             gpu::device::count()?;
         }
         job = cli::prepare(args, args.ranks, args.ranks)?;
-        if args.ranks > 1 {
+        if args.ranks + args.spare > 1 {
             drop(job);
-            return Ok(launch::Launcher::new(args.ranks).plain_rank0(true).elastic(args.elastic).run_self()?);
+            return Ok(launch::Launcher::new(args.ranks + args.spare)
+                .plain_rank0(true)
+                .elastic(args.elastic)
+                .run_self()?);
         }
         comm = Comm::threads(1, Config::default())?.remove(0);
     }
@@ -55,15 +68,24 @@ fn start(args: &TrainArgs) -> Result<i32> {
     if group.rank() == 0 {
         notes.iter().for_each(|note| println!("{note}"));
     }
-    let mut outcome = work(args, &group, &corpus, &plan, &mut state);
+    let mut outcome = if is_spare {
+        go_on(args, &group, &corpus, &plan, &mut state, "")
+    } else {
+        work(args, &group, &corpus, &plan, &mut state).map(|()| true)
+    };
     while args.elastic
         && let Err(error) = outcome
     {
         let lost = format!("{error:#}");
-        group = ProcessGroup::from(elastic::shrink(group.comm(), error)?);
+        group = ProcessGroup::from(elastic::regroup(group.comm(), error, plan.places)?);
         outcome = go_on(args, &group, &corpus, &plan, &mut state, &lost);
     }
-    outcome?;
+    if outcome?
+        && args.spare > 0
+        && let Err(error) = elastic::dismiss_spares(&mut state, group.comm())
+    {
+        log::warn!("{error:#}");
+    }
     match group.close() {
         // A rank that is lost after the last step is no loss.
         Err(error) if args.elastic => log::warn!("{error}"),
@@ -72,7 +94,8 @@ fn start(args: &TrainArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// The rest of the run, on the ranks that are left after the error `lost`.
+/// The rest of the run, on the ranks of a new group, after the error `lost`. Returns false if a spare comes when all is
+/// done.
 fn go_on(
     args: &TrainArgs,
     group: &ProcessGroup,
@@ -80,8 +103,8 @@ fn go_on(
     plan: &Plan,
     state: &mut State,
     lost: &str,
-) -> Result<()> {
-    let crc = elastic::align(state, group.comm())?;
+) -> Result<bool> {
+    let Some(crc) = elastic::align(state, group.comm(), false)? else { return Ok(false) };
     let plan = elastic::replan(plan, group.size());
     if group.rank() == 0 {
         println!("{lost}");
@@ -92,7 +115,7 @@ fn go_on(
             plan.config.batch
         );
     }
-    work(args, group, corpus, &plan, state)
+    work(args, group, corpus, &plan, state).map(|()| true)
 }
 
 /// One rank's life in one group.

@@ -10,6 +10,7 @@ use crate::config::{ModelConfig, Preset, TrainConfig};
 use crate::cpu::adamw::AdamW;
 use crate::cpu::parallel::Threads;
 use crate::data::Corpus;
+use crate::elastic;
 use crate::params::{self, Model};
 use crate::report::Report;
 
@@ -36,6 +37,8 @@ pub struct Plan {
     pub checkpoint_every: usize,
     /// Path of the checkpoints; `None`: none are written.
     pub checkpoint: Option<PathBuf>,
+    /// Ranks that train, if spares may take the places of lost ones; 0: there are no spares.
+    pub places: usize,
 }
 
 impl Plan {
@@ -133,7 +136,8 @@ pub trait Engine {
 
 /// Trains until `plan.config.steps` steps are done. Gives the last validation loss.
 ///
-/// Every rank must come with the same plan, text and state; rank 0's parameters count. On rank 0 `report` should speak,
+/// Every rank must come with the same plan, text and state; rank 0's parameters count. Ends with
+/// [`elastic::SpareWaits`] before a step for which there is a spare and a place. On rank 0 `report` should speak,
 /// elsewhere be silent. Rank 0 writes the checkpoints.
 pub fn train(
     plan: &Plan,
@@ -151,6 +155,9 @@ pub fn train(
     engine.start(&state.model, report)?;
 
     while state.step < config.steps {
+        if comm.size() < plan.places && elastic::spares_wait(comm)? {
+            bail!(elastic::SpareWaits);
+        }
         let from = state.step;
         let mut validation = None;
         if from.is_multiple_of(plan.eval_every) {

@@ -37,6 +37,7 @@ pub(crate) fn plan(config: TrainConfig) -> Plan {
         eval_every: 5,
         eval_batches: 2,
         checkpoint_every: 0,
+        places: 0,
         checkpoint: None,
     }
 }

@@ -39,7 +39,8 @@ impl Drop for Job {
 }
 
 impl Job {
-    fn start(folder: &Path, meeting: &Meeting<'_>, transport: &str, args: &[&str]) -> Job {
+    /// `spares`: processes beside the ranks, the last ones.
+    fn start(folder: &Path, meeting: &Meeting<'_>, transport: &str, spares: usize, args: &[&str]) -> Job {
         let text: String = (0..600).map(|i| ["to be ", "or not ", "to sum\n"][(i * i + i / 5) % 3]).collect();
         std::fs::write(folder.join("text.txt"), text).unwrap();
         let spawn = |rank: usize| {
@@ -50,7 +51,7 @@ impl Job {
                 .args(args)
                 .args(["--log-every", "1", "--eval-every", "10000000", "--transport", transport])
                 .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", RANKS.to_string())
+                .env("WORLD_SIZE", (RANKS + spares).to_string())
                 .env("LOCAL_RANK", rank.to_string())
                 .env("TINYNCCL_TIMEOUT", DEADLINE.as_secs().to_string())
                 .env_remove("RUST_LOG")
@@ -66,7 +67,7 @@ impl Job {
             };
             command.spawn().unwrap()
         };
-        Job((0..RANKS).map(spawn).collect())
+        Job((0..RANKS + spares).map(spawn).collect())
     }
 
     /// Waits until the rank that reports has reported several steps: training is under way on all ranks.
@@ -110,7 +111,7 @@ fn lose(victim: usize, signal: i32, transport: &str, rank0_hosts: bool) {
     let port = Port::loopback();
     let id = server.as_ref().map(Server::unique_id);
     let meeting = id.as_ref().map_or(Meeting::Address(port.at.port()), Meeting::Store);
-    let mut job = Job::start(folder.path(), &meeting, transport, &["--steps", "10000000", "--out", "o"]);
+    let mut job = Job::start(folder.path(), &meeting, transport, 0, &["--steps", "10000000", "--out", "o"]);
     let mut out = job.wait_for_training(0);
     // No rank may block on a full pipe.
     let drain = std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
@@ -161,12 +162,13 @@ fn the_rank_that_hosts_the_store_is_named_when_stopped() {
 }
 
 /// Trains, kills `victim`, and compares the losses with those of a run that nothing happened to.
-fn go_on_without(victim: usize, transport: &str) {
+fn go_on_without(victim: usize, transport: &str, spares: usize) {
     const STEPS: [&str; 8] = ["--steps", "200", "--batch", "12", "--lr", "0.003", "--sample-chars", "10"];
     let folder = tempfile::tempdir().unwrap();
     let port = Port::loopback();
-    let args: Vec<&str> = STEPS.into_iter().chain(["--elastic", "--out", "o"]).collect();
-    let mut job = Job::start(folder.path(), &Meeting::Address(port.at.port()), transport, &args);
+    let spare = spares.to_string();
+    let args: Vec<&str> = STEPS.into_iter().chain(["--elastic", "--spare", &spare, "--out", "o"]).collect();
+    let mut job = Job::start(folder.path(), &Meeting::Address(port.at.port()), transport, spares, &args);
     let mut out = job.wait_for_training(0);
     let drain = std::thread::spawn(move || {
         let mut text = String::new();
@@ -174,7 +176,7 @@ fn go_on_without(victim: usize, transport: &str) {
         text
     });
     job.signal(victim, libc::SIGKILL);
-    let survivors: Vec<usize> = (0..RANKS).filter(|rank| *rank != victim).collect();
+    let survivors: Vec<usize> = (0..RANKS + spares).filter(|rank| *rank != victim).collect();
     for &rank in &survivors {
         let (code, text) = job.end_of(rank);
         assert_eq!(code, Some(0), "rank {rank}: {text}");
@@ -183,7 +185,7 @@ fn go_on_without(victim: usize, transport: &str) {
     for out in job.0.iter_mut().filter_map(|child| child.stdout.as_mut()) {
         out.read_to_string(&mut all).unwrap();
     }
-    let left = survivors.len();
+    let left = survivors.len().min(RANKS);
     assert!(all.contains(&format!("{left} ranks go on with parameters")), "{all}");
     assert!(
         all.lines().any(|line| line.starts_with("parameters ") && line.ends_with(&format!("all {left} ranks"))),
@@ -206,10 +208,21 @@ fn go_on_without(victim: usize, transport: &str) {
 
 #[test]
 fn training_goes_on_without_a_rank_with_the_same_losses() {
-    go_on_without(2, "tcp");
+    go_on_without(2, "tcp", 0);
 }
 
 #[test]
 fn training_goes_on_without_rank_0_with_the_same_losses() {
-    go_on_without(0, "shm");
+    go_on_without(0, "shm", 0);
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_rank_with_the_same_losses() {
+    go_on_without(2, "tcp", 1);
+}
+
+/// The other spare is dismissed.
+#[test]
+fn a_spare_takes_the_place_of_rank_0_with_the_same_losses() {
+    go_on_without(0, "shm", 2);
 }

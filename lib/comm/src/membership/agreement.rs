@@ -1,4 +1,5 @@
-//! Uniform agreement on a value and on the living members, although members die meanwhile. No I/O, no clock, no lock.
+//! Uniform agreement on a value, on the living members and on the newcomers that they have met, although members die
+//! meanwhile. No I/O, no clock, no lock.
 //!
 //! Paxos (Lamport, 1998) with the quorum of early-returning agreement (Herault et al., "Practical scalable consensus
 //! for pseudo-synchronous distributed systems", SC'15). The lowest member that is not known to be gone leads:
@@ -6,7 +7,7 @@
 //! ```text
 //!   leader                                     each member that is not gone
 //!   Prepare { ballot }                     ─▶
-//!                                          ◀─  Promise { its value, what it has accepted }, once it has called
+//!                                          ◀─  Promise { its vote, what it has accepted }, once it has called
 //!   Accept { ballot, outcome }             ─▶  the outcome accepted with the highest ballot, or a new one
 //!                                          ◀─  Accepted
 //!   Decided { outcome }                    ─▶
@@ -28,13 +29,26 @@ use serde::{Deserialize, Serialize};
 /// Number of a leader's attempt; `ballot % members` is the leader.
 pub(crate) type Ballot = u64;
 
+/// Most newcomers of one outcome: a message with their numbers still fits.
+pub(crate) const MOST_NEWCOMERS: usize = 64;
+
+/// One member's part of an outcome.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Vote {
+    pub(crate) value: u64,
+    /// Numbers of processes that are no members and concern the agreement.
+    pub(crate) newcomers: Vec<u64>,
+}
+
 /// Result of an agreement, equal on all members that get one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     /// Bitwise AND of the values of `alive`.
     pub(crate) value: u64,
-    /// The members whose values count, in order. One of them may have died since.
+    /// The members whose votes count, in order. One of them may have died since.
     pub(crate) alive: Vec<usize>,
+    /// Union of the newcomers that `alive` named, the lowest [`MOST_NEWCOMERS`], in order.
+    pub(crate) newcomers: Vec<u64>,
     /// The leader's [`Agreement::offer`].
     pub(crate) offer: Vec<u8>,
 }
@@ -46,8 +60,8 @@ pub(crate) enum Message {
     Waiting { dead: BTreeSet<usize> },
     /// The leader asks for a promise to reply to no lower ballot.
     Prepare { ballot: Ballot, dead: BTreeSet<usize> },
-    /// The promise, with the sender's value, and the outcome that it has accepted in an earlier ballot.
-    Promise { ballot: Ballot, value: u64, accepted: Option<(Ballot, Outcome)>, dead: BTreeSet<usize> },
+    /// The promise, with the sender's vote, and the outcome that it has accepted in an earlier ballot.
+    Promise { ballot: Ballot, vote: Vote, accepted: Option<(Ballot, Outcome)>, dead: BTreeSet<usize> },
     /// The leader asks to accept an outcome.
     Accept { ballot: Ballot, outcome: Outcome },
     /// The outcome of this ballot is accepted.
@@ -67,8 +81,8 @@ pub(crate) type Out = Vec<(usize, Message)>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Attempt {
     ballot: Ballot,
-    /// Each member's value, and the outcome that it had accepted.
-    promises: BTreeMap<usize, (u64, Option<(Ballot, Outcome)>)>,
+    /// Each member's vote, and the outcome that it had accepted.
+    promises: BTreeMap<usize, (Vote, Option<(Ballot, Outcome)>)>,
     /// The outcome in the second phase, and the members that have accepted it.
     proposed: Option<(Outcome, BTreeSet<usize>)>,
 }
@@ -78,8 +92,8 @@ struct Attempt {
 pub(crate) struct Agreement {
     rank: usize,
     size: usize,
-    /// Our value, while we take part.
-    value: Option<u64>,
+    /// Our vote, while we take part.
+    vote: Option<Vote>,
     /// We need a majority of all members, dead ones included.
     strict: bool,
     offer: Option<Vec<u8>>,
@@ -104,7 +118,7 @@ impl Agreement {
         Agreement {
             rank,
             size,
-            value: None,
+            vote: None,
             strict: false,
             offer: None,
             dead,
@@ -120,10 +134,10 @@ impl Agreement {
         }
     }
 
-    /// Takes part, with this value. A `strict` member leads only a majority of all members: it may have been left
+    /// Takes part, with this vote. A `strict` member leads only a majority of all members: it may have been left
     /// behind by members that are dead now.
-    pub(crate) fn call(&mut self, value: u64, strict: bool, out: &mut Out) {
-        (self.value, self.strict) = (Some(value), strict);
+    pub(crate) fn call(&mut self, vote: Vote, strict: bool, out: &mut Out) {
+        (self.vote, self.strict) = (Some(vote), strict);
         (self.missing, self.followed) = (None, None);
         self.promise(out);
         self.proceed(out);
@@ -141,7 +155,7 @@ impl Agreement {
             let missing = missing.to_vec();
             self.send_all(out, |_| Message::NoQuorum { missing: missing.clone() });
         }
-        self.value = None;
+        self.vote = None;
         self.silent.clear();
     }
 
@@ -183,10 +197,10 @@ impl Agreement {
                     self.promise(out);
                 }
             }
-            Message::Promise { ballot, value, accepted, dead } => {
+            Message::Promise { ballot, vote, accepted, dead } => {
                 self.dead.extend(dead);
                 if let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.ballot == ballot) {
-                    attempt.promises.insert(from, (value, accepted));
+                    attempt.promises.insert(from, (vote, accepted));
                 }
             }
             Message::Accept { ballot, outcome } => {
@@ -229,7 +243,7 @@ impl Agreement {
     pub(crate) fn wants_offer(&self) -> bool {
         self.decided.is_none()
             && self.offer.is_none()
-            && self.value.is_some()
+            && self.vote.is_some()
             && self.attempt.as_ref().is_some_and(|attempt| attempt.proposed.is_none() && self.has_all(attempt))
     }
 
@@ -241,7 +255,7 @@ impl Agreement {
     /// The members whose replies are awaited: their deaths must be noticed.
     pub(crate) fn awaited(&self) -> Vec<usize> {
         match &self.attempt {
-            _ if self.decided.is_some() || self.value.is_none() => Vec::new(),
+            _ if self.decided.is_some() || self.vote.is_none() => Vec::new(),
             None => Vec::from_iter(Some(self.leader()).filter(|&leader| leader != self.rank)),
             Some(attempt) => self.others().filter(|&rank| !self.is_gone(rank) && !attempt.has(rank)).collect(),
         }
@@ -278,15 +292,16 @@ impl Agreement {
 
     /// Sends the promise that a leader has asked for, if we have called.
     fn promise(&mut self, out: &mut Out) {
-        let (Some(value), Some(ballot), false, None) = (self.value, self.promised, self.replied, &self.decided) else {
+        let (Some(vote), Some(ballot), false, None) = (&self.vote, self.promised, self.replied, &self.decided) else {
             return;
         };
+        let vote = vote.clone();
         let leader = (ballot % self.size as u64) as usize;
         if leader != self.rank {
             self.replied = true;
             self.followed = Some(leader);
             let (accepted, dead) = (self.accepted.clone(), self.dead.clone());
-            out.push((leader, Message::Promise { ballot, value, accepted, dead }));
+            out.push((leader, Message::Promise { ballot, vote, accepted, dead }));
         }
     }
 
@@ -333,7 +348,7 @@ impl Agreement {
 
     /// Does what has become possible.
     fn proceed(&mut self, out: &mut Out) {
-        let Some(value) = self.value.filter(|_| self.decided.is_none()) else { return };
+        let Some(vote) = self.vote.clone().filter(|_| self.decided.is_none()) else { return };
         let leader = self.leader();
         if leader != self.rank {
             self.attempt = None;
@@ -345,7 +360,7 @@ impl Agreement {
         }
         let attempt = match self.attempt.take() {
             Some(attempt) => attempt,
-            None => self.prepare(value, out),
+            None => self.prepare(vote, out),
         };
         self.attempt = Some(attempt);
         self.missing = None;
@@ -354,7 +369,7 @@ impl Agreement {
     }
 
     /// Begins the first phase.
-    fn prepare(&mut self, value: u64, out: &mut Out) -> Attempt {
+    fn prepare(&mut self, vote: Vote, out: &mut Out) -> Attempt {
         let (rank, size) = (self.rank as u64, self.size as u64);
         // Saturating: a ballot is what another process has sent.
         let after = self.promised.map_or(0, |promised| promised.saturating_add(1));
@@ -363,7 +378,7 @@ impl Agreement {
         let dead = &self.dead;
         let reached = self.others().filter(|&rank| !self.is_gone(rank));
         out.extend(reached.map(|rank| (rank, Message::Prepare { ballot, dead: dead.clone() })));
-        let promises = BTreeMap::from([(self.rank, (value, self.accepted.clone()))]);
+        let promises = BTreeMap::from([(self.rank, (vote, self.accepted.clone()))]);
         Attempt { ballot, promises, proposed: None }
     }
 
@@ -379,11 +394,16 @@ impl Agreement {
         let outcome = match (accepted.max_by_key(|(ballot, _)| *ballot), &self.offer) {
             (Some((_, outcome)), _) => outcome.clone(),
             (None, None) => return,
-            (None, Some(offer)) => Outcome {
-                value: alive.iter().filter_map(|rank| attempt.promises.get(rank)).fold(u64::MAX, |all, p| all & p.0),
-                alive: alive.iter().copied().collect(),
-                offer: offer.clone(),
-            },
+            (None, Some(offer)) => {
+                let votes = || alive.iter().filter_map(|rank| attempt.promises.get(rank)).map(|(vote, _)| vote);
+                let newcomers: BTreeSet<u64> = votes().flat_map(|vote| &vote.newcomers).copied().collect();
+                Outcome {
+                    value: votes().fold(u64::MAX, |all, vote| all & vote.value),
+                    alive: alive.iter().copied().collect(),
+                    newcomers: newcomers.into_iter().take(MOST_NEWCOMERS).collect(),
+                    offer: offer.clone(),
+                }
+            }
         };
         let ballot = attempt.ballot;
         let asked = alive.into_iter().filter(|&rank| rank != self.rank);

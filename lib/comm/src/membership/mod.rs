@@ -5,21 +5,25 @@
 //! | `agreement` | the protocol, without I/O; `model` checks every order of messages and deaths |
 //! | `group` | the agreements of one communicator, round by round |
 //! | `post` | sends messages in order, and notices silence |
+//! | `lobby` | the newcomers that wait, and what became of the attempts to take them in |
 //! | `mod` | runs an agreement: feeds the protocol with calls, messages, proven deaths and silence |
 
 pub(crate) mod agreement;
 mod group;
+pub(crate) mod lobby;
 mod post;
 
 use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use agreement::{Agreement, Message, Out, Outcome};
+use agreement::{Agreement, Message, Out, Outcome, Vote};
 use group::Group;
+use lobby::Lobby;
 use post::Post;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
@@ -38,6 +42,8 @@ enum Letter {
     Ping,
     /// The sender has revoked this communicator.
     Revoke { comm: u32, reason: String },
+    /// The sender could not start in this attempt to make a new group.
+    GaveUp { attempt: u64 },
     /// Message of an agreement.
     Agreement { comm: u32, round: u64, message: Message },
 }
@@ -63,8 +69,29 @@ pub(crate) struct Membership {
     shared: Arc<Shared>,
 }
 
+/// Entrance of this process for newcomers. Communicators that are made from this one have the same.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(crate) lobby: Arc<Lobby>,
+    /// Endpoint of the first communicator of this process, or of the one with which it joined.
+    endpoint: Arc<Endpoint>,
+}
+
+impl Door {
+    /// Opens the door of `endpoint` for newcomers that know `secret`.
+    pub(super) fn open(endpoint: &Arc<Endpoint>, secret: Secret, config: &Config) -> Result<Door> {
+        Ok(Door { lobby: Lobby::open(endpoint, secret, config)?, endpoint: endpoint.clone() })
+    }
+
+    /// Its addresses.
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        self.endpoint.info().tcp
+    }
+}
+
 struct Shared {
     post: Post,
+    door: Door,
     secret: Secret,
     stopped: Arc<AtomicBool>,
     groups: Mutex<HashMap<u32, Group>>,
@@ -91,7 +118,7 @@ pub(super) struct Asked<'a> {
     pub(super) comm: u32,
     /// World rank by rank.
     pub(super) members: &'a [usize],
-    pub(super) value: u64,
+    pub(super) vote: Vote,
     /// Makes [`Outcome::offer`], if this rank leads the agreement.
     pub(super) offer: &'a dyn Fn() -> Result<Vec<u8>>,
 }
@@ -99,13 +126,15 @@ pub(super) struct Asked<'a> {
 impl Membership {
     /// Takes messages at `endpoint` from now on.
     pub(super) fn new(
-        endpoint: Endpoint,
+        endpoint: Arc<Endpoint>,
+        door: Door,
         World { rank, infos, secret, stopped }: World,
         config: &Config,
         revoked: Revoked,
     ) -> Arc<Membership> {
         let shared = Arc::new(Shared {
             post: Post::new(endpoint, rank, infos, config),
+            door,
             secret,
             stopped,
             groups: Mutex::default(),
@@ -125,9 +154,19 @@ impl Membership {
         self.shared.post.endpoint()
     }
 
+    /// Entrance of this process for newcomers.
+    pub(super) fn door(&self) -> &Door {
+        &self.shared.door
+    }
+
     /// Addresses of the ranks of the world.
     pub(super) fn infos(&self) -> &[EndpointInfo] {
         self.shared.post.infos()
+    }
+
+    /// True if other hosts reach this rank, or may.
+    pub(super) fn is_wide(&self) -> bool {
+        self.endpoint().info().tcp.iter().any(|address| !address.ip().is_loopback())
     }
 
     /// A secret that the ranks of this world share, another one for every `context`.
@@ -143,7 +182,16 @@ impl Membership {
 
     /// Sends all other `members` that `comm` is revoked. Does not wait.
     pub(super) fn revoke(&self, comm: u32, members: &[usize], reason: &str) -> Result<()> {
-        let bytes = Letter::Revoke { comm, reason: reason.to_owned() }.to_bytes()?;
+        self.send_others(members, &Letter::Revoke { comm, reason: reason.to_owned() })
+    }
+
+    /// Sends all other `members` that this one could not start in `attempt`: they may not see why, and would wait for it.
+    pub(super) fn give_up(&self, members: &[usize], attempt: u64) -> Result<()> {
+        self.send_others(members, &Letter::GaveUp { attempt })
+    }
+
+    fn send_others(&self, members: &[usize], letter: &Letter) -> Result<()> {
+        let bytes = letter.to_bytes()?;
         let others = members.iter().filter(|&&member| member != self.shared.post.rank());
         others.for_each(|&member| self.shared.post.send(member, bytes.clone()));
         Ok(())
@@ -168,7 +216,7 @@ impl Membership {
             shared.send(asked.comm, round, asked.members, out);
         };
         let strict = shared.stopped.load(Ordering::Relaxed);
-        step(&mut groups, &mut |agreement, out| agreement.call(asked.value, strict, out));
+        step(&mut groups, &mut |agreement, out| agreement.call(asked.vote.clone(), strict, out));
         loop {
             let agreement = shared.group(&mut groups, asked, rank).agreement(round);
             if let Some(outcome) = agreement.decided().cloned() {
@@ -305,6 +353,7 @@ impl Shared {
         match letter {
             Letter::Ping => {}
             Letter::Revoke { comm, reason } => (self.revoked)(from, comm, reason),
+            Letter::GaveUp { attempt } => self.door.lobby.give_up(attempt),
             Letter::Agreement { comm, round, message } => {
                 let mut groups = lock(&self.groups);
                 let group = groups.entry(comm).or_default();

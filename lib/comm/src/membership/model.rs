@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::{Agreement, Message, Out, Outcome};
+use super::{Agreement, Message, Out, Outcome, Vote};
 
 /// Members, and the faults that may happen.
 #[derive(Clone, Copy)]
@@ -30,6 +30,11 @@ struct World {
     decided: Option<Outcome>,
 }
 
+/// The vote of a member, which it alone has.
+fn vote(rank: usize) -> Vote {
+    Vote { value: !(1 << rank), newcomers: vec![7, 100 + rank as u64] }
+}
+
 impl World {
     fn new(case: Case) -> World {
         let members = (0..case.ranks).map(|rank| {
@@ -46,7 +51,7 @@ impl World {
             decided: None,
         };
         if !case.late {
-            (0..case.ranks).for_each(|rank| world.act(rank, |one, out| one.call(!(1 << rank), false, out)));
+            (0..case.ranks).for_each(|rank| world.act(rank, |one, out| one.call(vote(rank), false, out)));
             world.called.fill(true);
         }
         world
@@ -95,7 +100,7 @@ impl World {
             if !self.called[rank] {
                 add(true, &|world| {
                     world.called[rank] = true;
-                    world.act(rank, |one, out| one.call(!(1 << rank), false, out));
+                    world.act(rank, |one, out| one.call(vote(rank), false, out));
                 });
             }
             for &dead in self.crashed.iter().filter(|dead| !self.members[rank].proven().contains(dead)) {
@@ -121,12 +126,14 @@ impl World {
     /// Uniform agreement is checked where a member decides; here validity and, where nothing more is bound to happen,
     /// termination.
     fn check(&self, case: Case, fair: bool) {
-        if let Some(Outcome { value, alive, offer }) = &self.decided {
+        if let Some(Outcome { value, alive, newcomers, offer }) = &self.decided {
             assert_eq!(
                 *value,
                 alive.iter().fold(u64::MAX, |all, rank| all & !(1 << rank)),
                 "values of the living alone"
             );
+            let all = std::iter::once(7).chain(alive.iter().map(|&rank| 100 + rank as u64));
+            assert!(newcomers.iter().copied().eq(all), "newcomers of the living alone: {newcomers:?}");
             assert!(alive.iter().all(|&rank| self.called[rank]) && alive.contains(&usize::from(offer[0])));
             let missing = (0..case.ranks).filter(|rank| !alive.contains(rank));
             let gone =
@@ -208,8 +215,16 @@ fn one_outcome_though_one_dies_and_another_is_taken_for_gone() {
 #[test]
 fn a_ballot_of_any_size_is_no_overflow() {
     let (mut member, mut out) = (super::Agreement::new(1, 3, BTreeSet::new()), Out::new());
-    member.call(7, false, &mut out);
+    member.call(vote(1), false, &mut out);
     member.receive(0, Message::Prepare { ballot: u64::MAX, dead: BTreeSet::new() }, &mut out);
     member.silent(0, &mut out);
     assert!(matches!(out.last(), Some((2, Message::Prepare { ballot: u64::MAX, .. }))), "{out:?}");
+}
+
+#[test]
+fn an_outcome_has_room_for_so_many_newcomers() {
+    let (mut member, mut out) = (Agreement::new(0, 1, BTreeSet::new()), Out::new());
+    member.offer(Vec::new(), &mut out);
+    member.call(Vote { value: 0, newcomers: (0..1000).rev().collect() }, false, &mut out);
+    assert_eq!(member.decided().unwrap().newcomers, (0..super::MOST_NEWCOMERS as u64).collect::<Vec<_>>());
 }

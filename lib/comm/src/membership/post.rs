@@ -36,7 +36,7 @@ pub(super) struct Post {
 }
 
 struct Office {
-    endpoint: Endpoint,
+    endpoint: Arc<Endpoint>,
     rank: usize,
     infos: Vec<EndpointInfo>,
     outboxes: Vec<Mutex<Outbox>>,
@@ -46,7 +46,7 @@ struct Office {
 }
 
 impl Post {
-    pub(super) fn new(endpoint: Endpoint, rank: usize, infos: Vec<EndpointInfo>, config: &Config) -> Post {
+    pub(super) fn new(endpoint: Arc<Endpoint>, rank: usize, infos: Vec<EndpointInfo>, config: &Config) -> Post {
         let empty = || Outbox { queue: VecDeque::new(), busy: false, heard: None, dead: false, pinged: None };
         let outboxes = infos.iter().map(|_| Mutex::new(empty())).collect();
         let heartbeat = config.heartbeat;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::local::{Local, Wrap};
-use super::network::{HOST, Network};
+use super::network::{HOST, Network, Origin};
 use super::trace;
 use super::tune;
 use crate::Comm;
@@ -15,9 +15,13 @@ use crate::state::home::Home;
 use crate::trace::Sink;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
+use tinynccl_sys::secret::Secret;
 use tinynccl_sys::threads::{lock, make_room_for_descriptors};
 use tinynccl_transport::LinkPair;
 use tinynccl_transport::bootstrap::{HOSTS_STORE, Host, Rendezvous, Server, Session, UniqueId, rendezvous_from_env};
+
+/// Key of a survivor's local rank in its description.
+const LOCAL: &str = "local";
 
 /// Id of the communicator that spans the world.
 const WORLD: u32 = 0;
@@ -67,7 +71,7 @@ impl Comm {
         make_room_for_descriptors();
         let mut info = serde_json::json!({ HOST: Host::current() });
         trace::announce(&mut info, &config);
-        let (network, infos) = meet(id, rank, world_size, info, server.is_some(), &config)?;
+        let (network, infos) = meet(id, (rank, world_size), info, server.is_some(), Origin::First, &config)?;
         let tracers = trace::announced(&infos);
         let control: Arc<dyn Control> = Arc::new(network);
         let start = trace::open(&*control, tracers, &config)?;
@@ -79,24 +83,45 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Makes a communicator of `survivors`, ranks of `old`, in this order, at a rendezvous that they have to
-    /// themselves. Links, memory and store are new. It has the settings and the cost model of `old`, and is not traced.
+    /// Makes a communicator of `survivors`, ranks of `old`, in this order, and of newcomers up to `size`, at a
+    /// rendezvous that they have to themselves. Links, memory and store are new. It has the settings and the cost model
+    /// of `old`, and is not traced.
     pub(crate) fn restart(
         old: &Comm,
         id: &UniqueId,
-        rank: usize,
+        (rank, size): (usize, usize),
         survivors: &[usize],
         server: Option<Server>,
     ) -> Result<Comm> {
-        let (inner, size) = (&old.inner, survivors.len());
-        let config = inner.state.config.clone();
-        let info = serde_json::json!({ HOST: Host::current() });
-        let (network, _) = meet(id, rank, size, info, server.is_some(), &config)?;
+        let (inner, config) = (&old.inner, old.inner.state.config.clone());
+        let Some(membership) = inner.state.control.membership() else {
+            return Err(Error::invalid("restart", "threads of one process have no membership"));
+        };
+        let info = serde_json::json!({ HOST: Host::current(), LOCAL: inner.local_rank });
+        let origin = Origin::Survivor(membership.clone());
+        let (network, _) = meet(id, (rank, size), info, server.is_some(), origin, &config)?;
         let control: Arc<dyn Control> = Arc::new(network);
-        let home = Home::new(control.clone(), server, inner.state.control.membership().cloned());
+        let home = Home::new(control.clone(), server, Some(membership.clone()));
         let tuned = lock(&inner.engine).tuned.among(survivors.iter().copied());
         let state = State::new(WORLD, rank, (0..size).collect(), config, control, None)?;
-        Ok(Comm::assemble(state, inner.local_rank, Some(tuned), Some(Arc::new(home))))
+        let comm = Comm::assemble(state, inner.local_rank, Some(tuned), Some(Arc::new(home)));
+        if size > survivors.len() {
+            tune::take_over(&comm)?;
+        }
+        Ok(comm)
+    }
+
+    /// The newcomer's part of [`Comm::restart`]. `secret` is its ticket's.
+    pub(crate) fn enter(id: &UniqueId, (rank, size): (usize, usize), secret: Secret, config: Config) -> Result<Comm> {
+        let info = serde_json::json!({ HOST: Host::current() });
+        let (network, infos) = meet(id, (rank, size), info, false, Origin::Newcomer(secret), &config)?;
+        let local_rank = free_number(&infos, rank);
+        let control: Arc<dyn Control> = Arc::new(network);
+        let home = Home::new(control.clone(), None, None);
+        let state = State::new(WORLD, rank, (0..size).collect(), config, control, None)?;
+        let comm = Comm::assemble(state, local_rank, None, Some(Arc::new(home)));
+        tune::take_over(&comm)?;
+        Ok(comm)
     }
 
     /// A world of `world_size` ranks that are threads of this process; element `r` belongs to rank `r`.
@@ -150,19 +175,30 @@ impl Comm {
 /// Joins the rendezvous of `id`, and returns the control plane and the description of every rank.
 fn meet(
     id: &UniqueId,
-    rank: usize,
-    world_size: usize,
+    (rank, world_size): (usize, usize),
     mut info: Value,
     hosts_store: bool,
+    origin: Origin,
     config: &Config,
 ) -> Result<(Network, Vec<Value>)> {
+    origin.describe(&mut info);
     if let (Some(fields), true) = (info.as_object_mut(), hosts_store) {
         fields.insert(HOSTS_STORE.to_owned(), Value::Bool(true));
     }
     let session = Session::join(id, rank, world_size, info, config)?;
     let infos = session.infos().to_vec();
     let store_host = infos.iter().position(|info| info.get(HOSTS_STORE).is_some());
-    Ok((Network::new(session, store_host, config)?, infos))
+    Ok((Network::new(session, store_host, origin, config)?, infos))
+}
+
+/// The local rank of newcomer `rank`: the lowest number that no other rank of its host has, such as a lost one's.
+fn free_number(infos: &[Value], rank: usize) -> usize {
+    let Some(host) = infos.get(rank).and_then(|info| info.get(HOST)) else { return 0 };
+    let here = || infos.iter().enumerate().filter(|(_, info)| info.get(HOST) == Some(host));
+    let taken: Vec<u64> = here().filter_map(|(_, info)| info.get(LOCAL)?.as_u64()).collect();
+    // The newcomers of a host take the free numbers in their order.
+    let before = here().filter(|(other, info)| *other < rank && info.get(LOCAL).is_none()).count();
+    (0..).filter(|number| !taken.contains(number)).nth(before).unwrap_or(0) as usize
 }
 
 /// Runs `rank` on `ranks` threads with a communicator each: for the examples of this documentation.

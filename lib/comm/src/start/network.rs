@@ -1,15 +1,19 @@
 //! The control plane between processes: a rendezvous session and this rank's endpoint.
 
+use std::net::SocketAddr;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use super::share;
-use crate::membership::{Membership, World};
+use crate::membership::{Door, Membership, World};
 use crate::state::control::{Connect, Control, Liveness, Notice, PeerHealth, Progress, Sharing, Topology};
 use crate::state::numbers::Numbers;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
+use tinynccl_sys::secret::Secret;
 use tinynccl_sys::threads::lock;
 use tinynccl_transport::bootstrap::{Event, Host, RankState, Session};
 use tinynccl_transport::mapping::Mapping;
@@ -35,6 +39,26 @@ impl Gone {
     }
 }
 
+/// A rank's way into its group.
+pub(super) enum Origin {
+    /// Starts with the others.
+    First,
+    /// Comes from another communicator, whose membership this is.
+    Survivor(Arc<Membership>),
+    /// Comes with a ticket that holds this secret.
+    Newcomer(Secret),
+}
+
+impl Origin {
+    /// Adds what the other ranks need to know of it to its description.
+    pub(super) fn describe(&self, info: &mut Value) {
+        if let (Origin::Survivor(former), Some(fields)) = (self, info.as_object_mut()) {
+            fields.insert(DOOR.to_owned(), serde_json::json!(former.door().addresses()));
+            fields.insert(WIDE.to_owned(), Value::Bool(former.is_wide()));
+        }
+    }
+}
+
 /// A rank among processes.
 pub(super) struct Network {
     session: Arc<Session>,
@@ -50,8 +74,15 @@ pub(super) struct Network {
 
 impl Network {
     /// Listens for the other ranks, and publishes the addresses.
-    pub(crate) fn new(session: Session, store_host: Option<usize>, config: &Config) -> Result<Network> {
+    pub(crate) fn new(session: Session, store_host: Option<usize>, origin: Origin, config: &Config) -> Result<Network> {
         let (endpoint, infos) = listen(&session, config)?;
+        let endpoint = Arc::new(endpoint);
+        let door = match origin {
+            Origin::First => Door::open(&endpoint, session.secret().derive("newcomers", b""), config)?,
+            Origin::Newcomer(secret) => Door::open(&endpoint, secret, config)?,
+            Origin::Survivor(former) => former.door().clone(),
+        };
+        door.lobby.set_doors(&doors(&session, &infos));
         endpoint.introduce(infos.clone(), routes(&session, &endpoint, &infos, config)?);
         let paths = endpoint.paths(false);
         let gone = Arc::new((Mutex::new(Gone::default()), Condvar::new()));
@@ -72,7 +103,7 @@ impl Network {
             weak.upgrade().inspect(|session| session.aborted(from, comm, reason));
         };
         let world = World { rank: session.rank(), infos, secret: session.secret(), stopped: session.stopped() };
-        let membership = Membership::new(endpoint, world, &config, Box::new(revoked));
+        let membership = Membership::new(endpoint, door, world, &config, Box::new(revoked));
         Ok(Network { session, membership, gone, paths, store_host, numbers, config })
     }
 
@@ -141,11 +172,26 @@ impl Network {
     }
 }
 
-/// Key of a rank's host name in its description.
+/// Keys of a rank's description: its host name; the addresses of a door that is not its endpoint's; whether others
+/// than those of its host reach that.
 pub(super) const HOST: &str = "host";
+const DOOR: &str = "door";
+const WIDE: &str = "wide";
 
-/// Opens this rank's endpoint (on loopback alone if all ranks are on one host) and publishes it. Returns the endpoint
-/// and the descriptions of all ranks, by rank.
+/// Each rank's addresses for newcomers.
+fn doors(session: &Session, infos: &[EndpointInfo]) -> Vec<Vec<SocketAddr>> {
+    let own = |info: &Value| serde_json::from_value(info.get(DOOR)?.clone()).ok();
+    session
+        .infos()
+        .iter()
+        .zip(infos)
+        .map(|(info, endpoint)| own(info).unwrap_or_else(|| endpoint.tcp.clone()))
+        .collect()
+}
+
+/// Opens this rank's endpoint and publishes it: on loopback alone if all ranks are on one host, unless one of them comes
+/// from a group that others reach, and may get newcomers from there. Returns the endpoint and the descriptions of all
+/// ranks, by rank.
 fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointInfo>)> {
     let infos = session.infos().iter().enumerate();
     let hosts: Vec<Host> = infos
@@ -155,7 +201,8 @@ fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointI
         })
         .collect::<Result<_>>()?;
     let one_host = hosts.iter().all(|host| host.same_network(&hosts[0]));
-    let open = if one_host && !config.tcp_rails { Endpoint::local } else { rails::endpoint };
+    let wide = session.infos().iter().any(|info| info.get(WIDE) == Some(&Value::Bool(true)));
+    let open = if one_host && !wide && !config.tcp_rails { Endpoint::local } else { rails::endpoint };
     let opened = open(session.rank(), session.secret(), config);
     // The others must not wait for an unreachable rank, and must learn the reason.
     let ours: Result<EndpointInfo, String> = opened.as_ref().map(Endpoint::info).map_err(ToString::to_string);

@@ -58,19 +58,29 @@ struct Figures {
 /// # Errors
 /// [`Error::Config`], on every rank, when a setting differs that must be equal.
 pub(super) fn start(comm: &Comm) -> Result<()> {
-    let state = &comm.inner.state;
-    if comm.size() == 1 || state.control.one_process() {
+    if comm.size() == 1 || comm.inner.state.control.one_process() {
         return Ok(());
     }
+    let place = if comm.rank() == 0 { Place::find(comm) } else { None };
+    agree_on_model(comm, place, comm.config().tune != Tune::Off)
+}
+
+/// [`start`] for a group with newcomers: rank 0's model, which it has from before, is everyone's. Measures nothing.
+pub(super) fn take_over(comm: &Comm) -> Result<()> {
+    agree_on_model(comm, None, false)
+}
+
+/// `place` and `may_measure` are rank 0's: where to find figures, and whether to measure them where there are none.
+fn agree_on_model(comm: &Comm, place: Option<Place>, may_measure: bool) -> Result<()> {
+    let state = &comm.inner.state;
     let (rank, size) = (comm.rank(), comm.size());
     let first = |shares: &dyn Fn(usize) -> bool| (0..size).find(|&r| shares(state.members[r])).unwrap_or(rank);
-    let place = if rank == 0 { Place::find(comm) } else { None };
     let arrival = Arrival {
         settings: agree::values(&state.config),
         memory: first(&|member| state.control.shares_memory(member)),
         host: first(&|member| state.control.shares_host(member)),
         cores: Cores::here(),
-        figures: (rank == 0).then(|| figures(comm, place.as_ref())),
+        figures: (rank == 0).then(|| figures(comm, place.as_ref(), may_measure)),
     };
     let arrivals: Vec<Arrival> = comm.exchange("start", &arrival)?;
     let settings: Vec<&[String]> = arrivals.iter().map(|a| a.settings.as_slice()).collect();
@@ -113,14 +123,14 @@ fn adopt(comm: &Comm, tuned: Tuned) {
     engine.forget_routes();
 }
 
-fn figures(comm: &Comm, place: Option<&Place>) -> Figures {
+fn figures(comm: &Comm, place: Option<&Place>, measure: bool) -> Figures {
     let tune = comm.config().tune;
     let cached = place.filter(|_| tune == Tune::Cached).and_then(|Place { store, key }| {
         let model = store.load(key)?;
         Some((model, store.path(key)))
     });
     let built_in = lock(&comm.inner.engine).tuned.model.clone();
-    Figures { built_in, cached, measure: tune != Tune::Off }
+    Figures { built_in, cached, measure }
 }
 
 /// Measures on rank 0 and one peer per kind of link, and sends the result to all ranks.

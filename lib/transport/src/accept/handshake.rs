@@ -8,8 +8,8 @@
 //!   attachment, if the hello names one     ─▶
 //!                                          ◀─  reply: welcome, or why not
 //! ```
-//! Links between ranks ([`LinkHello`](super::link::LinkHello)), messages between them (`endpoint::mail`) and
-//! connections over rails (`rails::connect`) have purposes of their own; everything else is the same. The key of a
+//! Links between ranks ([`LinkHello`](super::link::LinkHello)), messages between them (`endpoint::mail`), newcomers
+//! (`endpoint::door`) and connections over rails (`rails::connect`) have purposes of their own; everything else is the same. The key of a
 //! link's proofs belongs to one start of the job ([`Session::secret`](crate::bootstrap::Session::secret)). So a rank of
 //! another job, or of an older start, does not get in, nor do bytes that were recorded on another connection; and the
 //! dialer sends nothing but its hello, and hands over no memory, before the acceptor has proven itself.
@@ -31,7 +31,7 @@ const PROVE: u32 = 4;
 /// Reason for a connection, which the dialer puts into its hello: at most [`BODY`] words.
 pub(crate) trait Purpose: bytemuck::Pod {
     /// Number on the wire: 1 link, 2 stream over rails, 3 relayed stream, 4 report of a failure, 5 message between
-    /// ranks.
+    /// ranks, 6 newcomer.
     const NUMBER: u32;
 }
 

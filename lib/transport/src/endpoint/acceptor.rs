@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::door::{self, DoorHello};
 use super::mail::{self, MailHello};
 use super::{Inner, hop};
 use crate::accept::acceptor::{Acceptor, Handler, Incoming, Rejected};
@@ -160,12 +161,19 @@ impl Handler for Accepting {
         if hello.purpose::<MailHello>().is_some() {
             return Ok(self.secret);
         }
+        if hello.purpose::<DoorHello>().is_some() {
+            let secret = self.endpoint.upgrade().and_then(|inner| inner.door.get().map(|door| door.secret));
+            return secret.ok_or_else(|| "this rank takes no newcomers".to_owned());
+        }
         LinkHello::of(hello, self.rank).map(|_| self.secret)
     }
 
     fn admit(&mut self, hello: &Hello, incoming: Incoming, attached: &[u8]) -> Result<(), Rejected> {
         if let Some(hello) = hello.purpose::<MailHello>() {
             return mail::take(self.endpoint.upgrade().as_deref(), hello, incoming, attached);
+        }
+        if let Some(hello) = hello.purpose::<DoorHello>() {
+            return door::take(self.endpoint.upgrade().as_deref(), hello, incoming, attached);
         }
         let link = match LinkHello::of(hello, self.rank) {
             Ok(link) => link,

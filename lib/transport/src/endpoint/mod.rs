@@ -6,6 +6,7 @@
 //! the two.
 
 mod acceptor;
+pub(crate) mod door;
 mod hop;
 mod mail;
 
@@ -86,6 +87,8 @@ struct Inner {
     /// The addresses that messages to other ranks leave from.
     locals: Vec<LocalAddress>,
     receive: OnceLock<mail::Receive>,
+    /// Newcomers are let in once it is open.
+    door: OnceLock<door::Door>,
 }
 
 /// One hop of a link, as the rank that dials sees it.
@@ -201,6 +204,7 @@ impl Endpoint {
             relay: Relay::new(config.connect_timeout.min(config.timeout)),
             locals,
             receive: OnceLock::new(),
+            door: OnceLock::new(),
         });
         Ok(Endpoint { _acceptor: acceptor::start(&inner)?, inner, origin: Origin::here() })
     }
