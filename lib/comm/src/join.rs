@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use super::Comm;
-use super::membership::lobby::{Answer, News, Request, Stage};
+use super::membership::waiting_list::{Answer, News, Request, Stage};
 use super::state::control::encode;
 use super::survive::until;
 use tinynccl_plan::error::{Error, Result};
@@ -16,7 +16,7 @@ use tinynccl_sys::interrupt::asked_to_stop;
 use tinynccl_sys::secret;
 use tinynccl_sys::threads::make_room_for_descriptors;
 use tinynccl_transport::bootstrap::UniqueId;
-use tinynccl_transport::{Failure, Knocker, Visit};
+use tinynccl_transport::{Failure, JoinDialer, MemberConn};
 
 /// Invitation to join a group later: where its ranks let newcomers in, and a secret. Hand it over by any means that
 /// others cannot read. It names at most 64 addresses, and is good while one of the ranks named in it lives.
@@ -57,9 +57,9 @@ const PREFIX: &str = "ticket-";
 const OP: &str = "join";
 /// Heartbeats without any member's answer after which a group that was met counts as gone, if none of them listens.
 const GONE_BEATS: u32 = 4;
-/// Longest time for one door.
+/// Longest time for one rank.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// Pause after a round in which no door was opened.
+/// Pause after a round in which no rank has answered.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Interval between looks at the caller's check.
 const SLICE: Duration = Duration::from_millis(20);
@@ -72,13 +72,13 @@ impl Comm {
     /// # Errors
     /// [`Error::Unsupported`] on communicators of [`Comm::threads`] and where no rank listens over TCP.
     pub fn ticket(&self) -> Result<Ticket> {
-        let (secret, doors) = self.membership("ticket")?.door().lobby.ticket();
-        if doors.is_empty() {
+        let (secret, addresses) = self.membership("ticket")?.admission().list.ticket();
+        if addresses.is_empty() {
             let detail =
                 "no rank of this group listens over TCP; set TINYNCCL_TRANSPORT to auto, shm or tcp".to_owned();
             return Err(Error::Unsupported { what: "ticket".to_owned(), detail });
         }
-        Ok(Ticket(UniqueId::new(secret, doors)))
+        Ok(Ticket(UniqueId::new(secret, addresses)))
     }
 
     /// Returns the number of newcomers that wait at this rank and show that they live. Waits for nothing.
@@ -88,7 +88,7 @@ impl Comm {
         let state = &self.inner.state;
         // In a forked child a lock may be held forever.
         let membership = state.control.membership().filter(|_| state.origin.is_here());
-        membership.map_or(0, |membership| membership.door().lobby.waiting().len())
+        membership.map_or(0, |membership| membership.admission().list.waiting().len())
     }
 
     /// Joins the group that made the ticket, once it takes newcomers in ([`Comm::grow`]). A spare is a newcomer that
@@ -115,19 +115,19 @@ impl Comm {
 struct Newcomer {
     ticket: UniqueId,
     config: Config,
-    knocker: Knocker,
-    /// Addresses at which the group let newcomers in at the last answer.
-    doors: Vec<SocketAddr>,
-    /// The door at which we wait, and our connection.
-    visit: Option<(SocketAddr, Rc<Visit>)>,
+    dialer: JoinDialer,
+    /// Addresses at which the group let newcomers in, by the last answer.
+    addresses: Vec<SocketAddr>,
+    /// The address at which we wait, and our connection.
+    member: Option<(SocketAddr, Rc<MemberConn>)>,
     met: bool,
 }
 
 impl Newcomer {
     fn new(ticket: &Ticket, config: Config) -> Result<Newcomer> {
         let (ticket, newcomer) = (ticket.0.clone(), u64::from_le_bytes(secret::random()?));
-        let knocker = Knocker::new(&ticket.secret(), newcomer, &config)?;
-        Ok(Newcomer { ticket, config, knocker, doors: Vec::new(), visit: None, met: false })
+        let dialer = JoinDialer::new(&ticket.secret(), newcomer, &config)?;
+        Ok(Newcomer { ticket, config, dialer, addresses: Vec::new(), member: None, met: false })
     }
 
     fn join(mut self) -> Result<Comm> {
@@ -166,25 +166,25 @@ impl Newcomer {
 
     fn start(&self, store: &str, rank: usize, size: usize) -> Result<Comm> {
         let id: UniqueId = store.parse()?;
-        let visit = self.visit.as_ref().map(|(_, visit)| visit.clone());
+        let member = self.member.as_ref().map(|(_, member)| member.clone());
         // What is said before we have started is that the group gives up; so does one whose member is gone.
-        let is_over = move || visit.as_ref().is_some_and(|visit| visit.has_news());
+        let is_over = move || member.as_ref().is_some_and(|member| member.is_readable());
         until(is_over, || Comm::enter(&id, (rank, size), self.ticket.secret(), self.config.clone()))
     }
 
-    /// Goes to a door, and waits there for a heartbeat.
+    /// Registers at a rank, and waits there for a heartbeat.
     fn news(&mut self, stage: &Stage) -> Result<Option<News>> {
         let again = self.config.heartbeat;
         let request = encode(OP, &Request { stage: stage.clone(), again })?;
-        let answer = self.come(&request)?;
+        let answer = self.register(&request)?;
         if answer.news.is_some() {
             return Ok(answer.news);
         }
         let since = Instant::now();
-        while let Some((_, visit)) = self.visit.as_ref().filter(|_| since.elapsed() < again) {
-            match hear(visit, SLICE) {
+        while let Some((_, member)) = self.member.as_ref().filter(|_| since.elapsed() < again) {
+            match receive(member, SLICE) {
                 Ok(Some(answer)) => {
-                    self.doors = answer.doors;
+                    self.addresses = answer.addresses;
                     return Ok(answer.news);
                 }
                 Ok(None) if asked_to_stop() => return Err(interrupted()),
@@ -198,30 +198,32 @@ impl Newcomer {
         Ok(None)
     }
 
-    /// Goes to the doors, beginning with the last, until one answers.
-    fn come(&mut self, request: &[u8]) -> Result<Answer> {
+    /// Registers at the first address that answers, beginning with the last one used.
+    fn register(&mut self, request: &[u8]) -> Result<Answer> {
         let since = Instant::now();
         loop {
-            let mut doors = Vec::from_iter(self.visit.as_ref().map(|(door, _)| *door));
-            for door in self.knocker.order(&self.doors).into_iter().chain(self.knocker.order(self.ticket.addresses())) {
-                if !doors.contains(&door) {
-                    doors.push(door);
+            let mut addresses = Vec::from_iter(self.member.as_ref().map(|(address, _)| *address));
+            for address in
+                self.dialer.order(&self.addresses).into_iter().chain(self.dialer.order(self.ticket.addresses()))
+            {
+                if !addresses.contains(&address) {
+                    addresses.push(address);
                 }
             }
             let mut failures = Vec::new();
             let (mut refused, mut slow) = (false, false);
-            for door in doors {
-                match self.knock(door, request) {
-                    Ok((visit, answer)) => {
+            for address in addresses {
+                match self.register_at(address, request) {
+                    Ok((member, answer)) => {
                         // Only now the connection before it may go: the group takes its end for ours.
-                        (self.visit, self.met) = (Some((door, Rc::new(visit))), true);
-                        self.doors.clone_from(&answer.doors);
+                        (self.member, self.met) = (Some((address, Rc::new(member))), true);
+                        self.addresses.clone_from(&answer.addresses);
                         return Ok(answer);
                     }
                     Err(failure) => {
                         refused |= matches!(failure, Failure::Refused(_));
                         slow |= matches!(failure, Failure::Slow(_) | Failure::Final(_));
-                        failures.push(format!("{door}: {}", failure.text()));
+                        failures.push(format!("{address}: {}", failure.text()));
                     }
                 }
                 if asked_to_stop() {
@@ -252,14 +254,14 @@ impl Newcomer {
         }
     }
 
-    fn knock(&self, door: SocketAddr, request: &[u8]) -> Result<(Visit, Answer), Failure> {
+    fn register_at(&self, address: SocketAddr, request: &[u8]) -> Result<(MemberConn, Answer), Failure> {
         let abort = || asked_to_stop().then(interrupted);
-        let visit = self.knocker.knock(door, request, ATTEMPT.min(self.config.connect_timeout), &abort)?;
+        let member = self.dialer.dial(address, request, ATTEMPT.min(self.config.connect_timeout), &abort)?;
         // A member answers in the same breath.
         let since = Instant::now();
         while since.elapsed() < ATTEMPT && !asked_to_stop() {
-            if let Some(answer) = hear(&visit, SLICE).map_err(Failure::Slow)? {
-                return Ok((visit, answer));
+            if let Some(answer) = receive(&member, SLICE).map_err(Failure::Slow)? {
+                return Ok((member, answer));
             }
         }
         Err(Failure::Slow(format!("no answer within {ATTEMPT:?}")))
@@ -267,8 +269,8 @@ impl Newcomer {
 }
 
 /// The member's next answer.
-fn hear(visit: &Visit, limit: Duration) -> Result<Option<Answer>, String> {
-    let Some(bytes) = visit.hear(limit)? else { return Ok(None) };
+fn receive(member: &MemberConn, limit: Duration) -> Result<Option<Answer>, String> {
+    let Some(bytes) = member.receive(limit)? else { return Ok(None) };
     let answer = serde_json::from_slice(&bytes);
     answer.map(Some).map_err(|e| format!("its answer does not parse ({e}): do all ranks run the same version?"))
 }

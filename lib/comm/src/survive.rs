@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Comm;
 use super::membership::agreement::{Outcome, Vote};
-use super::membership::lobby::Attempt;
+use super::membership::waiting_list::Attempt;
 use super::membership::{self, Asked, Membership};
 use super::state::control::{decode, encode};
 use tinynccl_plan::error::{Error, Result};
@@ -132,12 +132,12 @@ impl Comm {
     /// Makes a communicator of the ranks that live, and of newcomers up to `size` ranks.
     fn change(&self, op: &'static str, size: usize) -> Result<Comm> {
         let membership = self.membership(op)?;
-        let lobby = &membership.door().lobby;
+        let list = &membership.admission().list;
         self.inner.drain();
         let mut failures = 0;
         loop {
             // One of them may be what keeps the others from starting.
-            let newcomers = if size > 0 && failures == 0 { lobby.waiting() } else { Vec::new() };
+            let newcomers = if size > 0 && failures == 0 { list.waiting() } else { Vec::new() };
             let server = RefCell::new(None);
             let mut outcome = self.ask(op, membership, Vote { value: 0, newcomers }, &|| {
                 let hosted = self.host(membership)?;
@@ -151,18 +151,18 @@ impl Comm {
             let id = UniqueId::new(membership.secret(&self.inner.state.key(SHRINK)), store);
             if !outcome.newcomers.is_empty() {
                 let (members, newcomers) = (outcome.alive.len(), outcome.newcomers.clone());
-                lobby.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers });
+                list.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers });
             }
             let started = self.start_anew(op, membership, &outcome, attempt, &id, server.into_inner());
             if started.is_err() {
                 membership.give_up(&self.inner.state.members, attempt)?;
             }
             // All of them have it, or none of them uses it.
-            let vote = Vote { value: u64::from(started.is_ok()), newcomers: lobby.lost(attempt) };
+            let vote = Vote { value: u64::from(started.is_ok()), newcomers: list.lost(attempt) };
             let seal = self.ask(op, membership, vote, &|| Ok(Vec::new()))?;
             let whole = seal.alive == outcome.alive && seal.newcomers.is_empty();
             let sealed = whole && seal.value & 1 == 1;
-            lobby.conclude(attempt, sealed);
+            list.conclude(attempt, sealed);
             let error = match started {
                 Ok(comm) if sealed => return Ok(comm),
                 Ok(_) => Error::bootstrap("the new group's store", "another rank could not start, see its output"),
@@ -222,8 +222,8 @@ impl Comm {
         let rank = alive.iter().position(|&rank| rank == state.rank);
         let rank = rank.ok_or_else(|| Error::invalid(op, "this rank is not among those that live"))?;
         let worlds: Vec<usize> = alive.iter().filter_map(|&rank| state.members.get(rank).copied()).collect();
-        let (beacons, lobby) = (membership.beacons(&worlds), membership.door().lobby.clone());
-        let is_over = move || membership::any_dead(&beacons) || lobby.is_void(attempt);
+        let (beacons, list) = (membership.beacons(&worlds), membership.admission().list.clone());
+        let is_over = move || membership::any_dead(&beacons) || list.is_void(attempt);
         let size = alive.len() + outcome.newcomers.len();
         until(is_over, || Comm::restart(self, id, (rank, size), alive, server))
     }

@@ -93,7 +93,7 @@ pub use accept::conn::Conn;
 pub use accept::stream::Failure;
 pub use accept::stream::{Stream, StreamConn};
 #[doc(hidden)]
-pub use endpoint::door::{Guest, Knocker, Visit};
+pub use endpoint::newcomer::{JoinDialer, MemberConn, Newcomer};
 pub use endpoint::{ConnectTo, Endpoint};
 pub use fabric::{Accept, Dial, Dialed, Fabric, Registration};
 pub use info::EndpointInfo;

@@ -5,13 +5,13 @@
 //! | `agreement` | the protocol, without I/O; `model` checks every order of messages and deaths |
 //! | `group` | the agreements of one communicator, round by round |
 //! | `post` | sends messages in order, and notices silence |
-//! | `lobby` | the newcomers that wait, and what became of the attempts to take them in |
+//! | `waiting_list` | the newcomers that wait, and what became of the attempts to take them in |
 //! | `mod` | runs an agreement: feeds the protocol with calls, messages, proven deaths and silence |
 
 pub(crate) mod agreement;
 mod group;
-pub(crate) mod lobby;
 mod post;
+pub(crate) mod waiting_list;
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -23,7 +23,6 @@ use serde::{Deserialize, Serialize};
 
 use agreement::{Agreement, Message, Out, Outcome, Vote};
 use group::Group;
-use lobby::Lobby;
 use post::Post;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
@@ -31,6 +30,7 @@ use tinynccl_sys::interrupt::asked_to_stop;
 use tinynccl_sys::secret::Secret;
 use tinynccl_sys::threads::lock;
 use tinynccl_transport::{Endpoint, EndpointInfo, beacon};
+use waiting_list::WaitingList;
 
 /// Interval between looks at the beacons of members on this host while an agreement is under way.
 const LOOK: Duration = Duration::from_millis(5);
@@ -71,16 +71,16 @@ pub(crate) struct Membership {
 
 /// Entrance of this process for newcomers. Communicators that are made from this one have the same.
 #[derive(Clone)]
-pub(crate) struct Door {
-    pub(crate) lobby: Arc<Lobby>,
+pub(crate) struct Admission {
+    pub(crate) list: Arc<WaitingList>,
     /// Endpoint of the first communicator of this process, or of the one with which it joined.
     endpoint: Arc<Endpoint>,
 }
 
-impl Door {
-    /// Opens the door of `endpoint` for newcomers that know `secret`.
-    pub(super) fn open(endpoint: &Arc<Endpoint>, secret: Secret, config: &Config) -> Result<Door> {
-        Ok(Door { lobby: Lobby::open(endpoint, secret, config)?, endpoint: endpoint.clone() })
+impl Admission {
+    /// Admits newcomers at `endpoint` that know `secret`.
+    pub(super) fn open(endpoint: &Arc<Endpoint>, secret: Secret, config: &Config) -> Result<Admission> {
+        Ok(Admission { list: WaitingList::open(endpoint, secret, config)?, endpoint: endpoint.clone() })
     }
 
     /// Its addresses.
@@ -91,7 +91,7 @@ impl Door {
 
 struct Shared {
     post: Post,
-    door: Door,
+    admission: Admission,
     secret: Secret,
     stopped: Arc<AtomicBool>,
     groups: Mutex<HashMap<u32, Group>>,
@@ -127,14 +127,14 @@ impl Membership {
     /// Takes messages at `endpoint` from now on.
     pub(super) fn new(
         endpoint: Arc<Endpoint>,
-        door: Door,
+        admission: Admission,
         World { rank, infos, secret, stopped }: World,
         config: &Config,
         revoked: Revoked,
     ) -> Arc<Membership> {
         let shared = Arc::new(Shared {
             post: Post::new(endpoint, rank, infos, config),
-            door,
+            admission,
             secret,
             stopped,
             groups: Mutex::default(),
@@ -155,8 +155,8 @@ impl Membership {
     }
 
     /// Entrance of this process for newcomers.
-    pub(super) fn door(&self) -> &Door {
-        &self.shared.door
+    pub(super) fn admission(&self) -> &Admission {
+        &self.shared.admission
     }
 
     /// Addresses of the ranks of the world.
@@ -353,7 +353,7 @@ impl Shared {
         match letter {
             Letter::Ping => {}
             Letter::Revoke { comm, reason } => (self.revoked)(from, comm, reason),
-            Letter::GaveUp { attempt } => self.door.lobby.give_up(attempt),
+            Letter::GaveUp { attempt } => self.admission.list.give_up(attempt),
             Letter::Agreement { comm, round, message } => {
                 let mut groups = lock(&self.groups);
                 let group = groups.entry(comm).or_default();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::share;
-use crate::membership::{Door, Membership, World};
+use crate::membership::{Admission, Membership, World};
 use crate::state::control::{Connect, Control, Liveness, Notice, PeerHealth, Progress, Sharing, Topology};
 use crate::state::numbers::Numbers;
 use tinynccl_plan::error::{Error, Result};
@@ -53,7 +53,7 @@ impl Origin {
     /// Adds what the other ranks need to know of it to its description.
     pub(super) fn describe(&self, info: &mut Value) {
         if let (Origin::Survivor(former), Some(fields)) = (self, info.as_object_mut()) {
-            fields.insert(DOOR.to_owned(), serde_json::json!(former.door().addresses()));
+            fields.insert(JOIN.to_owned(), serde_json::json!(former.admission().addresses()));
             fields.insert(WIDE.to_owned(), Value::Bool(former.is_wide()));
         }
     }
@@ -77,12 +77,12 @@ impl Network {
     pub(crate) fn new(session: Session, store_host: Option<usize>, origin: Origin, config: &Config) -> Result<Network> {
         let (endpoint, infos) = listen(&session, config)?;
         let endpoint = Arc::new(endpoint);
-        let door = match origin {
-            Origin::First => Door::open(&endpoint, session.secret().derive("newcomers", b""), config)?,
-            Origin::Newcomer(secret) => Door::open(&endpoint, secret, config)?,
-            Origin::Survivor(former) => former.door().clone(),
+        let admission = match origin {
+            Origin::First => Admission::open(&endpoint, session.secret().derive("newcomers", b""), config)?,
+            Origin::Newcomer(secret) => Admission::open(&endpoint, secret, config)?,
+            Origin::Survivor(former) => former.admission().clone(),
         };
-        door.lobby.set_doors(&doors(&session, &infos));
+        admission.list.set_addresses(&join_addresses(&session, &infos));
         endpoint.introduce(infos.clone(), routes(&session, &endpoint, &infos, config)?);
         let paths = endpoint.paths(false);
         let gone = Arc::new((Mutex::new(Gone::default()), Condvar::new()));
@@ -103,7 +103,7 @@ impl Network {
             weak.upgrade().inspect(|session| session.aborted(from, comm, reason));
         };
         let world = World { rank: session.rank(), infos, secret: session.secret(), stopped: session.stopped() };
-        let membership = Membership::new(endpoint, door, world, &config, Box::new(revoked));
+        let membership = Membership::new(endpoint, admission, world, &config, Box::new(revoked));
         Ok(Network { session, membership, gone, paths, store_host, numbers, config })
     }
 
@@ -172,15 +172,15 @@ impl Network {
     }
 }
 
-/// Keys of a rank's description: its host name; the addresses of a door that is not its endpoint's; whether others
+/// Keys of a rank's description: its host name; the addresses for newcomers, if not its endpoint's; whether others
 /// than those of its host reach that.
 pub(super) const HOST: &str = "host";
-const DOOR: &str = "door";
+const JOIN: &str = "join";
 const WIDE: &str = "wide";
 
 /// Each rank's addresses for newcomers.
-fn doors(session: &Session, infos: &[EndpointInfo]) -> Vec<Vec<SocketAddr>> {
-    let own = |info: &Value| serde_json::from_value(info.get(DOOR)?.clone()).ok();
+fn join_addresses(session: &Session, infos: &[EndpointInfo]) -> Vec<Vec<SocketAddr>> {
+    let own = |info: &Value| serde_json::from_value(info.get(JOIN)?.clone()).ok();
     session
         .infos()
         .iter()

@@ -9,7 +9,7 @@
 //!                                          ◀─  reply: welcome, or why not
 //! ```
 //! Links between ranks ([`LinkHello`](super::link::LinkHello)), messages between them (`endpoint::mail`), newcomers
-//! (`endpoint::door`) and connections over rails (`rails::connect`) have purposes of their own; everything else is the same. The key of a
+//! (`endpoint::newcomer`) and connections over rails (`rails::connect`) have purposes of their own; everything else is the same. The key of a
 //! link's proofs belongs to one start of the job ([`Session::secret`](crate::bootstrap::Session::secret)). So a rank of
 //! another job, or of an older start, does not get in, nor do bytes that were recorded on another connection; and the
 //! dialer sends nothing but its hello, and hands over no memory, before the acceptor has proven itself.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::door::{self, DoorHello};
 use super::mail::{self, MailHello};
+use super::newcomer::{self, JoinHello};
 use super::{Inner, hop};
 use crate::accept::acceptor::{Acceptor, Handler, Incoming, Rejected};
 use crate::accept::handshake::{Hello, Reply};
@@ -161,8 +161,9 @@ impl Handler for Accepting {
         if hello.purpose::<MailHello>().is_some() {
             return Ok(self.secret);
         }
-        if hello.purpose::<DoorHello>().is_some() {
-            let secret = self.endpoint.upgrade().and_then(|inner| inner.door.get().map(|door| door.secret));
+        if hello.purpose::<JoinHello>().is_some() {
+            let secret =
+                self.endpoint.upgrade().and_then(|inner| inner.admission.get().map(|admission| admission.secret));
             return secret.ok_or_else(|| "this rank takes no newcomers".to_owned());
         }
         LinkHello::of(hello, self.rank).map(|_| self.secret)
@@ -172,8 +173,8 @@ impl Handler for Accepting {
         if let Some(hello) = hello.purpose::<MailHello>() {
             return mail::take(self.endpoint.upgrade().as_deref(), hello, incoming, attached);
         }
-        if let Some(hello) = hello.purpose::<DoorHello>() {
-            return door::take(self.endpoint.upgrade().as_deref(), hello, incoming, attached);
+        if let Some(hello) = hello.purpose::<JoinHello>() {
+            return newcomer::take(self.endpoint.upgrade().as_deref(), hello, incoming, attached);
         }
         let link = match LinkHello::of(hello, self.rank) {
             Ok(link) => link,

@@ -6,9 +6,9 @@
 //! the two.
 
 mod acceptor;
-pub(crate) mod door;
 mod hop;
 mod mail;
+pub(crate) mod newcomer;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -88,7 +88,7 @@ struct Inner {
     locals: Vec<LocalAddress>,
     receive: OnceLock<mail::Receive>,
     /// Newcomers are let in once it is open.
-    door: OnceLock<door::Door>,
+    admission: OnceLock<newcomer::Admission>,
 }
 
 /// One hop of a link, as the rank that dials sees it.
@@ -204,7 +204,7 @@ impl Endpoint {
             relay: Relay::new(config.connect_timeout.min(config.timeout)),
             locals,
             receive: OnceLock::new(),
-            door: OnceLock::new(),
+            admission: OnceLock::new(),
         });
         Ok(Endpoint { _acceptor: acceptor::start(&inner)?, inner, origin: Origin::here() })
     }

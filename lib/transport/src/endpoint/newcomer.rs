@@ -1,5 +1,5 @@
-//! Connections of processes that want to become ranks: a newcomer knocks, says what it wants, and hears the group's
-//! answers for as long as it keeps the connection.
+//! Connections of processes that want to become ranks: a newcomer sends a request, and receives the
+//! group's answers for as long as it keeps the connection.
 //!
 //! Newcomers prove a secret of their own, which a ticket holds: it opens no link and brings no message to a rank. The
 //! end of the connection is the proof that the other process, or its communicator, is gone.
@@ -29,65 +29,65 @@ use tinynccl_sys::secret::Secret;
 use tinynccl_sys::threads::poll;
 
 /// Takes a newcomer: its number, its request, and the connection. It runs in the acceptor's thread and must not block.
-pub(crate) type Welcome = Box<dyn Fn(u64, &[u8], Guest) + Send + Sync>;
+pub(crate) type Handler = Box<dyn Fn(u64, &[u8], Newcomer) + Send + Sync>;
 
-/// An endpoint's entrance for newcomers.
-pub(super) struct Door {
+/// Admission of newcomers at an endpoint.
+pub(super) struct Admission {
     pub(super) secret: Secret,
-    welcome: Welcome,
+    handler: Handler,
 }
 
 /// Purpose of a newcomer's connection; its request is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(super) struct DoorHello {
+pub(super) struct JoinHello {
     newcomer: u64,
 }
 
-impl Purpose for DoorHello {
+impl Purpose for JoinHello {
     const NUMBER: u32 = 6;
 }
 
 /// Hands an authenticated connection of this purpose on.
 pub(super) fn take(
     endpoint: Option<&Inner>,
-    hello: DoorHello,
+    hello: JoinHello,
     mut incoming: Incoming,
     request: &[u8],
 ) -> Result<(), Rejected> {
-    let Some(door) = endpoint.and_then(|inner| inner.door.get()) else {
+    let Some(admission) = endpoint.and_then(|inner| inner.admission.get()) else {
         return Err(("this rank takes no newcomers".to_owned(), incoming.conn));
     };
     if let Err(e) = incoming.conn.reply(&Reply::Welcome) {
         log::debug!("a newcomer at {} went away: {e}", incoming.conn.address());
         return Ok(());
     }
-    (door.welcome)(hello.newcomer, request, Guest(incoming.conn));
+    (admission.handler)(hello.newcomer, request, Newcomer(incoming.conn));
     Ok(())
 }
 
 impl Endpoint {
-    /// Lets in newcomers that know `secret`, and hands them to `welcome`; only the first call counts.
+    /// Lets in newcomers that know `secret`, and hands them to `handler`; only the first call counts.
     ///
     /// # Errors
     /// [`Error::Config`] for a file with the job's secret that cannot be read.
-    pub fn open_door(&self, secret: &Secret, config: &Config, welcome: Welcome) -> Result<()> {
+    pub fn admit_newcomers(&self, secret: &Secret, config: &Config, handler: Handler) -> Result<()> {
         let secret = job_secret(secret, config)?;
-        drop(self.inner.door.set(Door { secret, welcome }));
+        drop(self.inner.admission.set(Admission { secret, handler }));
         Ok(())
     }
 }
 
 /// A member's end of a newcomer's connection.
 #[derive(Debug)]
-pub struct Guest(Box<dyn Conn>);
+pub struct Newcomer(Box<dyn Conn>);
 
-impl Guest {
-    /// Says something of at most [`Endpoint::LONGEST_MESSAGE`] bytes. One that cannot be told it is as good as gone.
+impl Newcomer {
+    /// Sends a message of at most [`Endpoint::LONGEST_MESSAGE`] bytes. One to which it cannot be sent is as good as gone.
     ///
     /// # Errors
     /// Why it cannot be sent.
-    pub fn tell(&mut self, message: &[u8]) -> Result<(), String> {
+    pub fn send(&mut self, message: &[u8]) -> Result<(), String> {
         self.0.write(&[&(message.len() as u32).to_le_bytes(), message].concat())
     }
 
@@ -102,85 +102,85 @@ impl Guest {
     }
 }
 
-/// A newcomer's way to the doors of a group.
+/// Dials the ranks of a group for a newcomer.
 #[derive(Debug)]
-pub struct Knocker {
+pub struct JoinDialer {
     secret: Secret,
     locals: Vec<LocalAddress>,
     newcomer: u64,
 }
 
-impl Knocker {
+impl JoinDialer {
     /// Newcomer `newcomer`, whose ticket holds `secret`.
     ///
     /// # Errors
     /// [`Error::Config`] for an interface that does not exist, or a file with the job's secret that cannot be read;
-    /// [`Error::Os`] when the system does not tell the interfaces.
-    pub fn new(secret: &Secret, newcomer: u64, config: &Config) -> Result<Knocker> {
-        Ok(Knocker { secret: job_secret(secret, config)?, locals: local_addresses(config)?, newcomer })
+    /// [`Error::Os`] when the system does not send the interfaces.
+    pub fn new(secret: &Secret, newcomer: u64, config: &Config) -> Result<JoinDialer> {
+        Ok(JoinDialer { secret: job_secret(secret, config)?, locals: local_addresses(config)?, newcomer })
     }
 
-    /// `doors` in the order in which they should be tried.
-    pub fn order(&self, doors: &[SocketAddr]) -> Vec<SocketAddr> {
-        order_candidates(&self.locals, doors, true).into_iter().map(|(address, _)| address).collect()
+    /// `addresses` in the order in which they should be tried.
+    pub fn order(&self, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+        order_candidates(&self.locals, addresses, true).into_iter().map(|(address, _)| address).collect()
     }
 
-    /// Connects to one door with a request, for as long as `limit`.
+    /// Connects to one rank with a request, for as long as `limit`.
     ///
     /// # Errors
     /// [`Failure::Wrong`] where no process listens; [`Failure::Refused`] by one that does not know the secret, or takes
     /// no newcomers; [`Failure::Final`] with the error of `abort`, or when the time is up.
-    pub fn knock(
+    pub fn dial(
         &self,
-        door: SocketAddr,
+        address: SocketAddr,
         request: &[u8],
         limit: Duration,
         abort: &dyn Fn() -> Option<Error>,
-    ) -> Result<Visit, Failure> {
+    ) -> Result<MemberConn, Failure> {
         let wait = Wait::without_ranks(limit, abort);
-        let caller = Caller::new(&DoorHello { newcomer: self.newcomer }, self.secret, request);
-        let mut socket = tcp::open(None, door, &tcp::SocketOptions::new(0, None), &wait)?;
+        let caller = Caller::new(&JoinHello { newcomer: self.newcomer }, self.secret, request);
+        let mut socket = tcp::open(None, address, &tcp::SocketOptions::new(0, None), &wait)?;
         stream::greet(&mut socket, &caller, &wait).map_err(|failure| match failure {
             Failure::Wrong(why) if why == stream::CLOSED => Failure::Slow(why),
             Failure::Wrong(why) => Failure::Refused(why),
             other => other,
         })?;
-        Ok(Visit { socket: Kept::new(socket), heard: Mutex::default() })
+        Ok(MemberConn { socket: Kept::new(socket), received: Mutex::default() })
     }
 }
 
 /// A newcomer's end of its connection to a member.
 #[derive(Debug)]
-pub struct Visit {
+pub struct MemberConn {
     socket: Kept<TcpStream>,
     /// The part of the next message that has come.
-    heard: Mutex<Vec<u8>>,
+    received: Mutex<Vec<u8>>,
 }
 
-impl Visit {
+impl MemberConn {
     /// The member's next message; `None` when none comes within `limit`.
     ///
     /// # Errors
     /// Why no more will come: its process or its communicator is gone.
-    pub fn hear(&self, limit: Duration) -> Result<Option<Vec<u8>>, String> {
+    pub fn receive(&self, limit: Duration) -> Result<Option<Vec<u8>>, String> {
         use std::io::Read;
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let length = heard.first_chunk().map(|head| u32::from_le_bytes(*head) as usize);
+            let length = received.first_chunk().map(|head| u32::from_le_bytes(*head) as usize);
             if let Some(length) = length.filter(|&length| length > MAX_ATTACHED) {
                 return Err(format!("expected a message of at most {MAX_ATTACHED} bytes, got one of {length}"));
             }
-            if let Some(message) = length.and_then(|length| heard.get(4..4 + length)) {
+            if let Some(message) = length.and_then(|length| received.get(4..4 + length)) {
                 let message = message.to_vec();
-                heard.clear();
+                received.clear();
                 return Ok(Some(message));
             }
             // No byte of the message after it.
-            let want = length.map_or(4, |length| 4 + length) - heard.len();
+            let want = length.map_or(4, |length| 4 + length) - received.len();
             let mut bytes = vec![0; want];
             match (&*self.socket).read(&mut bytes) {
                 Ok(0) => return Err(stream::CLOSED.to_owned()),
-                Ok(n) => heard.extend(bytes.iter().take(n)),
+                Ok(n) => received.extend(bytes.iter().take(n)),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
                     match poll(&mut [PollFd::new(&*self.socket, PollFlags::IN)], limit) {
@@ -194,8 +194,8 @@ impl Visit {
         }
     }
 
-    /// True when there is something to hear, or the member has gone.
-    pub fn has_news(&self) -> bool {
+    /// True when there is something to receive, or the member has gone.
+    pub fn is_readable(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         !matches!(rustix::net::recv(&*self.socket, &mut [0u8; 1], flags), Err(Errno::AGAIN))
     }

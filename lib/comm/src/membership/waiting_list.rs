@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   newcomer                                  a member
-//!   visit: I wait                         ─▶
-//!                                         ◀─  the addresses of all doors                        until it comes again,
+//!   waiting                               ─▶
+//!                                         ◀─  the addresses of all ranks                        until it comes again,
 //!                                         ◀─  start: store, rank, size    (the group has agreed)    once a heartbeat
-//!   visit: I have started, is it used?    ─▶
+//!   started: is it used?             ─▶
 //!                                         ◀─  sealed, or void: wait on    (the group has agreed)
 //! ```
 //! A newcomer keeps one connection, whose end shows its death. Every member knows the attempts, so that a newcomer whose
-//! member dies hears the rest from another one. The lobby belongs to a process and outlives its communicators: the
+//! member dies hears the rest from another one. The list belongs to a process and outlives its communicators: the
 //! addresses in a ticket stay good.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,14 +24,14 @@ use tinynccl_plan::error::Result;
 use tinynccl_sys::config::Config;
 use tinynccl_sys::secret::Secret;
 use tinynccl_sys::threads::lock;
-use tinynccl_transport::{Endpoint, Guest};
+use tinynccl_transport::{Endpoint, Newcomer};
 
 /// Attempts that are remembered: a newcomer asks at once what came of its own.
 const KEPT: usize = 8;
 /// Times that a newcomer may fail to come before it counts as gone.
 const MISSED: u32 = 4;
 /// Most addresses that newcomers are told.
-const DOORS: usize = 64;
+const MOST_ADDRESSES: usize = 64;
 
 /// A newcomer's message when it comes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub(crate) enum Stage {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
     /// Addresses at which newcomers are let in now.
-    pub(crate) doors: Vec<SocketAddr>,
+    pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) news: Option<News>,
 }
 
@@ -90,14 +90,14 @@ impl Attempt {
 }
 
 /// An attempt, and what came of it.
-struct Course {
+struct Progress {
     attempt: Attempt,
     /// Newcomers that could not start.
     failed: BTreeSet<u64>,
     sealed: Option<bool>,
 }
 
-impl Course {
+impl Progress {
     /// True while the newcomer belongs to the attempt, or to the group that came of it.
     fn has(&self, newcomer: u64) -> bool {
         self.sealed != Some(false) && !self.failed.contains(&newcomer) && self.attempt.newcomers.contains(&newcomer)
@@ -106,175 +106,191 @@ impl Course {
 
 /// A newcomer that is here.
 struct Waiting {
-    guest: Guest,
+    conn: Newcomer,
     /// Time at which it counts as gone.
     until: Instant,
     stage: Stage,
 }
 
 #[derive(Default)]
-struct Hall {
-    doors: Vec<SocketAddr>,
+struct Entries {
+    addresses: Vec<SocketAddr>,
     waiting: BTreeMap<u64, Waiting>,
-    courses: VecDeque<Course>,
+    attempts: VecDeque<Progress>,
     /// Attempts that a member has given up.
     given_up: VecDeque<u64>,
 }
 
 /// The newcomers that wait at one process.
-pub(crate) struct Lobby {
+pub(crate) struct WaitingList {
     /// Secret of the group's tickets, before the setting is mixed in.
     secret: Secret,
-    hall: Mutex<Hall>,
+    entries: Mutex<Entries>,
 }
 
-impl Lobby {
+impl WaitingList {
     /// Lets newcomers in at `endpoint` that know `secret`.
-    pub(super) fn open(endpoint: &Endpoint, secret: Secret, config: &Config) -> Result<Arc<Lobby>> {
-        let lobby = Arc::new(Lobby { secret, hall: Mutex::default() });
-        let here = lobby.clone();
-        endpoint.open_door(
+    pub(super) fn open(endpoint: &Endpoint, secret: Secret, config: &Config) -> Result<Arc<WaitingList>> {
+        let list = Arc::new(WaitingList { secret, entries: Mutex::default() });
+        let here = list.clone();
+        endpoint.admit_newcomers(
             &secret,
             config,
-            Box::new(move |newcomer, request, guest| here.take(newcomer, request, guest)),
+            Box::new(move |newcomer, request, conn| here.take(newcomer, request, conn)),
         )?;
-        Ok(lobby)
+        Ok(list)
     }
 
     /// The secret and the addresses of a ticket.
     pub(crate) fn ticket(&self) -> (Secret, Vec<SocketAddr>) {
-        (self.secret, lock(&self.hall).doors.clone())
+        (self.secret, lock(&self.entries).addresses.clone())
     }
 
     /// Sets where the members let newcomers in: each one's addresses, the most useful first.
-    pub(crate) fn set_doors(&self, members: &[Vec<SocketAddr>]) {
+    pub(crate) fn set_addresses(&self, members: &[Vec<SocketAddr>]) {
         let longest = members.iter().map(Vec::len).max().unwrap_or(0);
         // If there are too many, each member's first ones count.
-        let doors = (0..longest).flat_map(|i| members.iter().filter_map(move |member| member.get(i)));
-        lock(&self.hall).doors = doors.copied().take(DOORS).collect();
+        let addresses = (0..longest).flat_map(|i| members.iter().filter_map(move |member| member.get(i)));
+        lock(&self.entries).addresses = addresses.copied().take(MOST_ADDRESSES).collect();
     }
 
     /// The newcomers that wait here and show that they live.
     pub(crate) fn waiting(&self) -> Vec<u64> {
-        let mut hall = lock(&self.hall);
-        let Hall { waiting, courses, .. } = &mut *hall;
-        let starting = |newcomer: u64| courses.iter().any(|course| course.has(newcomer));
-        let open = |newcomer: u64| courses.iter().any(|course| course.sealed.is_none() && course.has(newcomer));
-        // One that starts has no time to come; if it is gone, the attempt has yet to notice.
-        waiting.retain(|&newcomer, one| {
-            open(newcomer) || !one.guest.is_gone() && (starting(newcomer) || Instant::now() < one.until)
-        });
-        waiting.keys().copied().filter(|&newcomer| !starting(newcomer)).take(MOST_NEWCOMERS).collect()
+        let mut entries = lock(&self.entries);
+        entries.prune();
+        let waiting = entries.waiting.keys().copied();
+        waiting.filter(|&newcomer| !entries.is_starting(newcomer)).take(MOST_NEWCOMERS).collect()
     }
 
     /// Begins an attempt: its newcomers hear that they are to start.
     pub(crate) fn begin(&self, attempt: Attempt) {
-        let mut hall = lock(&self.hall);
-        let open: Vec<u64> = hall.courses.iter().filter(|c| c.sealed.is_none()).map(|c| c.attempt.number).collect();
-        open.into_iter().for_each(|number| hall.conclude(number, false));
+        let mut entries = lock(&self.entries);
+        let open: Vec<u64> = entries.attempts.iter().filter(|p| p.sealed.is_none()).map(|p| p.attempt.number).collect();
+        open.into_iter().for_each(|number| entries.conclude(number, false));
         for &newcomer in &attempt.newcomers {
-            hall.tell(newcomer, attempt.start(newcomer));
+            entries.send(newcomer, attempt.start(newcomer));
         }
-        if hall.courses.len() == KEPT {
-            hall.courses.pop_front();
+        if entries.attempts.len() == KEPT {
+            entries.attempts.pop_front();
         }
-        hall.courses.push_back(Course { attempt, failed: BTreeSet::new(), sealed: None });
+        entries.attempts.push_back(Progress { attempt, failed: BTreeSet::new(), sealed: None });
     }
 
     /// Another member has given an attempt up, which may not have begun here.
     pub(super) fn give_up(&self, number: u64) {
-        let mut hall = lock(&self.hall);
-        if hall.given_up.len() == KEPT {
-            hall.given_up.pop_front();
+        let mut entries = lock(&self.entries);
+        if entries.given_up.len() == KEPT {
+            entries.given_up.pop_front();
         }
-        hall.given_up.push_back(number);
+        entries.given_up.push_back(number);
     }
 
     /// True once an attempt cannot succeed: another member has given it up, or a newcomer is lost.
     pub(crate) fn is_void(&self, number: u64) -> bool {
-        let given_up = lock(&self.hall).given_up.contains(&number);
+        let given_up = lock(&self.entries).given_up.contains(&number);
         given_up || !self.lost(number).is_empty()
     }
 
     /// The newcomers of an attempt that are known to be gone, or to have failed.
     pub(crate) fn lost(&self, number: u64) -> Vec<u64> {
-        let hall = lock(&self.hall);
-        let Some(course) = hall.courses.iter().find(|course| course.attempt.number == number) else {
+        let entries = lock(&self.entries);
+        let Some(progress) = entries.attempts.iter().find(|progress| progress.attempt.number == number) else {
             return Vec::new();
         };
-        let gone = |newcomer: &u64| hall.waiting.get(newcomer).is_some_and(|one| one.guest.is_gone());
-        let all = course.attempt.newcomers.iter().copied();
-        all.filter(|newcomer| course.failed.contains(newcomer) || gone(newcomer)).collect()
+        let gone = |newcomer: &u64| entries.waiting.get(newcomer).is_some_and(|one| one.conn.is_gone());
+        let all = progress.attempt.newcomers.iter().copied();
+        all.filter(|newcomer| progress.failed.contains(newcomer) || gone(newcomer)).collect()
     }
 
     /// Ends an attempt: its newcomers hear whether the group uses the communicator.
     pub(crate) fn conclude(&self, number: u64, sealed: bool) {
-        lock(&self.hall).conclude(number, sealed);
+        lock(&self.entries).conclude(number, sealed);
     }
 
     /// A newcomer has come. Runs in the acceptor's thread.
-    fn take(&self, newcomer: u64, request: &[u8], guest: Guest) {
+    fn take(&self, newcomer: u64, request: &[u8], conn: Newcomer) {
         let Request { stage, again } = match serde_json::from_slice(request) {
             Ok(request) => request,
-            Err(e) => return log::warn!("a newcomer at {} speaks another version: {e}", guest.address()),
+            Err(e) => return log::warn!("a newcomer at {} speaks another version: {e}", conn.address()),
         };
-        let mut hall = lock(&self.hall);
+        let mut entries = lock(&self.entries);
+        // A program that never asks who waits keeps no connection of one that is gone.
+        entries.prune();
         let number = match stage {
             Stage::Waiting => None,
             Stage::Started(number) | Stage::Failed(number) => Some(number),
         };
-        let own = hall.courses.iter_mut().find(|course| Some(course.attempt.number) == number);
+        let own = entries.attempts.iter_mut().find(|progress| Some(progress.attempt.number) == number);
         let news = if let Stage::Started(_) = stage {
-            match own.map(|course| course.sealed) {
+            match own.map(|progress| progress.sealed) {
                 Some(None) => None,
                 Some(Some(true)) => Some(News::Sealed),
                 // An attempt that we do not know is over for long.
                 Some(Some(false)) | None => Some(News::Void),
             }
         } else {
-            own.map(|course| course.failed.insert(newcomer));
-            let open = hall.courses.iter().rev().find(|course| course.sealed.is_none() && course.has(newcomer));
-            open.and_then(|course| course.attempt.start(newcomer))
+            own.map(|progress| progress.failed.insert(newcomer));
+            let open =
+                entries.attempts.iter().rev().find(|progress| progress.sealed.is_none() && progress.has(newcomer));
+            open.and_then(|progress| progress.attempt.start(newcomer))
         };
         let over = matches!(news, Some(News::Sealed));
         let until = Instant::now() + again.saturating_mul(MISSED).min(Duration::from_secs(3600));
         // The old connection goes only now: the newcomer is never without one.
-        hall.waiting.insert(newcomer, Waiting { guest, until, stage });
-        hall.tell(newcomer, news);
+        entries.waiting.insert(newcomer, Waiting { conn, until, stage });
+        entries.send(newcomer, news);
         if over {
-            hall.waiting.remove(&newcomer);
+            entries.waiting.remove(&newcomer);
         }
     }
 }
 
-impl Hall {
+impl Entries {
+    /// True while a newcomer belongs to an attempt, or to the group that came of it.
+    fn is_starting(&self, newcomer: u64) -> bool {
+        self.attempts.iter().any(|progress| progress.has(newcomer))
+    }
+
+    /// Removes the newcomers that are gone. One that starts has no time to come; if it is gone, its attempt has yet to
+    /// notice.
+    fn prune(&mut self) {
+        let (attempts, now) = (&self.attempts, Instant::now());
+        self.waiting.retain(|&newcomer, one| {
+            let mut own = attempts.iter().filter(|progress| progress.has(newcomer)).peekable();
+            let starting = own.peek().is_some();
+            own.any(|progress| progress.sealed.is_none()) || !one.conn.is_gone() && (starting || now < one.until)
+        });
+    }
+
     fn conclude(&mut self, number: u64, sealed: bool) {
-        let Some(course) = self.courses.iter_mut().find(|course| course.attempt.number == number) else { return };
-        course.sealed = Some(sealed);
-        let newcomers = course.attempt.newcomers.clone();
+        let Some(progress) = self.attempts.iter_mut().find(|progress| progress.attempt.number == number) else {
+            return;
+        };
+        progress.sealed = Some(sealed);
+        let newcomers = progress.attempt.newcomers.clone();
         for newcomer in newcomers {
             let started = self.waiting.get(&newcomer).is_some_and(|one| one.stage == Stage::Started(number));
             match sealed {
                 // One that has not started to the end asks when it has.
                 true if !started => {}
                 true => {
-                    self.tell(newcomer, Some(News::Sealed));
+                    self.send(newcomer, Some(News::Sealed));
                     self.waiting.remove(&newcomer);
                 }
-                false => self.tell(newcomer, Some(News::Void)),
+                false => self.send(newcomer, Some(News::Void)),
             }
         }
     }
 
-    fn tell(&mut self, newcomer: u64, news: Option<News>) {
-        if let Err(e) = self.say(newcomer, news) {
+    fn send(&mut self, newcomer: u64, news: Option<News>) {
+        if let Err(e) = self.try_send(newcomer, news) {
             log::debug!("a newcomer went away: {e}");
         }
     }
 
-    fn say(&mut self, newcomer: u64, news: Option<News>) -> Result<(), String> {
+    fn try_send(&mut self, newcomer: u64, news: Option<News>) -> Result<(), String> {
         let Some(one) = self.waiting.get_mut(&newcomer) else { return Ok(()) };
-        let answer = Answer { doors: self.doors.clone(), news };
-        one.guest.tell(&serde_json::to_vec(&answer).map_err(|e| e.to_string())?)
+        let answer = Answer { addresses: self.addresses.clone(), news };
+        one.conn.send(&serde_json::to_vec(&answer).map_err(|e| e.to_string())?)
     }
 }
