@@ -5,6 +5,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Barrier, OnceLock};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use program_kit::port::Port;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tinynccl::config::{TransportChoice, Tune};
-use tinynccl::{Comm, Config, Error, ReduceOp, Secret, Ticket};
+use tinynccl::{Comm, Config, Error, ReduceOp, Secret, Ticket, interrupt};
 
 use crate::common::{Fabric, run};
 use crate::survive::{HEARTBEAT, LIMIT, config, possessions, short_while, sum};
@@ -168,6 +169,26 @@ fn a_newcomer_of_a_group_that_ends_is_told_so() {
     assert!(members.iter().all(Result::is_ok), "{members:?}");
     assert!(
         matches!(&newcomers[0], Err(Error::Connection { detail, .. }) if detail.contains("has ended")),
+        "{newcomers:?}"
+    );
+}
+
+#[test]
+fn a_newcomer_that_is_interrupted_goes_away() {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let member = |comm: Comm| {
+        wait_for(&comm, 1);
+        STOP.store(true, Ordering::Relaxed);
+        wait_for(&comm, 0);
+        None
+    };
+    let newcomer = |ticket: &Ticket, config| {
+        let join = || Comm::from_ticket(ticket, config);
+        Some(interrupt::watched(|| STOP.load(Ordering::Relaxed), join).expect_err("it is asked to stop"))
+    };
+    let (_, newcomers) = meet(Fabric::Tcp, (2, 1), &config(), member, newcomer);
+    assert!(
+        matches!(&newcomers[0], Some(Error::Aborted { reason, .. }) if reason.contains("interrupted")),
         "{newcomers:?}"
     );
 }
