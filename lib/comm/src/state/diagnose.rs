@@ -1,9 +1,11 @@
 //! Finds the ranks that a stuck call waits for, and the reason, from heartbeats and progress.
 
+use std::time::Duration;
+
 use super::control::PeerHealth;
 use super::{LEFT, State};
 use crate::executor::Supervisor;
-use tinynccl_plan::error::Error;
+use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::{Collective, Header};
 
 impl State {
@@ -42,9 +44,14 @@ impl State {
         None
     }
 
-    /// The absent ranks, according to the store or to its silence. Takes two seconds at most.
+    /// The state of every rank of the world, once no silence is so short that a busy machine may be its cause.
+    fn settled_health(&self) -> Result<Vec<PeerHealth>> {
+        settled(self.control.silence_limit(), || self.control.health(self.id))
+    }
+
+    /// The absent ranks, according to the store or to its silence. Takes four seconds at most.
     pub(crate) fn find_absent(&self, peers: &[usize]) -> Option<(Vec<usize>, String)> {
-        match self.control.health(self.id) {
+        match self.settled_health() {
             Ok(health) => self.absent(&health, peers),
             Err(error) => Some(self.without_store(peers, &error)),
         }
@@ -95,7 +102,7 @@ impl State {
 
     /// The ranks that we wait for, and their known state.
     pub(super) fn diagnose(&self, header: &Header, peers: &[usize]) -> (Vec<usize>, String) {
-        let health = match self.control.health(self.id) {
+        let health = match self.settled_health() {
             Ok(health) => health,
             Err(error) => return self.without_store(peers, &error),
         };
@@ -173,6 +180,25 @@ impl State {
     }
 }
 
+/// Longest time beyond the limit that a rank which is not stopped may be silent, because others run on its processor.
+const BUSY: Duration = Duration::from_secs(1);
+/// Pause between two questions.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Repeats `ask` while a rank has been silent for longer than `limit`, but not by so much that it must be stopped: either
+/// its heartbeat comes, or its silence grows, so this ends within `BUSY`.
+fn settled(limit: Duration, mut ask: impl FnMut() -> Result<Vec<PeerHealth>>) -> Result<Vec<PeerHealth>> {
+    let stopped = limit.saturating_add(BUSY.min(limit));
+    loop {
+        let health = ask()?;
+        let may_be_busy = |h: &PeerHealth| h.gone.is_none() && h.silent_for > limit && h.silent_for < stopped;
+        if !health.iter().any(may_be_busy) {
+            return Ok(health);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
 /// Ranks that wait for each other, from `rank` over one of `peers` back to `rank`.
 fn circle(rank: usize, peers: &[usize], size: usize, waits_for: impl Fn(usize) -> Option<usize>) -> Option<Vec<usize>> {
     peers.iter().find_map(|&peer| {
@@ -189,7 +215,24 @@ fn circle(rank: usize, peers: &[usize], size: usize, waits_for: impl Fn(usize) -
 
 #[cfg(test)]
 mod tests {
-    use super::circle;
+    use super::*;
+
+    #[test]
+    fn a_rank_that_is_slow_to_beat_is_not_named_beside_one_that_is_stopped() {
+        let answers = |ages: &'static [[u64; 2]]| {
+            let mut asked = 0;
+            let health = settled(Duration::from_millis(1000), || {
+                let now = ages[asked].map(Duration::from_millis);
+                asked += 1;
+                Ok(Vec::from(now.map(|silent_for| PeerHealth { silent_for, progress: None, gone: None })))
+            });
+            (health.unwrap().into_iter().map(|h| h.silent_for.as_millis() as u64).collect::<Vec<_>>(), asked)
+        };
+        assert_eq!(answers(&[[900, 3000]]), (vec![900, 3000], 1));
+        assert_eq!(answers(&[[1600, 3000], [1700, 3100], [10, 3200]]), (vec![10, 3200], 3));
+        // Two that are stopped.
+        assert_eq!(answers(&[[1600, 3000], [2000, 3400]]), (vec![2000, 3400], 2));
+    }
 
     #[test]
     fn a_circle_leads_back_to_us_and_nothing_else_is_one() {

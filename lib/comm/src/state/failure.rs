@@ -29,7 +29,7 @@ impl Comm {
         self.inner.state.fail_everywhere(error)
     }
 
-    /// The ranks that are gone or silent, and their known state, for a stuck wait for `peers`. Takes two seconds at
+    /// The ranks that are gone or silent, and their known state, for a stuck wait for `peers`. Takes four seconds at
     /// most.
     pub fn find_absent(&self, peers: &[usize]) -> Option<(Vec<usize>, String)> {
         self.inner.state.find_absent(peers)
