@@ -19,7 +19,7 @@ use tinynccl_sys::secret::{self, Nonce, Proof, Secret};
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 /// Longest reason in a refusal, in bytes.
 const MAX_DETAIL: usize = 512;
 /// Longest attachment in bytes: a new connection has buffer space for it.
