@@ -39,7 +39,8 @@ install() {
 }
 
 mpi() {
-    if have mpirun && have mpicc && [ -n "$(find /usr/lib -name 'libclang*.so*' -print -quit 2>/dev/null)" ]; then
+    # Not libclang-cpp, which comes with other packages.
+    if have mpirun && have mpicc && [ -n "$(find /usr/lib -name 'libclang.so*' -o -name 'libclang-[0-9]*.so*' 2>/dev/null)" ]; then
         say "mpirun is there: $(mpirun --version 2>/dev/null | head -n 1)"
         return 0
     fi
