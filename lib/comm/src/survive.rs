@@ -137,9 +137,9 @@ impl Comm {
         let mut failures = 0;
         loop {
             // One of them may be what keeps the others from starting.
-            let newcomers = if size > 0 && failures == 0 { list.waiting() } else { Vec::new() };
+            let named = if size > 0 && failures == 0 { list.waiting() } else { Vec::new() };
             let server = RefCell::new(None);
-            let mut outcome = self.ask(op, membership, Vote { value: 0, newcomers }, &|| {
+            let mut outcome = self.ask(op, membership, Vote { value: 0, newcomers: named.clone() }, &|| {
                 let hosted = self.host(membership)?;
                 let attempt = u64::from_le_bytes(secret::random()?);
                 let offer = Offer { attempt, size, store: hosted.unique_id().addresses().to_vec() };
@@ -151,7 +151,7 @@ impl Comm {
             let id = UniqueId::new(membership.secret(&self.inner.state.key(SHRINK)), store);
             if !outcome.newcomers.is_empty() {
                 let (members, newcomers) = (outcome.alive.len(), outcome.newcomers.clone());
-                list.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers });
+                list.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers }, &named);
             }
             let started = self.start_anew(op, membership, &outcome, attempt, &id, server.into_inner());
             if started.is_err() {
