@@ -1,65 +1,25 @@
 //! The driver of the storm: starts, kills and stops processes, and compares what they report.
 
-use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::io::Write;
+use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use program_kit::port::Port;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use super::history::{Era, History};
-use super::{EXCLUDED, MOST, NUMBER, ROOM, TICKET};
+use super::process::{Fate, Line, Process};
+use super::{EXCLUDED, MOST, ROOM, TICKET, seconds};
+use crate::storm::setting;
 use crate::survive::{HEARTBEAT, LIMIT};
 
-/// Seconds after which calls give up on a rank that is stopped.
-const TIMEOUT: &str = "12";
-/// Longest time for a start, which a rank that is stopped meanwhile holds up.
-const CONNECT_TIMEOUT: &str = "10";
 /// A process that was stopped for longer may be left out, as it was silent: far below the four heartbeats that prove it.
 const LONG: Duration = HEARTBEAT.saturating_mul(2);
 /// Most descriptors, threads and mappings of a process, whatever the number of changes behind it.
-const POSSESSIONS: [usize; 3] = [160, 60, 80];
-/// Lines of a process that a failure shows.
-const WORDS: usize = 12;
-
-/// State of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Runs,
-    Stopped,
-    Killed,
-    /// It has ended, as the others had gone on without it.
-    Left,
-    /// It has ended at the end of the storm.
-    Ended,
-}
-
-struct Process {
-    child: Child,
-    fate: Fate,
-    /// It was stopped for a time after which it may be left out.
-    may_leave: bool,
-    /// Its group and its step by its last report, and what it had open then.
-    group: u64,
-    step: u64,
-    possessions: [usize; 3],
-    ticket: String,
-    words: VecDeque<String>,
-}
-
-impl Process {
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it is ours");
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop((self.child.kill(), self.child.wait()));
-    }
-}
+const POSSESSIONS: [usize; 3] = [64, 24, 16];
+/// Words of errors at a deadline.
+const DEADLINES: [&str; 2] = ["made no progress for", "found no store for"];
 
 type Random<'a> = &'a mut dyn FnMut(usize) -> usize;
 
@@ -69,11 +29,9 @@ pub(super) struct Storm {
     port: Port,
     transport: &'static str,
     seed: u64,
-    began: Instant,
     all: Vec<Process>,
-    /// Lines of processes; none: the end of one's output.
-    lines: Receiver<(usize, Option<String>)>,
-    sender: Sender<(usize, Option<String>)>,
+    lines: Receiver<Line>,
+    sender: Sender<Line>,
     log: Vec<String>,
     history: History,
     /// The group of the last round, and the processes in it that were lost since.
@@ -81,8 +39,14 @@ pub(super) struct Storm {
     lost: usize,
     /// The group in which a process was stopped for so long that it proposes nothing without a majority of all.
     strict: u64,
+    /// No process was stopped for long since the last round.
+    calm: bool,
     ending: bool,
     events: usize,
+    /// Print all lines of the processes.
+    show: bool,
+    /// Files of shared memory before.
+    files: Vec<String>,
 }
 
 impl Storm {
@@ -93,7 +57,6 @@ impl Storm {
             port: Port::loopback(),
             transport,
             seed,
-            began: Instant::now(),
             all: Vec::new(),
             lines,
             sender,
@@ -102,8 +65,11 @@ impl Storm {
             group: 0,
             lost: 0,
             strict: 0,
+            calm: true,
             ending: false,
             events: 0,
+            show: setting("SHOW", 0) == 1,
+            files: shared_memory_files(),
         };
         let address = storm.port.at.port().to_string();
         for rank in 0..ranks {
@@ -122,55 +88,13 @@ impl Storm {
 
     fn add(&mut self, set: impl FnOnce(&mut Command) -> &mut Command) -> usize {
         let number = self.all.len();
-        let mut command = program_kit::testing::program(std::env::current_exe().expect("this program"));
-        command
-            .args(["--exact", "churn::rank::a_process", "--nocapture", "--test-threads=1"])
-            .env(NUMBER, number.to_string())
-            .env("TINYNCCL_TRANSPORT", self.transport)
-            .env("TINYNCCL_TIMEOUT", TIMEOUT)
-            .env("TINYNCCL_CONNECT_TIMEOUT", CONNECT_TIMEOUT)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = set(&mut command).spawn().expect("a process");
-        let errors = child.stderr.take().expect("piped");
-        let errors = self.read(number, errors, None);
-        let output = child.stdout.take().expect("piped");
-        drop(self.read(number, output, Some(errors)));
-        self.all.push(Process {
-            child,
-            fate: Fate::Runs,
-            may_leave: false,
-            group: 0,
-            step: 0,
-            possessions: [0; 3],
-            ticket: String::new(),
-            words: VecDeque::new(),
-        });
+        self.all.push(Process::start(number, self.transport, &self.sender, set));
         self.note(format!("process {number} starts"));
         number
     }
 
-    /// Passes the lines of a process on, and the end of its output once `errors` has passed those of the other kind on.
-    fn read(
-        &self,
-        number: usize,
-        from: impl Read + Send + 'static,
-        errors: Option<std::thread::JoinHandle<()>>,
-    ) -> std::thread::JoinHandle<()> {
-        let sender = self.sender.clone();
-        std::thread::spawn(move || {
-            let lines = BufReader::new(from).lines().map_while(Result::ok);
-            lines.for_each(|line| drop(sender.send((number, Some(line)))));
-            if let Some(errors) = errors {
-                errors.join().expect("it reads to the end");
-                drop(sender.send((number, None)));
-            }
-        })
-    }
-
     fn note(&mut self, event: String) {
-        let line = format!("{:.3} s: {event}", self.began.elapsed().as_secs_f64());
+        let line = format!("{:.3} s: {event}", seconds());
         eprintln!("storm: {line}");
         self.log.push(line);
     }
@@ -218,12 +142,18 @@ impl Storm {
     }
 
     fn hear(&mut self, number: usize, line: String) {
+        if self.show {
+            eprintln!("process {number}: {line}");
+        }
+        // A dead rank or newcomer is noticed: nobody waits for it until a deadline.
+        let own = line.contains("@error ") || line.contains(": grow: ");
+        if own && self.calm && DEADLINES.iter().any(|words| line.contains(words)) {
+            self.all[number].keep(line);
+            self.fail(&format!("process {number} has waited to a deadline, though none was stopped for long"));
+        }
         let message = line.split_once('@').map(|(_, message)| message.trim().to_owned());
         let process = &mut self.all[number];
-        let Some(message) = message else {
-            process.words.push_back(line);
-            return;
-        };
+        let Some(message) = message else { return process.keep(line) };
         let (word, rest) = message.split_once(' ').unwrap_or((&message, ""));
         let words: Vec<u64> = rest.split([' ', ',']).map_while(|word| word.parse().ok()).collect();
         let lives = matches!(process.fate, Fate::Runs | Fate::Stopped);
@@ -252,15 +182,12 @@ impl Storm {
             }
             ("error", _) => {}
             _ => {
-                process.words.push_back(message);
+                process.keep(message);
                 self.fail(&format!("process {number} must not say its last words"))
             }
         }
         let process = &mut self.all[number];
-        process.words.push_back(message);
-        if process.words.len() > WORDS {
-            process.words.pop_front();
-        }
+        process.keep(message);
     }
 
     /// The end of a process.
@@ -333,6 +260,7 @@ impl Storm {
 
     /// A few events, a moment or longer apart, and what must come of them.
     pub(super) fn round(&mut self, random: Random<'_>) {
+        self.calm = true;
         for _ in 0..=random(3) {
             let few = self.running().len() < 4;
             match random(60) {
@@ -430,7 +358,7 @@ impl Storm {
         if let Some(number) = self.member(random) {
             self.stop(number);
             self.lost += 1;
-            self.all[number].may_leave = true;
+            (self.all[number].may_leave, self.calm) = (true, false);
         }
     }
 
@@ -451,7 +379,7 @@ impl Storm {
 
     fn continued(&mut self, number: usize, after: Duration) {
         if after > LONG {
-            self.all[number].may_leave = true;
+            (self.all[number].may_leave, self.calm) = (true, false);
             self.strict = self.group;
             self.lost += usize::from(self.members().contains(&number));
         }
@@ -476,10 +404,20 @@ impl Storm {
         if let Some(member) = members.iter().find(|&&member| self.all[member].fate != Fate::Ended) {
             self.fail(&format!("process {member} has left the group at its end"));
         }
+        // Those of other tests that run at the same time have other names.
+        let left: Vec<String> = shared_memory_files().into_iter().filter(|file| !self.files.contains(file)).collect();
+        if let Some(file) = left.iter().find(|file| file.contains("tinynccl")) {
+            self.fail(&format!("/dev/shm/{file} is left"));
+        }
         let steps = self.all[members[0]].step;
         let groups = self.history.eras.len();
         format!("{}, seed {}: {} events, {groups} groups, {steps} steps", self.transport, self.seed, self.events)
     }
+}
+
+fn shared_memory_files() -> Vec<String> {
+    let files = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    files.map(|file| file.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// Lets milliseconds pass: the moment of the next event.

@@ -3,15 +3,17 @@
 //! before they are in. After each round all that live are in one group, hold the weights that its history gives, and go
 //! on. This test binary runs itself again, once per process.
 //!
-//! `scripts/storm.sh -m` runs it for longer. Settings of the environment, both optional:
+//! `scripts/storm.sh -m` runs it for longer. Settings of the environment, all optional:
 //!
 //! | setting | |
 //! |---|---|
 //! | `TINYNCCL_TEST_STORM_SECONDS` | seconds that it lasts, half of them over each transport; 20 |
 //! | `TINYNCCL_TEST_STORM_SEED` | seed of what is drawn: a seed gives the same draws, not the same moments in a call |
+//! | `TINYNCCL_TEST_STORM_SHOW` | 1: print all lines of the processes |
 
 mod driver;
 mod history;
+mod process;
 mod rank;
 
 use std::time::{Duration, Instant};
@@ -19,6 +21,7 @@ use std::time::{Duration, Instant};
 use driver::Storm;
 
 use crate::storm::{numbers, setting};
+use crate::survive::now;
 
 /// Set for a process of the storm: its number.
 const NUMBER: &str = "TINYNCCL_TEST_CHURN";
@@ -30,6 +33,11 @@ const EXCLUDED: i32 = 3;
 const ROOM: usize = 7;
 /// Most processes.
 const MOST: usize = 9;
+
+/// A time that is the same in all processes.
+fn seconds() -> f64 {
+    now() as f64 * 1e-9
+}
 
 #[test]
 fn a_storm_of_lost_and_gained_members_costs_no_step() {

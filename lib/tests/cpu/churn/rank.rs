@@ -10,11 +10,26 @@ use tinynccl::config::Tune;
 use tinynccl::{Comm, Config, Error, ReduceOp, Result};
 
 use super::history::{WEIGHTS, hash, length, mix, part};
-use super::{EXCLUDED, NUMBER, ROOM, TICKET};
+use super::{EXCLUDED, NUMBER, ROOM, TICKET, seconds};
 use crate::survive::{HEARTBEAT, possessions};
 
 /// Interval between two reports of progress.
 const REPORT: Duration = Duration::from_millis(50);
+
+/// Sends the library's lines to the driver.
+struct Log;
+
+impl log::Log for Log {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        eprintln!("{:.3} s: {}", seconds(), record.args());
+    }
+
+    fn flush(&self) {}
+}
 
 /// What a rank tells the others when they meet.
 #[derive(Clone, Copy)]
@@ -50,6 +65,9 @@ struct Rank {
 #[test]
 fn a_process() {
     let Ok(number) = std::env::var(NUMBER) else { return };
+    // What the library tells is for a failure of the storm.
+    log::set_logger(&Log).expect("the first");
+    log::set_max_level(log::LevelFilter::Debug);
     let ends = listen();
     let mut config = Config::from_env().expect("settings");
     (config.tune, config.heartbeat) = (Tune::Off, HEARTBEAT);
