@@ -9,8 +9,9 @@
 #   -m  faults of members instead: up to nine processes train as a group that ranks leave (killed or stopped) and
 #       newcomers join, over shared memory, then over TCP; exit status 1 also if weights differ. Needs nothing more
 #
-# The tests (lib/tests/cpu/storm.rs, churn/) run half a minute of each. Needs unshare, nsenter and ip, and user namespaces where it
-# is not run by root; tc (bfifo, tbf) and nft (numgen) for the faults that they make, which are left out without them.
+# The tests (lib/tests/cpu/storm.rs, churn/) run half a minute of each. Needs unshare, nsenter and ip, and user
+# namespaces where it is not run by root; tc (bfifo, tbf) and nft (numgen) for the faults that they make, which are left
+# out without them.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "$0" >&2; exit 2; }

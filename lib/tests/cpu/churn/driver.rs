@@ -9,17 +9,15 @@ use program_kit::port::Port;
 use rustix::process::Signal;
 
 use super::history::{Era, History};
-use super::process::{Fate, Line, Process};
+use super::process::{Fate, Line, Process, SHORTEST_DEADLINE};
 use super::{EXCLUDED, MOST, ROOM, TICKET, seconds};
 use crate::storm::setting;
 use crate::survive::{HEARTBEAT, LIMIT};
 
-/// A process that was stopped for longer may be left out, as it was silent: far below the four heartbeats that prove it.
+/// A process that was stopped for longer may be left out: far below the four heartbeats of silence that it takes.
 const LONG: Duration = HEARTBEAT.saturating_mul(2);
 /// Most descriptors, threads and mappings of a process, whatever the number of changes behind it.
 const POSSESSIONS: [usize; 3] = [64, 24, 16];
-/// Words of errors at a deadline.
-const DEADLINES: [&str; 2] = ["made no progress for", "found no store for"];
 
 type Random<'a> = &'a mut dyn FnMut(usize) -> usize;
 
@@ -147,7 +145,7 @@ impl Storm {
         }
         // A dead rank or newcomer is noticed: nobody waits for it until a deadline.
         let own = line.contains("@error ") || line.contains(": grow: ");
-        if own && self.calm && DEADLINES.iter().any(|words| line.contains(words)) {
+        if own && self.calm && is_at_deadline(&line) {
             self.all[number].keep(line);
             self.fail(&format!("process {number} has waited to a deadline, though none was stopped for long"));
         }
@@ -250,8 +248,8 @@ impl Storm {
             .map_or_else(Vec::new, |era| era.members.iter().map(|&one| one as usize).collect())
     }
 
-    /// True if one more member of the group may be lost: a rank with the weights stays, and wherever a process is or was
-    /// stopped, a majority that runs.
+    /// True if one more member of the group may be lost: a rank with the weights stays, and wherever a process is or
+    /// was stopped, a majority that runs.
     fn may_lose(&self, stops: bool) -> bool {
         let (size, lost) = (self.members().len(), self.lost + 1);
         let majority = stops || self.strict == self.group || self.all.iter().any(|one| one.fate == Fate::Stopped);
@@ -413,6 +411,14 @@ impl Storm {
         let groups = self.history.eras.len();
         format!("{}, seed {}: {} events, {groups} groups, {steps} steps", self.transport, self.seed, self.events)
     }
+}
+
+/// True for the error of a wait that has reached its deadline. One that others have given up says so after less.
+fn is_at_deadline(line: &str) -> bool {
+    ["made no progress for ", "found no store for "].iter().any(|words| {
+        let waited = line.split_once(words).and_then(|(_, rest)| rest.split_once('s'));
+        waited.and_then(|(seconds, _)| seconds.parse::<f64>().ok()).is_some_and(|seconds| seconds > SHORTEST_DEADLINE)
+    })
 }
 
 fn shared_memory_files() -> Vec<String> {

@@ -13,6 +13,8 @@ use super::NUMBER;
 const TIMEOUT: &str = "12";
 /// Longest time for a start, which a rank that is stopped meanwhile holds up.
 const CONNECT_TIMEOUT: &str = "10";
+/// A little less than both, in seconds.
+pub(super) const SHORTEST_DEADLINE: f64 = 9.0;
 /// Lines of a process that a failure shows.
 const WORDS: usize = 40;
 
