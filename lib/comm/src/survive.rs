@@ -153,7 +153,10 @@ impl Comm {
                 let (members, newcomers) = (outcome.alive.len(), outcome.newcomers.clone());
                 list.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers }, &named);
             }
-            let started = self.start_anew(op, membership, &outcome, attempt, &id, server.into_inner());
+            // One of an attempt whose leader was followed by another has another id. The end of a store waits until its
+            // ranks have left: one that is not needed ends after all of them have heard so.
+            let mut server = server.into_inner().filter(|server| server.unique_id() == id);
+            let started = self.start_anew(op, membership, &outcome, attempt, &id, &mut server);
             if started.is_err() {
                 membership.give_up(&self.inner.state.members, attempt)?;
             }
@@ -213,11 +216,9 @@ impl Comm {
         outcome: &Outcome,
         attempt: u64,
         id: &UniqueId,
-        server: Option<Server>,
+        server: &mut Option<Server>,
     ) -> Result<Comm> {
         let state = &self.inner.state;
-        // One of an attempt whose leader was followed by another.
-        let server = server.filter(|server| server.unique_id() == *id);
         let alive = &outcome.alive;
         let rank = alive.iter().position(|&rank| rank == state.rank);
         let rank = rank.ok_or_else(|| Error::invalid(op, "this rank is not among those that live"))?;

@@ -176,7 +176,7 @@ impl Rank {
                 return Ok(false);
             }
             // A gradient takes time, too: some ranks are not in a call when another dies.
-            if own % 2 == 0 {
+            if own.is_multiple_of(2) {
                 std::thread::sleep(Duration::from_micros(own % 2000));
             }
         }
