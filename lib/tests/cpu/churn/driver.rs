@@ -346,7 +346,7 @@ impl Storm {
         if let Some(number) = self.member(random) {
             self.stop(number);
             let since = Instant::now();
-            pause(2500 + random(20_000));
+            pause(2500 + random(12_000));
             self.continued(number, since.elapsed());
         }
     }
