@@ -139,6 +139,7 @@ impl Storm {
         }
     }
 
+    /// A line of a process.
     fn hear(&mut self, number: usize, line: String) {
         if self.show {
             eprintln!("process {number}: {line}");
@@ -181,7 +182,7 @@ impl Storm {
             ("error", _) => {}
             _ => {
                 process.keep(message);
-                self.fail(&format!("process {number} must not say its last words"))
+                self.fail(&format!("process {number}: its last line is an error here"))
             }
         }
         let process = &mut self.all[number];
