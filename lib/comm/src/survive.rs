@@ -137,9 +137,9 @@ impl Comm {
         let mut failures = 0;
         loop {
             // One of them may be what keeps the others from starting.
-            let newcomers = if size > 0 && failures == 0 { list.waiting() } else { Vec::new() };
+            let named = if size > 0 && failures == 0 { list.waiting() } else { Vec::new() };
             let server = RefCell::new(None);
-            let mut outcome = self.ask(op, membership, Vote { value: 0, newcomers }, &|| {
+            let mut outcome = self.ask(op, membership, Vote { value: 0, newcomers: named.clone() }, &|| {
                 let hosted = self.host(membership)?;
                 let attempt = u64::from_le_bytes(secret::random()?);
                 let offer = Offer { attempt, size, store: hosted.unique_id().addresses().to_vec() };
@@ -151,9 +151,12 @@ impl Comm {
             let id = UniqueId::new(membership.secret(&self.inner.state.key(SHRINK)), store);
             if !outcome.newcomers.is_empty() {
                 let (members, newcomers) = (outcome.alive.len(), outcome.newcomers.clone());
-                list.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers });
+                list.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers }, &named);
             }
-            let started = self.start_anew(op, membership, &outcome, attempt, &id, server.into_inner());
+            // One of an attempt whose leader was followed by another has another id. The end of a store waits until its
+            // ranks have left: one that is not needed ends after all of them have heard so.
+            let mut server = server.into_inner().filter(|server| server.unique_id() == id);
+            let started = self.start_anew(op, membership, &outcome, attempt, &id, &mut server);
             if started.is_err() {
                 membership.give_up(&self.inner.state.members, attempt)?;
             }
@@ -213,11 +216,9 @@ impl Comm {
         outcome: &Outcome,
         attempt: u64,
         id: &UniqueId,
-        server: Option<Server>,
+        server: &mut Option<Server>,
     ) -> Result<Comm> {
         let state = &self.inner.state;
-        // One of an attempt whose leader was followed by another.
-        let server = server.filter(|server| server.unique_id() == *id);
         let alive = &outcome.alive;
         let rank = alive.iter().position(|&rank| rank == state.rank);
         let rank = rank.ok_or_else(|| Error::invalid(op, "this rank is not among those that live"))?;

@@ -11,6 +11,7 @@ mod admission;
 mod arrows;
 mod averages;
 mod awaited;
+mod churn;
 mod closing;
 mod collectives;
 mod config_docs;

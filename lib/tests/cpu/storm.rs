@@ -152,7 +152,7 @@ fn kinds(nodes: &[Process; 2]) -> Vec<Kind> {
 }
 
 /// Numbers that look random (Knuth's multiplier), the same for the same seed.
-fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
+pub(crate) fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
     let mut state = seed;
     move |below| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -160,7 +160,7 @@ fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-fn setting(name: &str, default: u64) -> u64 {
+pub(crate) fn setting(name: &str, default: u64) -> u64 {
     let name = format!("TINYNCCL_TEST_STORM_{name}");
     std::env::var(&name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is {text}")))
 }

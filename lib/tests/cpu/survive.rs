@@ -152,7 +152,7 @@ const CALLS: usize = 30;
 /// Exit code of a rank that cannot go on.
 const EXCLUDED: i32 = 3;
 
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

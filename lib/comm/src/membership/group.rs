@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::agreement::{Agreement, Message, Out};
+use super::agreement::{Agreement, Message, Out, Vote};
 
 /// Agreements that are kept: a member that missed an outcome asks for it.
 const KEPT: usize = 8;
@@ -55,6 +55,23 @@ impl Group {
         self.rounds.entry(round).or_insert_with(|| Agreement::new(rank, size, dead.clone()))
     }
 
+    /// Takes part in the next agreement ([`Agreement::call`]); returns the messages to send.
+    pub(super) fn call(&mut self, vote: Vote, strict: bool) -> Out {
+        let left_out = self.left_out();
+        self.step(self.round, |agreement, out| {
+            left_out.into_iter().for_each(|member| agreement.silent(member, out));
+            agreement.call(vote, strict, out);
+        })
+    }
+
+    /// The members that the last outcome left out. They take no part any more, as they find that outcome, and must not
+    /// be awaited: one that was stopped may live again.
+    fn left_out(&self) -> Vec<usize> {
+        let last = self.round.checked_sub(1).and_then(|last| self.rounds.get(&last)?.decided());
+        let out = |member: &usize| last.is_some_and(|outcome| !outcome.alive.contains(member));
+        (0..self.members.len()).filter(out).collect()
+    }
+
     /// One input of a round; returns the messages to send.
     pub(super) fn step(&mut self, round: u64, input: impl FnOnce(&mut Agreement, &mut Out)) -> Out {
         let mut out = Out::new();
@@ -77,5 +94,45 @@ impl Group {
             return outcome.map(|outcome| (from, Message::Decided { outcome: outcome.clone() })).into_iter().collect();
         }
         self.step(round, |agreement, out| agreement.receive(from, message, out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vote() -> Vote {
+        Vote { value: 1, newcomers: Vec::new() }
+    }
+
+    /// Rank 0 leads the group's next agreement with rank 1's replies.
+    fn lead(group: &mut Group) -> Vec<usize> {
+        let round = group.round;
+        let ballot = |out: &Out| match out.iter().find(|(to, _)| *to == 1) {
+            Some((_, Message::Prepare { ballot, .. } | Message::Accept { ballot, .. })) => *ballot,
+            _ => panic!("nothing is asked of rank 1: {out:?}"),
+        };
+        let out = group.call(vote(), false);
+        let promise = Message::Promise { ballot: ballot(&out), vote: vote(), accepted: None, dead: BTreeSet::new() };
+        group.receive(round, 1, promise);
+        let awaited = group.agreement(round).awaited();
+        group.step(round, |agreement, out| agreement.silent(2, out));
+        let out = group.step(round, |agreement, out| agreement.offer(Vec::new(), out));
+        group.receive(round, 1, Message::Accepted { ballot: ballot(&out) });
+        assert_eq!(group.agreement(round).decided().map(|outcome| outcome.alive.clone()), Some(vec![0, 1]));
+        group.round += 1;
+        awaited
+    }
+
+    #[test]
+    fn a_member_that_was_left_out_is_not_awaited_again() {
+        let mut group = Group::default();
+        group.introduce(0, &[0, 1, 2]);
+        assert_eq!(lead(&mut group), [2]);
+        assert!(lead(&mut group).is_empty());
+        // It finds what it missed.
+        let out = group.receive(0, 2, Message::Waiting { dead: BTreeSet::new() });
+        assert!(matches!(&out[..], [(2, Message::Decided { outcome })] if outcome.alive == [0, 1]), "{out:?}");
+        assert!(lead(&mut group).is_empty());
     }
 }

@@ -216,7 +216,8 @@ impl Membership {
             shared.send(asked.comm, round, asked.members, out);
         };
         let strict = shared.stopped.load(Ordering::Relaxed);
-        step(&mut groups, &mut |agreement, out| agreement.call(asked.vote.clone(), strict, out));
+        let out = shared.group(&mut groups, asked, rank).call(asked.vote.clone(), strict);
+        shared.send(asked.comm, round, asked.members, out);
         loop {
             let agreement = shared.group(&mut groups, asked, rank).agreement(round);
             if let Some(outcome) = agreement.decided().cloned() {

@@ -162,9 +162,12 @@ impl WaitingList {
         waiting.filter(|&newcomer| !entries.is_starting(newcomer)).take(MOST_NEWCOMERS).collect()
     }
 
-    /// Begins an attempt: its newcomers hear that they are to start.
-    pub(crate) fn begin(&self, attempt: Attempt) {
+    /// Begins an attempt: its newcomers hear that they are to start. Those that waited here when this rank named them
+    /// (`named`) and are gone count as lost: no other rank knows them.
+    pub(crate) fn begin(&self, attempt: Attempt, named: &[u64]) {
         let mut entries = lock(&self.entries);
+        let ours = attempt.newcomers.iter().copied().filter(|newcomer| named.contains(newcomer));
+        let failed = ours.filter(|newcomer| !entries.waiting.contains_key(newcomer)).collect();
         let open: Vec<u64> = entries.attempts.iter().filter(|p| p.sealed.is_none()).map(|p| p.attempt.number).collect();
         open.into_iter().for_each(|number| entries.conclude(number, false));
         for &newcomer in &attempt.newcomers {
@@ -173,7 +176,7 @@ impl WaitingList {
         if entries.attempts.len() == KEPT {
             entries.attempts.pop_front();
         }
-        entries.attempts.push_back(Progress { attempt, failed: BTreeSet::new(), sealed: None });
+        entries.attempts.push_back(Progress { attempt, failed, sealed: None });
     }
 
     /// Another member has given an attempt up, which may not have begun here.
@@ -292,5 +295,52 @@ impl Entries {
         let Some(one) = self.waiting.get_mut(&newcomer) else { return Ok(()) };
         let answer = Answer { addresses: self.addresses.clone(), news };
         one.conn.send(&serde_json::to_vec(&answer).map_err(|e| e.to_string())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tinynccl_sys::config::TransportChoice;
+    use tinynccl_transport::{JoinDialer, MemberConn};
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn come(newcomer: u64, endpoint: &Endpoint, secret: &Secret, config: &Config) -> MemberConn {
+        let request = Request { stage: Stage::Waiting, again: LIMIT };
+        let request = serde_json::to_vec(&request).unwrap();
+        let dialer = JoinDialer::new(secret, newcomer, config).unwrap();
+        dialer.dial(endpoint.info().tcp[0], &request, LIMIT, &|| None).map_err(|failure| failure.text()).unwrap()
+    }
+
+    fn attempt(number: u64, newcomers: &[u64]) -> Attempt {
+        Attempt { number, store: String::new(), members: 1, newcomers: newcomers.to_vec() }
+    }
+
+    #[test]
+    fn a_newcomer_that_is_gone_when_its_attempt_begins_is_lost_where_it_waited() {
+        let config = Config::default().with(|c| c.transport = TransportChoice::Tcp);
+        let secret = Secret::of_text("waiting list");
+        let endpoint = Endpoint::local(0, secret, &config).unwrap();
+        let list = WaitingList::open(&endpoint, secret, &config).unwrap();
+        let [dies, _lives] = [1, 2].map(|newcomer| come(newcomer, &endpoint, &secret, &config));
+        let wait_for = |newcomers: &[u64]| {
+            let start = Instant::now();
+            while list.waiting() != newcomers {
+                assert!(start.elapsed() < LIMIT, "{newcomers:?} do not wait here");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        wait_for(&[1, 2]);
+        let named = list.waiting();
+        drop(dies);
+        // This forgets it, as every other newcomer that comes does.
+        wait_for(&[2]);
+        list.begin(attempt(7, &[1, 2]), &named);
+        assert_eq!((list.lost(7), list.is_void(7)), (vec![1], true));
+        list.conclude(7, false);
+        // One that waits elsewhere is not known here.
+        list.begin(attempt(8, &[2, 3]), &named);
+        assert_eq!((list.lost(8), list.is_void(8)), (vec![], false));
     }
 }

@@ -91,7 +91,7 @@ impl Comm {
         id: &UniqueId,
         (rank, size): (usize, usize),
         survivors: &[usize],
-        server: Option<Server>,
+        server: &mut Option<Server>,
     ) -> Result<Comm> {
         let (inner, config) = (&old.inner, old.inner.state.config.clone());
         let Some(membership) = inner.state.control.membership() else {
@@ -101,7 +101,7 @@ impl Comm {
         let origin = Origin::Survivor(membership.clone());
         let (network, _) = meet(id, (rank, size), info, server.is_some(), origin, &config)?;
         let control: Arc<dyn Control> = Arc::new(network);
-        let home = Home::new(control.clone(), server, Some(membership.clone()));
+        let home = Home::new(control.clone(), server.take(), Some(membership.clone()));
         let tuned = lock(&inner.engine).tuned.among(survivors.iter().copied());
         let state = State::new(WORLD, rank, (0..size).collect(), config, control, None)?;
         let comm = Comm::assemble(state, inner.local_rank, Some(tuned), Some(Arc::new(home)));
