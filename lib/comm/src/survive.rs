@@ -92,7 +92,8 @@ impl Comm {
     /// ```
     ///
     /// # Errors
-    /// Errors of [`Comm::agree`], and those of a start that failed although no rank died.
+    /// Errors of [`Comm::agree`], and those of a start that failed although no rank died. The call is not repeated after
+    /// one: ranks may stand at different points of the change.
     pub fn shrink(&self) -> Result<Comm> {
         self.change(SHRINK, 0)
     }
