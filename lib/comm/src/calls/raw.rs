@@ -188,7 +188,7 @@ impl Comm {
     /// As [`Comm::run_raw`], until `done` is called.
     ///
     /// # Errors
-    /// When nothing was queued; `done` is dropped then.
+    /// Nothing was queued; `done` is dropped.
     pub unsafe fn enqueue_raw(
         &self,
         calls: Vec<RawCall>,

@@ -185,7 +185,8 @@ impl Membership {
         self.send_others(members, &Letter::Revoke { comm, reason: reason.to_owned() })
     }
 
-    /// Sends all other `members` that this one could not start in `attempt`: they may not see why, and would wait for it.
+    /// Sends all other `members` that this one could not start in `attempt`: they may not see why, and would wait for
+    /// it.
     pub(super) fn give_up(&self, members: &[usize], attempt: u64) -> Result<()> {
         self.send_others(members, &Letter::GaveUp { attempt })
     }

@@ -205,7 +205,7 @@ impl Storm {
 
     /// Waits until all processes that run are in one group (as many as have room in it) that goes on.
     fn settle(&mut self) {
-        // What has come meanwhile says nothing about the time after the last event.
+        // Reports that have come meanwhile say nothing about the time after the last event.
         while let Ok((number, line)) = self.lines.try_recv() {
             self.take(number, line);
         }

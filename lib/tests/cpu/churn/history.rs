@@ -1,4 +1,4 @@
-//! What a rank adds to the weights in a step, and the weights that a history of groups must have led to.
+//! Amounts that a rank adds to the weights in a step, and the weights that a history of groups must have led to.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ pub(super) fn mix(value: u64) -> u64 {
     value ^ value >> 32
 }
 
-/// What process `number` adds to the first weight in `step`; to weight i it adds (i + 1) times as much.
+/// Amount that process `number` adds to the first weight in `step`; to weight i it adds (i + 1) times as much.
 pub(super) fn part(number: u64, step: u64) -> u64 {
     mix(mix(number) ^ step) % (1 << 20)
 }
@@ -55,7 +55,7 @@ pub(super) struct Era {
 #[derive(Default)]
 pub(super) struct History {
     pub(super) eras: HashMap<u64, Era>,
-    /// Where the groups whose weights are checked began.
+    /// Beginning of the groups whose weights are checked.
     sums: HashMap<u64, Sums>,
 }
 

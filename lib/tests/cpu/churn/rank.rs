@@ -31,7 +31,7 @@ impl log::Log for Log {
     fn flush(&self) {}
 }
 
-/// What a rank tells the others when they meet.
+/// State that a rank tells the others when they meet.
 #[derive(Clone, Copy)]
 struct Facts {
     number: u64,
@@ -65,7 +65,7 @@ struct Rank {
 #[test]
 fn a_process() {
     let Ok(number) = std::env::var(NUMBER) else { return };
-    // What the library tells is for a failure of the storm.
+    // The lines of the library are shown when the storm fails.
     log::set_logger(&Log).expect("the first");
     log::set_max_level(log::LevelFilter::Debug);
     let ends = listen();
