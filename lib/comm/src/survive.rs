@@ -92,8 +92,8 @@ impl Comm {
     /// ```
     ///
     /// # Errors
-    /// Errors of [`Comm::agree`], and those of a start that failed although no rank died. The call is not repeated after
-    /// one: ranks may stand at different points of the change.
+    /// Errors of [`Comm::agree`], and those of a start that failed although no rank died. The call is not repeated
+    /// after one: ranks may stand at different points of the change.
     pub fn shrink(&self) -> Result<Comm> {
         self.change(SHRINK, 0)
     }
@@ -125,7 +125,7 @@ impl Comm {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Comm::shrink`]. Newcomers that cannot start with the group are left out after the first failure.
+    /// Errors of [`Comm::shrink`]. Newcomers that cannot start with the group are left out after the first failure.
     pub fn grow(&self, size: usize) -> Result<Comm> {
         self.change("grow", size)
     }

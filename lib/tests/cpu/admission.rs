@@ -16,7 +16,7 @@ use tinynccl::config::{PortRange, TransportChoice};
 use tinynccl::transport::Endpoint;
 use tinynccl::{Comm, Config, Error, ReduceOp, Secret};
 
-use program_kit::port::Port;
+use program_kit::port::{Port, environment};
 
 /// Set for a process that is one rank.
 const ROLE: &str = "TINYNCCL_TEST_ADMISSION";
@@ -96,11 +96,7 @@ fn rank(rank: usize, world: usize, master: SocketAddr, settings: &[(&str, &str)]
     Command::new(std::env::current_exe().expect("this binary"))
         .args(["--exact", "admission::a_rank", "--nocapture", "--test-threads=1"])
         .env(ROLE, "1")
-        .env("RANK", rank.to_string())
-        .env("WORLD_SIZE", world.to_string())
-        .env("LOCAL_RANK", rank.to_string())
-        .env("MASTER_ADDR", master.ip().to_string())
-        .env("MASTER_PORT", master.port().to_string())
+        .envs(environment(master, rank, world))
         .env("TINYNCCL_TUNE", "off")
         .env_remove("TINYNCCL_SECRET")
         .envs(settings.iter().copied())

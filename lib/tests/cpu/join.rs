@@ -357,15 +357,8 @@ impl Job {
         let mut job = Job { _port: port, transport, expected, room, all: Vec::new() };
         for rank in 0..ranks {
             let dies_after = dies_after.filter(|(dies, _)| *dies == rank).map_or(0, |(_, after)| after);
-            let address = job._port.at.port().to_string();
-            job.add(dies_after, |command| {
-                command
-                    .env("RANK", rank.to_string())
-                    .env("WORLD_SIZE", ranks.to_string())
-                    .env("LOCAL_RANK", rank.to_string())
-                    .env("MASTER_ADDR", "127.0.0.1")
-                    .env("MASTER_PORT", address)
-            });
+            let environment = job._port.environment(rank, ranks);
+            job.add(dies_after, |command| command.envs(environment));
         }
         job
     }

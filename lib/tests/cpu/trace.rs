@@ -216,8 +216,7 @@ fn processes(ranks: usize, trace: &str) -> Vec<std::process::Output> {
         .map(|rank| {
             Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "trace::child_process", "--nocapture", "--test-threads=1"])
-                .envs([("RANK", rank.to_string()), ("WORLD_SIZE", ranks.to_string()), ("LOCAL_RANK", rank.to_string())])
-                .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port.at.port().to_string())])
+                .envs(port.environment(rank, ranks))
                 .envs([("TINYNCCL_TRACE", trace), ("TINYNCCL_ALGO", "ring"), ("TINYNCCL_TUNE", "0")])
                 .envs([("TINYNCCL_TIMEOUT", "30"), ("TINYNCCL_CONNECT_TIMEOUT", "30")])
                 .stdout(std::process::Stdio::piped())

@@ -71,16 +71,7 @@ fn finish(child: Child, who: &str) {
 /// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
 pub(crate) fn by_environment(task: &str, world: usize) {
     let port = Port::loopback();
-    let start = |rank: usize| {
-        start(
-            this_program(task)
-                .env("RANK", rank.to_string())
-                .env("LOCAL_RANK", rank.to_string())
-                .env("WORLD_SIZE", world.to_string())
-                .env("MASTER_ADDR", "127.0.0.1")
-                .env("MASTER_PORT", port.at.port().to_string()),
-        )
-    };
+    let start = |rank: usize| start(this_program(task).envs(port.environment(rank, world)));
     let ranks: Vec<Child> = (0..world).map(start).collect();
     for (rank, child) in ranks.into_iter().enumerate() {
         finish(child, &format!("{task}: rank {rank} of {world}"));

@@ -44,8 +44,8 @@ pub fn divide(world: &Comm, spares: usize) -> Result<std::result::Result<Comm, T
     })
 }
 
-/// The communicator of the ranks that live and of spares, up to `size`, after `error` of a call or [`SpareWaits`]. Other
-/// errors are returned.
+/// The communicator of the ranks that live and of spares, up to `size`, after `error` of a call or [`SpareWaits`].
+/// Other errors are returned.
 pub fn regroup(comm: &Comm, error: anyhow::Error, size: usize) -> Result<Comm> {
     if comm.failure().is_some() {
         comm.revoke()?;
@@ -72,8 +72,8 @@ pub fn spares_wait(comm: &Comm) -> Result<bool, Error> {
     Ok(waiting[0] > 0)
 }
 
-/// Brings `state` to that of the rank with the most steps, on every rank. Returns the checksum of the parameters; `None`
-/// if that rank has `finished`, and nothing is brought.
+/// Brings `state` to that of the rank with the most steps, on every rank. Returns the checksum of the parameters;
+/// `None` if that rank has `finished`, and nothing is brought.
 pub fn align(state: &mut State, comm: &Comm, finished: bool) -> Result<Option<u32>> {
     let ours = [state.step as u64, state.history.len() as u64, state.adamw.updates as u64, finished.into()];
     let mut all = vec![0; 4 * comm.size()];

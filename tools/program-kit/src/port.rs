@@ -33,6 +33,22 @@ impl Port {
     pub fn loopback() -> Port {
         Port::new(Ipv4Addr::LOCALHOST.into())
     }
+
+    /// The environment of rank `rank` of `size` on this host that meets the others here, as torchrun sets it.
+    pub fn environment(&self, rank: usize, size: usize) -> [(&'static str, String); 5] {
+        environment(self.at, rank, size)
+    }
+}
+
+/// As [`Port::environment`], for an address that need not be a held port's.
+pub fn environment(at: SocketAddr, rank: usize, size: usize) -> [(&'static str, String); 5] {
+    [
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", size.to_string()),
+        ("LOCAL_RANK", rank.to_string()),
+        ("MASTER_ADDR", at.ip().to_string()),
+        ("MASTER_PORT", at.port().to_string()),
+    ]
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@
 //!   started: is it used?             ─▶
 //!                                         ◀─  sealed, or void: wait on    (the group has agreed)
 //! ```
-//! A newcomer keeps one connection, whose end shows its death. Every member knows the attempts, so that a newcomer whose
-//! member dies hears the rest from another one. The list belongs to a process and outlives its communicators: the
+//! A newcomer keeps one connection, whose end shows its death. Every member knows the attempts, so that a newcomer
+//! whose member dies hears the rest from another one. The list belongs to a process and outlives its communicators: the
 //! addresses in a ticket stay good.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -185,8 +185,8 @@ const BUSY: Duration = Duration::from_secs(1);
 /// Pause between two questions.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Repeats `ask` while a rank has been silent for longer than `limit`, but not by so much that it must be stopped: either
-/// its heartbeat comes, or its silence grows, so this ends within `BUSY`.
+/// Repeats `ask` while a rank has been silent for longer than `limit`, but not by so much that it must be stopped:
+/// either its heartbeat comes, or its silence grows, so this ends within `BUSY`.
 fn settled(limit: Duration, mut ask: impl FnMut() -> Result<Vec<PeerHealth>>) -> Result<Vec<PeerHealth>> {
     let stopped = limit.saturating_add(BUSY.min(limit));
     loop {

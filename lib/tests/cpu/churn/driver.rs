@@ -69,16 +69,9 @@ impl Storm {
             show: setting("SHOW", 0) == 1,
             files: shared_memory_files(),
         };
-        let address = storm.port.at.port().to_string();
         for rank in 0..ranks {
-            storm.add(|command| {
-                command
-                    .env("RANK", rank.to_string())
-                    .env("WORLD_SIZE", ranks.to_string())
-                    .env("LOCAL_RANK", rank.to_string())
-                    .env("MASTER_ADDR", "127.0.0.1")
-                    .env("MASTER_PORT", &address)
-            });
+            let environment = storm.port.environment(rank, ranks);
+            storm.add(|command| command.envs(environment));
         }
         storm.settle();
         storm
@@ -144,7 +137,7 @@ impl Storm {
         if self.show {
             eprintln!("process {number}: {line}");
         }
-        // A dead rank or newcomer is noticed: nobody waits for it until a deadline.
+        // A dead rank or newcomer is noticed: no rank waits for it until a deadline.
         let own = line.contains("@error ") || line.contains(": grow: ");
         if own && self.calm && is_at_deadline(&line) {
             self.all[number].keep(line);

@@ -45,7 +45,7 @@ pub(super) struct Era {
     pub(super) start: u64,
     /// Hash of the weights before that.
     pub(super) hash: u64,
-    /// The group from which they come; 0: nobody's, all of them 0.
+    /// The group from which they come; 0: of no group, all of them 0.
     pub(super) from: u64,
     /// Numbers of its processes, by rank.
     pub(super) members: Vec<u64>,

@@ -114,7 +114,7 @@ fn listen() -> Arc<AtomicBool> {
 }
 
 impl Rank {
-    /// The first calls in a group: who is here, and the weights of whoever has come furthest. Returns the members.
+    /// The first calls in a group: who is here, and the weights of the rank that has come furthest. Returns the members.
     fn meet(&mut self) -> Result<Vec<u64>> {
         if let Ok(ticket) = self.comm.ticket() {
             say(&format!("ticket {ticket}"));

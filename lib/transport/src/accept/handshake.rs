@@ -9,10 +9,11 @@
 //!                                          ◀─  reply: welcome, or why not
 //! ```
 //! Links between ranks ([`LinkHello`](super::link::LinkHello)), messages between them (`endpoint::mail`), newcomers
-//! (`endpoint::newcomer`) and connections over rails (`rails::connect`) have purposes of their own; everything else is the same. The key of a
-//! link's proofs belongs to one start of the job ([`Session::secret`](crate::bootstrap::Session::secret)). So a rank of
-//! another job, or of an older start, does not get in, nor do bytes that were recorded on another connection; and the
-//! dialer sends nothing but its hello, and hands over no memory, before the acceptor has proven itself.
+//! (`endpoint::newcomer`) and connections over rails (`rails::connect`) have purposes of their own; everything else is
+//! the same. The key of a link's proofs belongs to one start of the job
+//! ([`Session::secret`](crate::bootstrap::Session::secret)). So a rank of another job, or of an older start, does not
+//! get in, nor do bytes that were recorded on another connection; and the dialer sends nothing but its hello, and hands
+//! over no memory, before the acceptor has proven itself.
 
 use tinynccl_plan::error::Result as OurResult;
 use tinynccl_sys::secret::{self, Nonce, Proof, Secret};

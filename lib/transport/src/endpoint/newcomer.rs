@@ -83,7 +83,8 @@ impl Endpoint {
 pub struct Newcomer(Box<dyn Conn>);
 
 impl Newcomer {
-    /// Sends a message of at most [`Endpoint::LONGEST_MESSAGE`] bytes. One to which it cannot be sent is as good as gone.
+    /// Sends a message of at most [`Endpoint::LONGEST_MESSAGE`] bytes. A newcomer to which it cannot be sent is as good
+    /// as gone.
     ///
     /// # Errors
     /// Why it cannot be sent.
