@@ -5,11 +5,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::CudaContext;
-
+use super::gpu::{CudaContext, DeviceComm, Stream};
 use tinynccl_comm::Inner;
 use tinynccl_comm::RawCall;
-use tinynccl_cuda::{DeviceComm, Stream};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::Collective;
 

@@ -2,10 +2,10 @@
 
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
+use super::gpu::Stream;
 use super::own::Own;
 use tinynccl_comm::RawCall;
 use tinynccl_comm::calls::table::{asked, collectives};
-use tinynccl_cuda::Stream;
 use tinynccl_plan::dtype::ReduceOp;
 use tinynccl_plan::error::{Error, Result};
 
@@ -143,7 +143,7 @@ impl<'a> Batch<'a> {
     /// Returns the name of the enqueued call.
     fn put_into(&self, stream: &Stream) -> Result<&'static str> {
         let Batch { group, calls, own, .. } = self;
-        let context = group.device().ok_or_else(|| Error::invalid("batch", "the group has no GPU"))?;
+        let context = group.backend.device().ok_or_else(|| Error::invalid("batch", "the group has no GPU"))?;
         // SAFETY: the buffers are borrowed for 'a, and cudarc keeps them until the stream has passed; all are of this
         // stream.
         unsafe { own.enqueue(group.rank(), context, stream) }?;

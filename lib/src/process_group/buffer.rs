@@ -2,12 +2,9 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop};
-
+use super::gpu::{Guard, Stream};
 use tinynccl_comm::calls::memory::{Memory, MemoryMut};
-use tinynccl_cuda::Stream;
 use tinynccl_plan::dtype::{DType, Element};
 use tinynccl_plan::error::{Error, Result};
 
@@ -15,7 +12,7 @@ use tinynccl_plan::error::{Error, Result};
 /// device memory.
 #[derive(Debug)]
 pub struct Buffer<'a> {
-    span: Span,
+    pub(super) span: Span,
     pub(super) place: Place<'a>,
 }
 
@@ -28,10 +25,10 @@ pub struct BufferMut<'a> {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Span {
-    address: *mut u8,
-    len: usize,
-    dtype: DType,
+pub(super) struct Span {
+    pub(super) address: *mut u8,
+    pub(super) len: usize,
+    pub(super) dtype: DType,
 }
 
 /// Location of a buffer.
@@ -42,8 +39,8 @@ pub(super) enum Place<'a> {
     Host,
     Device(
         Stream,
-        #[expect(dead_code, reason = "tells cudarc, when it is dropped, that the call is in the stream")]
-        Option<SyncOnDrop<'a>>,
+        #[allow(dead_code, reason = "tells cudarc, when it is dropped, that the call is in the stream")]
+        Option<Guard<'a>>,
     ),
 }
 
@@ -53,23 +50,6 @@ impl<'a> Buffer<'a> {
     /// No memory: for ranks that have no input, such as all but the root of a scatter.
     pub fn none() -> Buffer<'a> {
         Buffer { span: NOWHERE, place: Place::Nowhere }
-    }
-
-    /// Device memory of cudarc. The call is enqueued on `stream`, after its earlier and before its later work.
-    pub fn device<T: Element + DeviceRepr>(stream: &'a Arc<CudaStream>, slice: &'a impl DevicePtr<T>) -> Buffer<'a> {
-        let len = slice.len();
-        let (address, guard) = slice.device_ptr(stream);
-        let span = Span { address: address as *mut u8, len, dtype: T::DTYPE };
-        Buffer { span, place: Place::Device(stream.into(), Some(guard)) }
-    }
-
-    /// Device memory by its address, read in the order of `stream`.
-    ///
-    /// # Safety
-    /// `len` elements of `dtype` must lie there, on the device of the group, until the stream has passed the call;
-    /// `stream` must be of that device and stay until the group's next call.
-    pub unsafe fn from_address(stream: impl Into<Stream>, dtype: DType, address: u64, len: usize) -> Buffer<'a> {
-        Buffer { span: Span { address: address as *mut u8, len, dtype }, place: Place::Device(stream.into(), None) }
     }
 
     /// Type of the elements.
@@ -94,27 +74,8 @@ impl<'a> BufferMut<'a> {
         BufferMut::of(NOWHERE, Place::Nowhere)
     }
 
-    /// As [`Buffer::device`], to write to.
-    pub fn device<T: Element + DeviceRepr>(
-        stream: &'a Arc<CudaStream>,
-        slice: &'a mut impl DevicePtrMut<T>,
-    ) -> BufferMut<'a> {
-        let len = slice.len();
-        let (address, guard) = slice.device_ptr_mut(stream);
-        let span = Span { address: address as *mut u8, len, dtype: T::DTYPE };
-        BufferMut::of(span, Place::Device(stream.into(), Some(guard)))
-    }
-
-    /// As [`Buffer::from_address`], to write to.
-    ///
-    /// # Safety
-    /// As [`Buffer::from_address`], and nothing else may access the memory until the stream has completed the call.
-    pub unsafe fn from_address(stream: impl Into<Stream>, dtype: DType, address: u64, len: usize) -> BufferMut<'a> {
-        BufferMut::of(Span { address: address as *mut u8, len, dtype }, Place::Device(stream.into(), None))
-    }
-
     #[inline]
-    fn of(span: Span, place: Place<'a>) -> BufferMut<'a> {
+    pub(super) fn of(span: Span, place: Place<'a>) -> BufferMut<'a> {
         BufferMut { span, place, _exclusive: PhantomData }
     }
 

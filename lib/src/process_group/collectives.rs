@@ -6,10 +6,9 @@
 
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Spot};
-use super::work::Enqueued;
+use super::gpu::{Enqueued, Stream};
 use tinynccl_comm::RawCall;
 use tinynccl_comm::calls::table::{asked, collectives};
-use tinynccl_cuda::Stream;
 use tinynccl_plan::dtype::ReduceOp;
 use tinynccl_plan::error::Result;
 

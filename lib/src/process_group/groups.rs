@@ -49,7 +49,7 @@ impl ProcessGroup {
 
     fn child(&self, comm: Comm) -> Result<ProcessGroup> {
         let kind = self.backend();
-        let made = make::make(kind, &comm, self.device().cloned());
+        let made = make::make(kind, &comm, self.backend.device().cloned());
         ProcessGroup::together(comm, made, kind, self.why.clone())
     }
 }

@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaContext;
-
 use super::choose::{Facts, choose};
+use super::gpu;
 use super::{BackendType, ProcessGroup, make, mpi, nccl};
 use tinynccl_comm::Comm;
-use tinynccl_cuda as cuda;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::{Config, Environment};
 use tinynccl_transport::bootstrap::{UniqueId, rendezvous_from, rendezvous_from_env};
@@ -162,10 +160,7 @@ impl ProcessGroup {
             log::info!("process group of {} ranks: backend {kind}: {why}", comm.size());
         }
         let context = match facts.gpu {
-            Some(Ok(number)) => Some(
-                CudaContext::new(number)
-                    .map_err(|e| cuda::cuda("init_process_group", format!("opening GPU {number}"), e)),
-            ),
+            Some(Ok(number)) => Some(gpu::open(number)),
             _ => None,
         };
         let made = context.transpose().and_then(|context| make::make(kind, &comm, context));
@@ -194,7 +189,7 @@ impl ProcessGroup {
 
 /// The GPU of this number, or of the local rank.
 fn ordinal(number: Option<usize>, local_rank: usize) -> Result<usize> {
-    let count = cuda::device_count()?;
+    let count = gpu::device_count()?;
     match number {
         Some(number) if number < count => Ok(number),
         None if count > 0 => Ok(local_rank % count),

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaContext;
-
 use super::backend::{Backend, BackendType};
+use super::gpu::CudaContext;
 use super::{mpi, nccl, tinynccl};
 use tinynccl_comm::Comm;
 use tinynccl_plan::error::{Error, Result};
@@ -15,7 +14,7 @@ pub(super) fn make(kind: BackendType, comm: &Comm, device: Option<Arc<CudaContex
         BackendType::Auto | BackendType::Tinynccl => Arc::new(tinynccl::Tinynccl::new(comm, device)?),
         BackendType::Nccl => {
             let context = device.ok_or_else(|| Error::invalid("backend nccl", "the group has no GPU"))?;
-            Arc::new(nccl::Nccl::new(comm, context)?)
+            nccl::make(comm, context)?
         }
         BackendType::Mpi => mpi::make(comm)?,
     })

@@ -8,19 +8,22 @@
 //! | --- | --- | --- | --- |
 //! | host memory | yes | no | yes |
 //! | device memory | up to 8 GPUs of one host; others through the hosts' memory | yes | no |
-//! | needs | nothing | libnccl.so.2, a GPU per rank | cargo feature `mpi`, ranks started by `mpirun` |
+//! | needs | for GPUs cargo feature `cuda` | cargo feature `cuda`, libnccl.so.2, a GPU per rank | cargo feature `mpi`, ranks started by `mpirun` |
 //! | ranks that disagree | an error naming both calls | a time-out | an error naming both calls |
 //!
 //! Calls on host memory are complete when they return. Calls on device memory are enqueued on the buffer's stream:
 //! blocking calls wait until the stream has completed them, asynchronous ones return at once.
 
+// Without CUDA nothing makes a buffer on a device, so what follows from one is not called.
+#![cfg_attr(not(feature = "cuda"), allow(dead_code))]
+
 mod asynchronous;
-mod awaited;
 mod backend;
 mod batch;
 mod buffer;
 mod choose;
 mod collectives;
+mod gpu;
 mod groups;
 mod init;
 mod make;
@@ -35,9 +38,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+#[cfg(feature = "cuda")]
 use cudarc::driver::{CudaContext, CudaStream};
-
 use tinynccl_comm::Comm;
+#[cfg(feature = "cuda")]
 use tinynccl_cuda::DeviceComm;
 use tinynccl_plan::error::Result;
 
@@ -45,10 +49,12 @@ pub(crate) use backend::Backend;
 pub use backend::BackendType;
 pub use batch::Batch;
 pub use buffer::{Buffer, BufferMut};
+#[cfg(feature = "cuda")]
+pub use gpu::OnDevice;
 pub use init::{Device, InitOptions, init_process_group};
-pub use nccl::find as nccl_library;
-pub use nccl::places as nccl_places;
-pub use owned::{OnDevice, Owned};
+#[cfg(feature = "cuda")]
+pub use nccl::{find as nccl_library, places as nccl_places};
+pub use owned::Owned;
 pub use work::Work;
 
 /// One rank's membership in a group of ranks.
@@ -124,6 +130,7 @@ impl ProcessGroup {
     }
 
     /// Our GPU, if the group has one. Make streams of this context.
+    #[cfg(feature = "cuda")]
     pub fn device(&self) -> Option<&Arc<CudaContext>> {
         self.backend.device()
     }
@@ -137,12 +144,14 @@ impl ProcessGroup {
     }
 
     /// The device communicator of the same ranks, if backend tinynccl has GPUs: to query or set how calls run.
+    #[cfg(feature = "cuda")]
     pub fn device_comm(&self) -> Option<&DeviceComm> {
         self.backend.device_comm()
     }
 
     /// Waits until `stream` has completed its work, at most the group's deadline. Returns the failure of earlier
     /// enqueued calls, if one has failed.
+    #[cfg(feature = "cuda")]
     pub fn synchronize(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.mark(&stream.into(), "synchronize")?.wait()
     }

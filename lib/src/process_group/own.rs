@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaContext;
-
+use super::gpu::{CudaContext, Stream, copy};
 use tinynccl_comm::RawCall;
-use tinynccl_cuda::{Stream, copy};
 use tinynccl_plan::dtype::DType;
 use tinynccl_plan::error::{Error, Result};
 

@@ -1,15 +1,11 @@
 //! Buffers that an asynchronous call owns until it is complete.
 
-use std::sync::Arc;
-
-use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
-
 use super::buffer::{Buffer, BufferMut};
 use tinynccl_comm::{Persistent, SymmetricBuffer};
 use tinynccl_plan::dtype::Element;
 
 /// A buffer that a call can own until it completes: those of [`Comm`](tinynccl_comm::Comm)'s asynchronous calls,
-/// [`OnDevice`], and `()` for ranks without an input or output.
+/// `OnDevice`, and `()` for ranks without an input or output.
 pub trait Owned: Send + 'static {
     /// To read from.
     fn input(&self) -> Buffer<'_>;
@@ -37,23 +33,5 @@ impl Owned for () {
     }
     fn output(&mut self) -> BufferMut<'_> {
         BufferMut::none()
-    }
-}
-
-/// Device memory and the stream in whose order it is used.
-#[derive(Debug)]
-pub struct OnDevice<T> {
-    /// The call runs after its earlier work.
-    pub stream: Arc<CudaStream>,
-    /// The memory.
-    pub data: CudaSlice<T>,
-}
-
-impl<T: Element + DeviceRepr> Owned for OnDevice<T> {
-    fn input(&self) -> Buffer<'_> {
-        Buffer::device(&self.stream, &self.data)
-    }
-    fn output(&mut self) -> BufferMut<'_> {
-        BufferMut::device(&self.stream, &mut self.data)
     }
 }

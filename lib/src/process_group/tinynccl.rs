@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::CudaContext;
-
 use super::backend::{Backend, BackendType};
+use super::gpu::{self, CudaContext, DeviceComm, Stream};
 use tinynccl_comm::{Comm, Inner, RawCall};
-use tinynccl_cuda::{self as cuda, DeviceComm, Stream};
 use tinynccl_plan::error::{Error, Result};
 
 /// Longest wait for the own error of a call that is overdue.
@@ -50,7 +48,7 @@ impl Backend for Tinynccl {
             what: "device memory in a group without GPUs".to_owned(),
             detail: "ask for one at the start: InitOptions::device(Device::LocalRank)".to_owned(),
         })?;
-        device.context().bind_to_thread().map_err(|e| cuda::cuda("enqueue", "taking the GPU", e))?;
+        gpu::bind("enqueue", device.context())?;
         // SAFETY: forwarded from the caller.
         unsafe { device.enqueue_group(stream.clone(), calls) }
     }

@@ -49,7 +49,7 @@ fn start(args: &TrainArgs) -> Result<i32> {
     } else {
         // Whatever is wrong shows once, here, before any rank starts.
         if args.device == Device::Cuda {
-            gpu::device::count()?;
+            gpu::count()?;
         }
         job = cli::prepare(args, args.ranks, args.ranks)?;
         if args.ranks + args.spare > 1 {
@@ -140,7 +140,7 @@ fn work(args: &TrainArgs, group: &ProcessGroup, corpus: &Corpus, plan: &Plan, st
             let gradients = gradients::of_group(group, &state.model.layout, plan.bucket_bytes)?;
             Box::new(Cpu::new(plan, corpus, comm, gradients)?)
         }
-        Device::Cuda => Box::new(gpu::step::Training::new(plan, &args.gpu, state, corpus, comm)?),
+        Device::Cuda => gpu::engine(plan, &args.gpu, state, corpus, comm)?,
     };
     let validation = train(plan, state, corpus, comm, &mut *engine, &report)?;
     if args.elastic {

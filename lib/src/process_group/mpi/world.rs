@@ -5,14 +5,13 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use cudarc::driver::CudaContext;
 use mpi::environment::Universe;
 use mpi::{Threading, ffi};
 
 use crate::process_group::backend::{Backend, BackendType, not_carried};
+use crate::process_group::gpu::{CudaContext, Stream};
 use tinynccl_comm::RawCall;
 use tinynccl_comm::{Comm, Inner};
-use tinynccl_cuda::Stream;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::fork::Origin;
 use tinynccl_sys::threads::lock;

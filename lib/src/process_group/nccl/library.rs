@@ -104,6 +104,22 @@ pub(super) struct Nccl {
     _library: Library,
 }
 
+/// NVIDIA's NCCL as process groups find it: its version and path, as text. It stays open.
+///
+/// # Errors
+/// [`Error::Unsupported`] with the searched paths.
+pub fn find(config: &Config) -> Result<String> {
+    // It links CUDA's driver itself; opening it without a driver is of no use.
+    open(config).map(|nccl| nccl.description.clone())
+}
+
+/// Files in which a process group would look for NCCL, best first: `TINYNCCL_NCCL_LIB` alone if it is set; otherwise
+/// the loader's `libnccl.so.2` and `libnccl.so` (names without a folder, which need not exist), then files that exist
+/// in the folders of Python packages, and where `CUDA_HOME` and `CUDA_PATH` say.
+pub fn places(config: &Config) -> Vec<PathBuf> {
+    candidates(config.nccl_library.as_deref(), &|name| std::env::var_os(name), &mut Vec::new())
+}
+
 /// Opens NCCL, once per process.
 ///
 /// # Errors
@@ -115,7 +131,7 @@ pub(super) fn open(config: &Config) -> Result<&'static Nccl> {
     }
     let variable = |name: &str| std::env::var_os(name);
     let mut tried = Vec::new();
-    for place in places(config.nccl_library.as_deref(), &variable, &mut tried) {
+    for place in candidates(config.nccl_library.as_deref(), &variable, &mut tried) {
         match open_at(&place) {
             Ok(nccl) => return Ok(OPEN.get_or_init(|| nccl)),
             Err(why) => tried.push(format!("{} ({why})", place.display())),
@@ -154,7 +170,7 @@ fn open_at(place: &Path) -> Result<Nccl, String> {
 }
 
 /// Candidate paths of NCCL, best first. Folders without it are added to `tried`.
-pub(super) fn places(
+fn candidates(
     setting: Option<&str>,
     variable: &dyn Fn(&str) -> Option<OsString>,
     tried: &mut Vec<String>,
@@ -251,7 +267,7 @@ mod tests {
         let environment = dir.path().as_os_str().to_owned();
         let variable = |name: &str| (name == "VIRTUAL_ENV").then(|| environment.clone());
         let mut tried = Vec::new();
-        let found = places(None, &variable, &mut tried);
+        let found = candidates(None, &variable, &mut tried);
         assert_eq!(found[..2], ["libnccl.so.2", "libnccl.so"].map(PathBuf::from));
         assert!(found.contains(&lib.join("libnccl.so.2")), "{found:?}");
         assert!(open_at(&lib.join("libnccl.so.2")).is_err_and(|why| !why.is_empty()));

@@ -44,7 +44,7 @@ pub fn count() -> Result<usize> {
         }
         Ok(count)
     };
-    find().context("--device cuda: no training on a GPU here (--device cpu needs none)")
+    find().context(super::NOT_HERE)
 }
 
 impl Gpu {

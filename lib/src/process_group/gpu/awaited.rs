@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use super::work::Enqueued;
+use super::enqueued::Enqueued;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::fork::Origin;
 use tinynccl_sys::threads::lock;
