@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use softroce_verbs::*;
 
-use crate::system::{self, Slot};
+use crate::slot::{Slot, text};
+use crate::system;
 
 /// An object of verbs, which leads to its device.
 trait Object: Copy {
@@ -119,8 +120,8 @@ fn refuse<T: Refusal>() -> T {
 macro_rules! system {
     ($version:literal $name:ident($($argument:ident: $type:ty),*) $(-> $return:ty)?) => {{
         static SLOT: Slot = Slot::new(std::ptr::null());
-        let name = crate::exports::text(concat!(stringify!($name), "\0"));
-        let found = SLOT.find(name, crate::exports::text(concat!($version, "\0")));
+        let name = text(concat!(stringify!($name), "\0"));
+        let found = system::function(&SLOT, name, text(concat!($version, "\0")));
         if found.is_null() {
             // One that is older than the function.
             return refuse();

@@ -7,33 +7,22 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use softroce_verbs::ibv_device;
 
-/// Target of a symbol: a function of ours until the system's library is open, then its function.
-#[repr(transparent)]
-pub(crate) struct Slot(AtomicPtr<c_void>);
+use crate::forwards;
+use crate::slot::Slot;
 
-impl Slot {
-    pub(crate) const fn new(until_then: *const ()) -> Slot {
-        Slot(AtomicPtr::new(until_then.cast_mut().cast()))
+/// The system's function of a symbol, looked for until it is found; null where there is none of this name and version.
+pub(crate) fn function(slot: &Slot, name: &CStr, version: &CStr) -> *const () {
+    let mut found = slot.get();
+    if found.is_null() {
+        found = library().and_then(|library| library.symbol(name, version)).unwrap_or_default();
+        slot.set(found);
     }
-
-    /// The system's function, looked for until it is found; null where there is none of this name and version.
-    pub(crate) fn find(&self, name: &CStr, version: &CStr) -> *const () {
-        let mut found = self.0.load(Ordering::Relaxed);
-        if found.is_null() {
-            found = library().and_then(|library| library.symbol(name, version)).unwrap_or_default();
-            self.0.store(found, Ordering::Relaxed);
-        }
-        found.cast()
-    }
+    found.cast()
 }
-
-/// A symbol that leads on, with its version.
-pub(crate) type Forward = (&'static CStr, &'static CStr, &'static Slot);
 
 /// The open library. It stays open: objects of it may live as long as the process.
 #[derive(Clone, Copy)]
@@ -127,9 +116,9 @@ fn open(path: &Path) -> Result<Library, String> {
         let known = PRIVATE.map(|(version, _)| version.to_string_lossy());
         return Err(format!("its private interface is none of {known:?}, which this library forwards"));
     }
-    for (name, version, slot) in crate::exports::forwards().chain(crate::exports::forwards_65()) {
+    for (name, version, slot) in forwards::forwards().chain(forwards::forwards_65()) {
         if let Some(found) = library.symbol(name, version) {
-            slot.0.store(found, Ordering::Relaxed);
+            slot.set(found);
         }
     }
     let mut providers = PROVIDERS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -29,6 +29,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
          types named constants",
     ),
     ("../bindings/nccl-net/src", "", "v12 v11 v10 v9 v8 table plugin logger device abi"),
+    ("../bindings/ibverbs/src", "", "exports objects system forwards slot symbol"),
     ("plan/src", "", "simulate topology algorithm schedule device call error wire dtype float8"),
     ("../bindings/nccl/src", "", "calls query memory lifecycle submit comm rendezvous abi env"),
     ("../bindings/nccl/src/calls", "calls", "collectives rma pre_mul_sum"),
