@@ -4,31 +4,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use tinynccl::Ticket;
 use tinynccl::bootstrap::UniqueId;
 use tinynccl::wire::Collective;
 
-use crate::calls::{Asker, Prepared, operator};
+use crate::calls::{Asker, Prepared};
 use crate::errors::{Names, invalid, not_inside, raise, raise_plainly, waiting};
-use crate::exporters::torch::current_stream;
 use crate::group::{Group, Open};
 use crate::join::{config, joining};
 use crate::live::{Live, Slot, take};
-use crate::memory::Device;
+use crate::run::Made;
 use crate::server::Server;
 use crate::stream::{End, Stream};
-use crate::work::{Shared, Work, telling};
 
-/// Calls up to this many bytes stay queued for the waiting thread, as handing them to another thread takes longer.
-const SHORT: usize = 64 << 10;
-
-type Any<'py> = Bound<'py, PyAny>;
-
-/// The result of a call that may return before it is complete.
-#[derive(IntoPyObject)]
-pub(crate) enum Made {
-    Work(Work),
-    End(End),
-}
+pub(crate) type Any<'py> = Bound<'py, PyAny>;
 
 /// One rank's membership in a group of ranks.
 #[pyclass(frozen, weakref, module = "tinynccl._core")]
@@ -39,8 +28,8 @@ pub(crate) struct Comm {
     size: usize,
     local_rank: usize,
     /// Our rank's number in errors.
-    name: usize,
-    names: Names,
+    pub(crate) name: usize,
+    pub(crate) names: Names,
 }
 
 impl Drop for Comm {
@@ -70,135 +59,12 @@ impl Comm {
         live.ok_or_else(|| invalid(py, op, format!("rank {}: the communicator is closed", self.name)))
     }
 
-    fn asker<'py>(&self, py: Python<'py>, op: &'static str) -> Asker<'py> {
+    pub(crate) fn asker<'py>(&self, py: Python<'py>, op: &'static str) -> Asker<'py> {
         Asker { py, op, rank: self.rank, name: self.name, size: self.size }
     }
 
     pub(crate) fn open_group(&self) -> MutexGuard<'_, Open> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds a call to the open group of this thread, or runs it.
-    fn make(&self, py: Python<'_>, call: Prepared, async_op: bool, stream: Option<Stream>) -> PyResult<Option<Made>> {
-        let name = call.name();
-        let alone = match &mut *self.open_group() {
-            Some((thread, calls)) if *thread == std::thread::current().id() => {
-                if !async_op {
-                    calls.push(call);
-                }
-                None
-            }
-            _ => Some(call),
-        };
-        match alone {
-            Some(call) => self.run(py, vec![call], async_op, stream),
-            None if async_op => {
-                let detail = "async_op inside of a group: give it to the group, comm.group(async_op=True)".to_owned();
-                Err(invalid(py, name, detail))
-            }
-            None => Ok(None),
-        }
-    }
-
-    pub(crate) fn run(
-        &self,
-        py: Python<'_>,
-        calls: Vec<Prepared>,
-        async_op: bool,
-        stream: Option<Stream>,
-    ) -> PyResult<Option<Made>> {
-        let name = if let [one] = calls.as_slice() { one.name() } else { "group" };
-        let live = self.live(py, name)?;
-        let device = calls.first().map_or(Device::Host, |call| call.device);
-        if let Some(other) = calls.iter().find(|call| call.device != device) {
-            let detail = format!(
-                "rank {}: {} is on {device}, {} on {}: the calls of a group must be on one device",
-                self.name,
-                calls[0].name(),
-                other.name(),
-                other.device
-            );
-            return Err(invalid(py, "group", detail));
-        }
-        match device {
-            Device::Host => self.run_on_host(py, &live, name, calls, async_op),
-            Device::Cuda(ordinal) => {
-                let named = stream.or_else(|| calls.iter().find_map(|call| call.stream).map(Stream::from));
-                let stream = named.map_or_else(|| current_stream(py, ordinal).map(Stream::from), Ok)?;
-                let end = waiting(py, name, &self.names, || {
-                    let gpu = live.on(ordinal)?;
-                    // SAFETY: lengths were checked against the memory, which is kept by its object. That the object
-                    // lives until the stream has run the call is the caller's part, as with every call that only
-                    // enqueues.
-                    let event = unsafe { gpu.enqueue(&calls, stream) }?;
-                    Ok(event.map(|event| End::new(event, &gpu, self.name, &self.names)))
-                })?;
-                if let Some(end) = end {
-                    return Ok(Some(Made::End(end)));
-                }
-                Ok(async_op.then(|| {
-                    let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect(), &self.names);
-                    shared.complete(Ok(()));
-                    Made::Work(Work::complete(shared, &live, name, self.name))
-                }))
-            }
-        }
-    }
-
-    fn run_on_host(
-        &self,
-        py: Python<'_>,
-        live: &Arc<Live>,
-        name: &'static str,
-        calls: Vec<Prepared>,
-        async_op: bool,
-    ) -> PyResult<Option<Made>> {
-        // Behind calls in flight a blocking one waits in slices, too.
-        if async_op || !live.comm.is_idle() {
-            let raw = calls.iter().map(|call| call.raw.clone()).collect();
-            let short = calls.iter().map(Prepared::bytes).sum::<usize>() <= SHORT;
-            let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect(), &self.names);
-            let completed = shared.clone();
-            let done = move |result| completed.complete(result);
-            // SAFETY: lengths were checked against the memory; `shared` keeps it, and the job keeps `shared`.
-            let queued = unsafe { live.comm.enqueue_raw(raw, short, done) }.map_err(|e| raise(py, &self.names, &e))?;
-            let work = Work::in_flight(shared, queued, live, name, self.name);
-            if async_op {
-                if telling() {
-                    // `Work.wait` reports an error of the call; a signal is raised here.
-                    work.finish(py, None).or_else(|raised| if work.is_over() { Ok(()) } else { Err(raised) })?;
-                }
-                return Ok(Some(Made::Work(work)));
-            }
-            return work.finish(py, None).map(|()| None);
-        }
-        if let [one] = calls.as_slice() {
-            let raw = [one.raw.clone()];
-            // SAFETY: lengths were checked against the memory; `calls` keeps it until this has returned.
-            return waiting(py, name, &self.names, || unsafe { live.comm.run_raw(&raw) }).map(|()| None);
-        }
-        let raw: Vec<_> = calls.iter().map(|call| call.raw.clone()).collect();
-        // SAFETY: as above.
-        waiting(py, name, &self.names, || unsafe { live.comm.run_raw(&raw) }).map(|()| None)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "what a collective is, as Python gives it")]
-    fn even(
-        &self,
-        py: Python<'_>,
-        collective: Collective,
-        op: Option<&str>,
-        root: i64,
-        input: Option<&Any<'_>>,
-        output: Option<&Any<'_>>,
-        async_op: bool,
-        stream: Option<Stream>,
-    ) -> PyResult<Option<Made>> {
-        let asker = self.asker(py, collective.name());
-        let root = asker.rank_of("root", root)?;
-        let op = op.map(|name| operator(&asker, name)).transpose()?;
-        let call = asker.even(collective, op, root, input, output)?;
-        self.make(py, call, async_op, stream)
     }
 }
 
@@ -242,6 +108,22 @@ impl Comm {
         let config = config(py, timeout, transport, None)?;
         let names = Names::default();
         let comm = joining(py, &names, None, move || tinynccl::Comm::from_env_with(config))?;
+        Ok(Comm::new(comm, names))
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (ticket, *, timeout=None, transport=None, cuda_blocks=None))]
+    fn from_ticket(
+        py: Python<'_>,
+        ticket: &str,
+        timeout: Option<f64>,
+        transport: Option<&str>,
+        cuda_blocks: Option<usize>,
+    ) -> PyResult<Comm> {
+        let config = config(py, timeout, transport, cuda_blocks)?;
+        let ticket: Ticket = ticket.parse().map_err(|e| raise_plainly(py, &e))?;
+        let names = Names::default();
+        let comm = joining(py, &names, None, move || tinynccl::Comm::from_ticket(&ticket, config))?;
         Ok(Comm::new(comm, names))
     }
 
@@ -499,6 +381,42 @@ impl Comm {
         let live = self.open(py, "abort")?;
         py.detach(|| live.abort(reason));
         Ok(())
+    }
+
+    /// Ends calls on every rank; also those in streams, here.
+    fn revoke(&self, py: Python<'_>) -> PyResult<()> {
+        let live = self.open(py, "revoke")?;
+        py.detach(|| live.revoke()).map_err(|e| raise(py, &self.names, &e))
+    }
+
+    #[pyo3(signature = (value=u64::MAX), text_signature = "($self, value=2**64 - 1)")]
+    fn agree(&self, py: Python<'_>, value: u64) -> PyResult<(u64, Vec<usize>)> {
+        let live = self.live(py, "agree")?;
+        let agreed = waiting(py, "agree", &self.names, || live.comm.agree(value))?;
+        Ok((agreed.value, agreed.alive))
+    }
+
+    fn shrink(&self, py: Python<'_>) -> PyResult<Comm> {
+        let live = self.live(py, "shrink")?;
+        let comm = waiting(py, "shrink", &self.names, || live.comm.shrink())?;
+        Ok(Comm::new(comm, Names::default()))
+    }
+
+    fn grow(&self, py: Python<'_>, size: usize) -> PyResult<Comm> {
+        let live = self.live(py, "grow")?;
+        let comm = waiting(py, "grow", &self.names, || live.comm.grow(size))?;
+        Ok(Comm::new(comm, Names::default()))
+    }
+
+    fn ticket(&self, py: Python<'_>) -> PyResult<String> {
+        let live = self.open(py, "ticket")?;
+        live.comm.ticket().map(|ticket| ticket.to_string()).map_err(|e| raise(py, &self.names, &e))
+    }
+
+    #[getter]
+    fn waiting(&self, py: Python<'_>) -> PyResult<usize> {
+        let live = self.open(py, "waiting")?;
+        Ok(py.detach(|| live.comm.waiting()))
     }
 
     fn close(&self, py: Python<'_>) {

@@ -14,6 +14,7 @@ mod join;
 mod live;
 mod memory;
 mod numbers;
+mod run;
 mod server;
 mod stream;
 mod work;

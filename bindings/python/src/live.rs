@@ -55,6 +55,17 @@ impl Live {
 
     pub(crate) fn abort(&self, reason: &str) {
         self.comm.abort(reason);
+        self.abort_gpu();
+    }
+
+    /// Ends calls on every rank, also on those that have not noticed a failure.
+    pub(crate) fn revoke(&self) -> Result<()> {
+        let revoked = self.comm.revoke();
+        self.abort_gpu();
+        revoked
+    }
+
+    fn abort_gpu(&self) {
         // Not while another thread is making it; that one fails with the communicator.
         if let Ok(gpu) = self.gpu.try_lock()
             && let Some(gpu) = &*gpu

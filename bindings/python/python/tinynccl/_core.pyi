@@ -82,6 +82,15 @@ class Comm:
         *, timeout: Optional[float] = None, transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None
     ) -> "Comm":
         """Joins the job of a launcher (torchrun, mpirun, srun, ours), or of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+    @staticmethod
+    def from_ticket(
+        ticket: str,
+        *,
+        timeout: Optional[float] = None,
+        transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None,
+        cuda_blocks: Optional[int] = None,
+    ) -> "Comm":
+        """Joins a group that runs, once it takes newcomers in (``grow``); waits as long as the group lives."""
     @property
     def rank(self) -> int: ...
     @property
@@ -185,6 +194,19 @@ class Comm:
         """True when that rank has left in order: a wait for it cannot succeed."""
     def abort(self, reason: str = ...) -> None:
         """Ends the communicator on all ranks, from any thread."""
+    def revoke(self) -> None:
+        """Ends the calls of all ranks, also of those that have not noticed a failure; ``agree``, ``shrink``, ``grow`` still work."""
+    def agree(self, value: int = ...) -> tuple[int, list[int]]:
+        """The bitwise and of the values of the ranks that live, and those ranks: the same on all of them, although ranks die."""
+    def shrink(self) -> "Comm":
+        """A communicator of the ranks that live, in their order; every one of them calls it. This one is not used any more."""
+    def grow(self, size: int) -> "Comm":
+        """``shrink`` that also takes in processes that wait (``from_ticket``), up to ``size`` ranks in all."""
+    def ticket(self) -> str:
+        """A text with which processes join this group later; it holds a secret."""
+    @property
+    def waiting(self) -> int:
+        """Processes that wait at this rank to be taken in; a sum over all ranks counts them."""
     def close(self) -> None:
         """Finishes asynchronous calls and leaves the job."""
     def __enter__(self) -> "Comm": ...

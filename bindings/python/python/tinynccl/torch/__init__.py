@@ -12,12 +12,13 @@ torch 1.13 and with torch 2.
 import torch
 import torch.distributed as dist
 
-from . import collectives, group, meet, messages, streams, tensors, work
+from . import collectives, group, meet, messages, streams, survive, tensors, work
 from .group import Backend, ProcessGroup
+from .survive import grow, join, shrink, ticket, waiting
 from .untraced import leave_untraced
 from .work import Work
 
-__all__ = ["Backend", "ProcessGroup", "Work"]
+__all__ = ["Backend", "ProcessGroup", "Work", "grow", "join", "shrink", "ticket", "waiting"]
 
 
 def _create(store, rank, size, timeout):
@@ -49,4 +50,4 @@ def _register():
 
 
 _register()
-leave_untraced(collectives, group, meet, messages, streams, tensors, work)
+leave_untraced(collectives, group, meet, messages, streams, survive, tensors, work)

@@ -19,6 +19,8 @@ from .work import Kept, Work
 # The store of the last default process group, of torch 2 as long as the next one is not there: a rank that is ahead may have
 # reached the server of the old one, which then serves both. torch 1.13 cannot make two groups over one server.
 _last_store = None
+# The communicator of the default group that is made next, if its ranks have one already.
+joined = None
 # Of the default process group, while there is one of ours.
 _world = lambda: None  # noqa: E731
 
@@ -35,10 +37,13 @@ class Group(Collectives):
         self._timeout = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
         # Of the world all others are parts, whose errors name ranks as the world does.
         is_world = not dist.is_initialized()
-        names = None if is_world else list(members) if members else dist.get_rank
-        watch = watch_world(None if is_world else _world(), members)
-        late = f"rank {rank} of {size} waits for rank 0 of the group to begin"
-        self._comm, self._names = Meeting(store, "group", self._timeout, watch).join(rank, size, late, names)
+        if is_world and joined is not None:
+            self._comm, self._names = joined, None
+        else:
+            names = None if is_world else list(members) if members else dist.get_rank
+            watch = watch_world(None if is_world else _world(), members)
+            late = f"rank {rank} of {size} waits for rank 0 of the group to begin"
+            self._comm, self._names = Meeting(store, "group", self._timeout, watch).join(rank, size, late, names)
         self._me = self._world_rank(rank)
         if is_world:
             _world = weakref.ref(self)

@@ -25,6 +25,11 @@ _CUDA_BLOCKS = 64
 _BYTES = 7
 
 
+def cuda_blocks():
+    """Blocks of a GPU for a group's calls, where the environment does not say so."""
+    return None if "TINYNCCL_CUDA_BLOCKS" in os.environ else _CUDA_BLOCKS
+
+
 def watch_world(world, members):
     """A watch over ranks of the world's group, ``members`` or all: raises once one of them is gone."""
 
@@ -91,7 +96,6 @@ class Meeting:
             if 0 in numbers:
                 raise BootstrapError(f"rank {rank} of {size}: rank 0 could not begin the group, and took its offer back")
             names = [number - 1 for number in numbers[count:]] or names
-        blocks = None if "TINYNCCL_CUDA_BLOCKS" in os.environ else _CUDA_BLOCKS
         try:
             return Comm(
                 server.unique_id if rank == 0 else _unpack(numbers[:count]),
@@ -99,7 +103,7 @@ class Meeting:
                 size,
                 timeout=self._timeout,
                 server=server,
-                cuda_blocks=blocks,
+                cuda_blocks=cuda_blocks(),
                 ranks=names,
                 watch=self._watch,
             ), names
