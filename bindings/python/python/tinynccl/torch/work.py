@@ -17,17 +17,6 @@ _NEW = 4
 _LONGEST = threading.TIMEOUT_MAX
 
 
-class _Future(torch.futures.Future):
-    """A future of a call on the CPU. A thread that waits for it runs a still-queued call itself."""
-
-    call = None
-
-    def wait(self):
-        if self.call is not None and not self.done():
-            self.call.wait()
-        return super().wait()
-
-
 class Work(c10d.Work):
     """A call in flight, as ``torch.distributed`` sees it. ``wait`` raises the call's error."""
 
@@ -145,8 +134,11 @@ class Work(c10d.Work):
             if self._side is not None:
                 self._future = self._side.completed(self._result)
             else:
-                self._future = _Future()
-                self._complete(self._future)
+                future = torch.futures.Future()
+                self._complete(future)
+                # An exception that Python sets is a result for C++: DDP would look for gradients in it, and crash. Raised in
+                # a callback it is an error for both.
+                self._future = future.then(torch.futures.Future.value)
         self._release()
         return self._future
 
@@ -155,14 +147,12 @@ class Work(c10d.Work):
             self._end()
             future.set_result(self._result)
         elif self._lock is None:
-            future.call = self._call
             self._call.complete_future(future, self._result)
         else:
-            future.call = self._call
-            self._call.add_done_callback(self._done)
+            self._call.add_done_callback(lambda: self._done(future))
 
-    def _done(self):
-        """Of a call with something left to do."""
+    def _done(self, future):
+        """Completes the future of a call with something left to do."""
         error = self.exception()
         if error is None:
             try:
@@ -170,9 +160,9 @@ class Work(c10d.Work):
             except Exception as failure:
                 error = failure
         if error is None:
-            self._future.set_result(self._result)
+            future.set_result(self._result)
         else:
-            self._future.set_exception(error)
+            future.set_exception(error)
 
 
 class Kept:
