@@ -11,7 +11,7 @@ use tinynccl_comm::{Comm, RawCall};
 use tinynccl_plan::error::{Error, Result};
 
 /// Any of CUDA's types in a build without CUDA: it has no values.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Absent(Infallible);
 
 pub(crate) type CudaContext = Absent;
@@ -22,6 +22,11 @@ pub(crate) type Stream = Absent;
 /// In place of cudarc's guard of a buffer that is in use.
 #[derive(Debug)]
 pub(crate) struct Guard<'a>(Absent, PhantomData<&'a ()>);
+
+/// As cudarc's: the end of a buffer is the end of its use.
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {}
+}
 
 /// The error of a call that needs CUDA.
 pub(crate) fn not_built() -> Error {
