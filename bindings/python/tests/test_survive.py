@@ -175,6 +175,26 @@ def ddp_takes_one_in(place, port, ticket):
     return "went on"
 
 
+def gpus_lose_one(place, port):
+    torch.cuda.set_device(place[0] % torch.cuda.device_count())
+    begin(place, port)
+    data = torch.empty(1 << 20, device="cuda")
+    try:
+        for step in range(1 << 30):
+            dist.all_reduce(data.fill_(place[0] + 1))
+            torch.cuda.synchronize()
+            assert data[0] == 6 and data[-1] == 6, data
+            if step == 3 and place[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except RuntimeError:
+        tinynccl.torch.shrink()
+    dist.all_reduce(data.fill_(place[0] + 1))
+    torch.cuda.synchronize()
+    assert data[0] == 5 and data[-1] == 5, data
+    dist.destroy_process_group()
+    return "went on"
+
+
 class Survive(unittest.TestCase):
     def test_a_rank_is_killed(self):
         for lost in (0, 1):
@@ -194,6 +214,12 @@ class Survive(unittest.TestCase):
             for rank, outcome in enumerate(outcomes):
                 if rank != lost:
                     self.assertEqual(outcome.value, "went on", f"rank {rank}, {lost} lost: {outcome}")
+
+    @unittest.skipUnless(os.environ.get("TEST_DEVICE") == "cuda", "needs a GPU: TEST_DEVICE=cuda")
+    def test_gpus_lose_a_rank(self):
+        with tempfile.TemporaryDirectory() as folder:
+            outcomes = ranks(3, gpus_lose_one, f"{folder}/port", join=False)
+        self.assertEqual([outcome.value for outcome in outcomes[1:]], ["went on"] * 2, outcomes)
 
     def test_ddp_takes_a_process_in(self):
         with tempfile.TemporaryDirectory() as folder:
