@@ -1,6 +1,9 @@
-//! The extended interface on the loopback device: requests built call by call, completions read field by field.
+//! The extended interface on the loopback device: requests built call by call, completions read field by field. With the
+//! feature `verbs` also this crate beside verbs.h.
 
 mod calls;
+#[cfg(feature = "verbs")]
+mod layout;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

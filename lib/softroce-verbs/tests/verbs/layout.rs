@@ -176,7 +176,7 @@ macro_rules! bits {
     )*};
 }
 
-include!("../src/numbers.rs");
+include!("../../src/numbers.rs");
 
 /// `verbs_context`, which bindgen's list leaves out: a C compiler with the system's header agrees.
 #[test]

@@ -1,5 +1,5 @@
-//! The contract of a link, checked over the one in `src/link.rs`: the library's own suite, as it runs over its
-//! transports.
+//! The real program, and the contract of a link over the one in `src/link.rs`: the library's own suite, as it runs over
+//! its transports.
 
 #[macro_use]
 #[path = "../../../../lib/tests/conformance/suite.rs"]
@@ -14,6 +14,7 @@ mod death;
 mod harness;
 #[path = "../../../../lib/tests/conformance/loops.rs"]
 mod loops;
+mod program;
 #[path = "../../../../lib/tests/conformance/random.rs"]
 mod random;
 #[path = "../../../../lib/tests/conformance/sleeping.rs"]
