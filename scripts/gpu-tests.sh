@@ -12,9 +12,9 @@
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 out=out/gpu
-packages=(cuda-vec-add cuda-verbs allreduce-gpu cuda-perf ddp-gpu)
-# libnccl.so, what programs need to find it, and scripts/nccl to test it there.
-nccl_packages=(-p tinynccl-nccl -p tinynccl-nccl-audit -p tinynccl-cli)
+packages=(cuda-vec-add cuda-verbs allreduce-gpu ddp-gpu)
+# To be run there by hand, or by scripts/nccl: measurements; libnccl.so, and what programs need to find it.
+others=(-p perf -p tinynccl-nccl -p tinynccl-nccl-audit -p tinynccl-cli)
 
 build() {
     rm -rf "$out" && mkdir -p "$out"
@@ -22,7 +22,7 @@ build() {
     for package in "${packages[@]}"; do arguments+=(-p "$package"); done
     # Cargo says where it put each executable: test programs by the name of their file, programs and libraries by their own.
     {
-        cargo build --release --locked --message-format=json "${arguments[@]}" --features ddp-gpt/cuda "${nccl_packages[@]}"
+        cargo build --release --locked --message-format=json "${arguments[@]}" --features ddp-gpt/cuda "${others[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test process_group
         cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test main

@@ -13,12 +13,11 @@ cd "$(dirname "$0")/.."
 if [[ ${1-} == -* ]]; then sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; fi
 rounds=${1:-3} part=${2:-all}
 if [[ -z ${NET_RAILS_INSIDE-} ]]; then
-    cargo build -q --release --locked -p tinynccl --example net_speed
-    cargo build -q --release --locked -p allreduce-tcp
+    cargo build -q --release --locked --no-default-features -p perf -p allreduce-tcp
     export NET_RAILS_INSIDE=1
     exec unshare -Urn "$0" "$rounds" "$part"
 fi
-program=$PWD/target/release/examples/net_speed
+perf=$PWD/target/release/perf
 work=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work" "$work".*' EXIT
 
@@ -81,7 +80,7 @@ flows() {
     rm -f "$work"/*
     for flow in "$@"; do
         read -r from to <<<"$flow"
-        within "$to" "$program" >"$work/$from$to" 2>"$work/$from$to.log" &
+        within "$to" "$perf" net receive >"$work/$from$to" 2>"$work/$from$to.log" &
         pids+=($!)
         until [[ -s $work/$from$to ]]; do
             kill -0 "$!" 2>/dev/null || { cat "$work/$from$to.log" >&2; exit 1; }
@@ -89,7 +88,7 @@ flows() {
     done
     for flow in "$@"; do
         read -r from to <<<"$flow"
-        within "$from" "$program" "$(head -n 1 "$work/$from$to")" "$seconds" 2>>"$work/$from$to.log" &
+        within "$from" "$perf" net send "$(head -n 1 "$work/$from$to")" "$seconds" 2>>"$work/$from$to.log" &
         pids+=($!)
     done
     wait "${pids[@]}"
@@ -126,9 +125,9 @@ cut_after() {
 ping() {
     rm -f "$work"/*
     mkfifo "$work/1" "$work/2"
-    within "$1" "$program" ping <"$work/1" >"$work/from" &
+    within "$1" "$perf" net ping <"$work/1" >"$work/from" &
     local pids=($!)
-    within "$2" "$program" ping <"$work/2" >"$work/to" &
+    within "$2" "$perf" net ping <"$work/2" >"$work/to" &
     pids+=($!)
     exec {one}>"$work/1" {two}>"$work/2"
     until [[ -s $work/from && -s $work/to ]]; do :; done
@@ -149,7 +148,7 @@ pings() {
 relays() {
     for name in "$@"; do
         mkfifo "$work.$name"
-        within "$name" "$program" relay <"$work.$name" >"$work.$name.out" &
+        within "$name" "$perf" net relay <"$work.$name" >"$work.$name.out" &
         exec {hold}>"$work.$name"
         until [[ -s $work.$name.out ]]; do kill -0 "$!" || exit 1; done
     done

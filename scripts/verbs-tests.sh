@@ -53,9 +53,9 @@ rows() {
         program pair torch tinynccl-python env PYTHONPATH={python-package} /usr/bin/python3 "$PWD/scripts/rxe-vm/torch_chain.py"
     fi
     # What registering for each call costs beside the slots: the figure's command, with few messages.
-    program pair registration verbs-perf bash "$PWD/scripts/rxe-vm/registration.sh" {verbs-perf} 10 4096 1048576
+    program pair registration perf bash "$PWD/scripts/rxe-vm/registration.sh" {perf} 10 4096 1048576
     # A rail that is slower than the other gets less of each long message.
-    program rails weights verbs-perf bash "$PWD/scripts/rxe-vm/weights.sh" {verbs-perf}
+    program rails weights perf bash "$PWD/scripts/rxe-vm/weights.sh" {perf}
     # Ranks that somebody else started.
     local mpirun=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
         PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe mpirun)

@@ -2,9 +2,9 @@
 # In the guest (scripts/rxe-vm.sh --pair): what it costs to register memory for each call, beside the copy through the link's slots
 # and beside a registration that stays.
 #
-#   registration.sh VERBS-PERF [ITERATIONS [BYTES...]]
+#   registration.sh PERF [ITERATIONS [BYTES...]]
 #
-# VERBS-PERF is tools/verbs-perf, built with --features verbs (--release for figures to keep). A line per size: µs per message of
+# PERF is tools/perf, built with --features verbs (--release for figures to keep). A line per size: µs per message of
 # a stream from rank 0 to rank 1, the least of three runs in turn.
 set -u
 # Without KVM an acknowledgement comes after the usual 67 ms now and then (835 repetitions in 40 runs beside builds), and rxe of
@@ -19,7 +19,7 @@ for bytes in "$@"; do
     declare -A least=()
     for _ in 1 2 3; do
         for level in comm registered registering; do
-            said=$(timeout 60 "$perf" $level bw -s "$bytes" -n "$n" -d rxe_ab,rxe_ba -w yield) || status=1
+            said=$(timeout 60 "$perf" verbs $level bw -s "$bytes" -n "$n" -d rxe_ab,rxe_ba -w yield) || status=1
             rate=${said##*,}
             [[ $rate =~ ^[0-9.]+$ ]] || { echo "registration: $level with $bytes bytes failed: $said" && exit 1; }
             least[$level]=$(awk -v r="$rate" -v b="$bytes" -v m="${least[$level]:-1e99}" \

@@ -2,10 +2,10 @@
 # In the guest (scripts/rxe-vm.sh --rails): bandwidth of a link with one and with several queue pairs, on one device and on two,
 # in turn.
 #
-#   [RATE=MBIT] stripes.sh VERBS-PERF ROUNDS [BYTES...]
+#   [RATE=MBIT] stripes.sh PERF ROUNDS [BYTES...]
 #
 # RATE: each device sends so many Mbit/s at most, as a wire does that is slower than what drives it.
-# VERBS-PERF is tools/verbs-perf, built with --release --features verbs. Prints a line ROUND,DEVICES,QPS,BYTES,MiB/s for each.
+# PERF is tools/perf, built with --release --features verbs. Prints a line ROUND,DEVICES,QPS,BYTES,MiB/s for each.
 set -u
 perf=$1 rounds=$2
 shift 2
@@ -26,7 +26,7 @@ for ((round = 1; round <= rounds; round++)); do
                 1:*) devices=rxe_ab2,rxe_ba2 ;;
                 2:*) devices=rxe_ab,rxe_ba ;;
             esac
-            said=$(TINYNCCL_VERBS_QPS=${variant#*:} timeout 60 "$perf" link bw -s "$bytes" -n $n -d $devices) || status=1
+            said=$(TINYNCCL_VERBS_QPS=${variant#*:} timeout 60 "$perf" verbs link bw -s "$bytes" -n $n -d $devices) || status=1
             echo "$round,${variant%:*},${variant#*:},$bytes,${said##*,}"
         done
     done

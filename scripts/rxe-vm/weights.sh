@@ -1,9 +1,9 @@
 #!/bin/bash
 # In the guest (scripts/rxe-vm.sh --rails): one of two rails is made slow, and the stripes of a link over both follow.
 #
-#   weights.sh VERBS-PERF
+#   weights.sh PERF
 #
-# VERBS-PERF is tools/verbs-perf, built with --features verbs. Sends 96 messages of 1 MiB over equal rails, then with the second rail at
+# PERF is tools/perf, built with --features verbs. Sends 96 messages of 1 MiB over equal rails, then with the second rail at
 # 40 Mbit/s, and counts the packets of both. Exit code: 0 if the slow rail has carried less than three quarters of what
 # the other has; cut evenly, it carries as much.
 set -u
@@ -19,7 +19,7 @@ run() {
     sleep 0.05
     first=$(sent rxe_ab) second=$(sent rxe_ab2)
     # Names are prefixes: rxe_ab stands for rxe_ab2, too.
-    timeout 90 "$perf" link bw -s 1048576 -n 96 -d rxe_ab,rxe_ba -w yield >&2 || return 1
+    timeout 90 "$perf" verbs link bw -s 1048576 -n 96 -d rxe_ab,rxe_ba -w yield >&2 || return 1
     sleep 0.05
     echo $(($(sent rxe_ab) - first)) $(($(sent rxe_ab2) - second))
 }
