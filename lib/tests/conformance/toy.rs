@@ -1,6 +1,6 @@
-//! A transport that is written by following "Adding a transport" in CONTRIBUTING.md, to prove that the text is enough:
-//! one TCP connection per link over loopback. The halves of its links are those of milestone 06 (`link.rs`), which a
-//! learner writes, so this suite runs over them too. It is for tests only.
+//! A transport that is written by following "Adding a transport" in CONTRIBUTING.md, but for the steps that make it a
+//! choice of the library's users: one TCP connection per link over loopback. The halves of its links are those of
+//! milestone 06 (`link.rs`), which a learner writes, so this suite runs over them too. It is for tests only.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};

@@ -2,8 +2,8 @@
 //! [`Comm`](crate::Comm), those of a process group and of its batches, and the calls of a
 //! `DeviceComm`.
 //!
-//! A new collective needs a line here and its [`Shape`](tinynccl_plan::algorithm::Shape), which determines lengths and
-//! in-place form.
+//! A new collective has its lines here, one for `apart` and one for `place`. Lengths and in-place form follow from its
+//! [`Shape`](tinynccl_plan::algorithm::Shape); CONTRIBUTING.md, "Adding a collective", lists the other places.
 
 /// Expands `$form! { lines }`. A line has the documentation of the blocking call, then
 ///
