@@ -22,7 +22,7 @@ build() {
     for package in "${packages[@]}"; do arguments+=(-p "$package"); done
     # Cargo says where it put each executable: test programs by the name of their file, programs and libraries by their own.
     {
-        cargo build --release --locked --message-format=json "${arguments[@]}" --features ddp-gpt/cuda "${others[@]}"
+        cargo build --release --locked --message-format=json "${arguments[@]}" "${others[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test process_group
         cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test main

@@ -14,7 +14,7 @@
 //! tinynccl = { git = "https://github.com/tinynccl/tinynccl" }
 //! ```
 //!
-//! With `default-features = false` it has no [`cuda`], and builds in two thirds of the time.
+//! With `default-features = false` it has no [`cuda`], and builds in four fifths of the time.
 //!
 //! # Types
 //!
