@@ -42,6 +42,7 @@
 //! the same names here.
 
 pub mod ddp;
+mod declared;
 pub mod launch;
 pub mod process_group;
 
