@@ -28,6 +28,7 @@
 //! | [`launch::Launcher`] | starts the ranks of a program on this host |
 //! | [`process_group::ProcessGroup`] | `torch.distributed`'s interface over this library, NCCL or MPI |
 //! | [`ddp::Ddp`] | gradients in buckets, averaged while backward goes on |
+//! | [`SharedState`] | equal buffers on all ranks after ranks were lost and gained: what differs is fetched |
 //! | [`cuda::DeviceComm`] | collectives between GPUs, enqueued in a stream or captured in a graph |
 //! | [`transport::rails::Net`] | connections with posted sends and receives, as NVIDIA's NCCL wants them of a network |
 //! | [`Config`] | the settings, also from variables `TINYNCCL_…` |
@@ -44,8 +45,10 @@
 //! the same names here.
 
 pub mod ddp;
+mod declared;
 pub mod launch;
 pub mod process_group;
+mod shared_state;
 
 #[doc(inline)]
 pub use tinynccl_comm as comm;
@@ -64,6 +67,7 @@ pub use tinynccl_transport::fuzzing;
 #[doc(inline)]
 pub use tinynccl_transport::{self as transport, bootstrap};
 
+pub use shared_state::{SharedState, Synchronized};
 pub use tinynccl_comm::{Comm, Ticket};
 pub use tinynccl_plan::{Call, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp, Result};
 #[doc(hidden)]

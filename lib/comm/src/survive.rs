@@ -106,8 +106,8 @@ impl Comm {
     /// [`Comm::shrink`]; the call does not wait for any, see [`Comm::waiting`]. A newcomer that dies meanwhile is left
     /// out; those that are not taken go on waiting.
     ///
-    /// Newcomers have no state of the program's: the ranks that were here send it, for example by a broadcast from
-    /// rank 0, which is one of them.
+    /// Newcomers have no state of the program's: the ranks that were here send it, by `tinynccl::SharedState`, or by a
+    /// broadcast from rank 0, which is one of them.
     ///
     /// ```no_run
     /// # extern crate tinynccl_comm as tinynccl;

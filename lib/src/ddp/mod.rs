@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::declared;
 use crate::process_group::{ProcessGroup, Work};
 use tinynccl_comm::trace::{self, Span};
 use tinynccl_plan::dtype::ReduceOp;
@@ -86,7 +87,8 @@ impl<'g> Ddp<'g> {
     /// Lays out the buckets. A communicator becomes a group by `ProcessGroup::from(comm)`. All ranks must have the same
     /// parameters: names and lengths are compared, and the first difference is named together with both ranks.
     pub fn new(group: &'g ProcessGroup, params: &[ParamSpec], options: DdpOptions) -> Result<Ddp<'g>> {
-        check_same(group, params)?;
+        let lines = params.iter().map(|param| format!("'{}' with {} elements", param.name, param.len));
+        declared::compare(group.comm(), "ddp: new", "parameter", lines)?;
         let mut homes = vec![Home { bucket: 0, offset: 0, len: 0 }; params.len()];
         let mut sizes: Vec<(usize, usize)> = Vec::new(); // (elements, parameters)
         let mut full = true;
@@ -241,50 +243,4 @@ impl<'g> Ddp<'g> {
             data.fill(0.0);
         }
     }
-}
-
-/// Compares names and lengths over the ranks and names the first parameter that differs.
-fn check_same(group: &ProcessGroup, params: &[ParamSpec]) -> Result<()> {
-    let op = "ddp: new";
-    let mut text = String::new();
-    for param in params {
-        text.push_str(&format!("{}\u{0}{}\n", param.name, param.len));
-    }
-    let ours = text.into_bytes();
-    let mut lengths = vec![0u64; group.size()];
-    group.all_gather(&[ours.len() as u64], &mut lengths)?;
-    let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
-    let mut padded = ours.clone();
-    padded.resize(longest, 0);
-    let mut all = vec![0u8; longest * group.size()];
-    group.all_gather(&padded, &mut all)?;
-    for (rank, &length) in lengths.iter().enumerate() {
-        let theirs = &all[rank * longest..rank * longest + length as usize];
-        if theirs == ours {
-            continue;
-        }
-        let theirs = String::from_utf8_lossy(theirs).into_owned();
-        let ours = String::from_utf8_lossy(&ours).into_owned();
-        let show = |line: Option<&str>| match line.and_then(|l| l.split_once('\u{0}')) {
-            Some((name, len)) => format!("'{name}' with {len} elements"),
-            None => "no such parameter".to_owned(),
-        };
-        let (mut a, mut b) = (ours.lines(), theirs.lines());
-        for index in 0.. {
-            let (x, y) = (a.next(), b.next());
-            if x != y {
-                let detail = format!(
-                    "parameter {index} differs: rank {} has {}, rank {rank} has {}",
-                    group.rank(),
-                    show(x),
-                    show(y)
-                );
-                return Err(Error::invalid(op, detail));
-            }
-            if x.is_none() {
-                break;
-            }
-        }
-    }
-    Ok(())
 }

@@ -25,7 +25,7 @@ fn waiting(comm: &Comm) -> u64 {
     waiting[0]
 }
 
-fn wait_for(comm: &Comm, newcomers: u64) {
+pub(crate) fn wait_for(comm: &Comm, newcomers: u64) {
     while waiting(comm) != newcomers {}
 }
 

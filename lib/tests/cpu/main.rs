@@ -38,6 +38,7 @@ mod rails;
 mod rdma;
 mod rdma_faults;
 mod relayed;
+mod shared_state;
 mod storm;
 mod survive;
 mod symmetric;

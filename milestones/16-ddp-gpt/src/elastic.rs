@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a call fails ─▶ revoke: every rank's calls end ─▶ grow: the ranks that live, and spares that wait, numbered anew
-//!                ─▶ align: the state of the rank with the most steps ─▶ the batch is divided anew, training goes on
+//!                ─▶ align: the newest state on all of them ─▶ the batch is divided anew, training goes on
 //! ```
 //! Parameters and optimizer change only after the last call of a step. So the ranks that are left have done the same
 //! steps, or some of them one more: those have seen every rank's gradients, and the others take their state. A step
@@ -11,9 +11,8 @@
 use std::fmt;
 
 use anyhow::{Result, anyhow};
-use tinynccl::{Comm, Error, ReduceOp, Ticket};
+use tinynccl::{Comm, Error, ReduceOp, SharedState, Ticket};
 
-use crate::checkpoint::Point;
 use crate::train::{Plan, State, agree};
 
 /// Longest text of a ticket.
@@ -72,27 +71,31 @@ pub fn spares_wait(comm: &Comm) -> Result<bool, Error> {
     Ok(waiting[0] > 0)
 }
 
-/// Brings `state` to that of the rank with the most steps, on every rank. Returns the checksum of the parameters;
-/// `None` if that rank has `finished`, and nothing is brought.
+/// Brings `state` to the newest one of all ranks, on every rank. Returns the checksum of the parameters; `None` if a
+/// rank has `finished`, and nothing is brought.
 pub fn align(state: &mut State, comm: &Comm, finished: bool) -> Result<Option<u32>> {
-    let ours = [state.step as u64, state.history.len() as u64, state.adamw.updates as u64, finished.into()];
-    let mut all = vec![0; 4 * comm.size()];
-    comm.all_gather(&ours, &mut all)?;
-    let first_of_most = |(rank, facts): &(usize, &[u64])| (facts[0], std::cmp::Reverse(*rank));
-    let Some((root, &[step, points, updates, finished])) = all.chunks(4).enumerate().max_by_key(first_of_most) else {
-        return Err(anyhow!("no rank"));
-    };
-    if finished == 1 {
+    let mut finished = [u64::from(finished)];
+    comm.all_reduce_in_place(&mut finished, ReduceOp::Max)?;
+    if finished[0] == 1 {
         return Ok(None);
     }
-    let mut history: Vec<f64> = state.history.iter().flat_map(flat).collect();
-    history.resize(3 * points as usize, 0.0);
-    comm.broadcast_in_place(&mut history, root)?;
-    for values in [&mut state.model.values, &mut state.adamw.mean, &mut state.adamw.square] {
-        comm.broadcast_in_place(values, root)?;
+    // A point for each step, and one more after the last.
+    let mut revision = Some(state.history.len() as u64);
+    // A copy: if the rank with the newest state dies meanwhile, ours is still whole.
+    let mut next = state.clone();
+    let mut rest = serde_json::to_vec(&(state.step, state.adamw.updates, &state.history))?;
+    let outcome = SharedState::new(&mut revision)
+        .buffer("parameters", &mut next.model.values)
+        .buffer("means", &mut next.adamw.mean)
+        .buffer("squares", &mut next.adamw.square)
+        .vec("counters and losses", &mut rest)
+        .synchronize(comm)?;
+    (next.step, next.adamw.updates, next.history) = serde_json::from_slice(&rest)?;
+    *state = next;
+    if !outcome.differing.is_empty() {
+        let (ranks, step) = (outcome.differing, state.step);
+        log::warn!("ranks {ranks:?} had other bits than the rest after {step} steps: check their memory");
     }
-    (state.step, state.adamw.updates) = (step as usize, updates as usize);
-    state.history = history.chunks(3).filter_map(point).collect();
     same_parameters(state, comm).map(Some)
 }
 
@@ -112,12 +115,45 @@ pub fn replan(plan: &Plan, ranks: usize) -> Plan {
     plan
 }
 
-fn flat(point: &Point) -> [f64; 3] {
-    [point.step as f64, point.train.unwrap_or(f64::NAN), point.validation.unwrap_or(f64::NAN)]
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Point;
+    use crate::config::Preset;
+    use tinynccl::Config;
 
-fn point(flat: &[f64]) -> Option<Point> {
-    let &[step, train, validation] = flat else { return None };
-    let some = |value: f64| Some(value).filter(|value| !value.is_nan());
-    Some(Point { step: step as usize, train: some(train), validation: some(validation) })
+    /// Aligns ranks of which the last one differs from the others in a bit. Returns the outcome of each.
+    fn aligned(ranks: usize, steps: &[usize]) -> Vec<Result<State>> {
+        let comms = Comm::threads(ranks, Config::default()).unwrap();
+        let rank = |comm: &Comm| {
+            let mut state = State::new(Preset::Tiny.model(3), 1);
+            state.step = steps[comm.rank()];
+            state.history = (0..state.step).map(|step| Point { step, train: Some(0.1), validation: None }).collect();
+            state.model.values[7] += if comm.rank() + 1 == ranks { 1.0 } else { 0.0 };
+            align(&mut state, comm, false).map(|_| state)
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(&comm))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn the_newest_state_comes_to_all_and_of_equally_new_ones_that_of_the_most_ranks() {
+        let right = State::new(Preset::Tiny.model(3), 1).model.values;
+        for (steps, last) in [([4, 4, 5], true), ([5, 5, 4], false), ([5, 5, 5], false)] {
+            for state in aligned(3, &steps) {
+                let state = state.unwrap();
+                assert_eq!((state.step, state.history.len()), (5, 5));
+                assert_eq!(state.model.values != right, last, "{steps:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_ranks_that_differ_silently_are_an_error() {
+        for error in aligned(2, &[5, 5]) {
+            assert!(error.unwrap_err().to_string().contains("ranks [0] and ranks [1] have different contents"));
+        }
+    }
 }

@@ -100,7 +100,7 @@ fn initialise(layout: &[ParamInfo], seed: u64) -> Vec<f32> {
 }
 
 /// Shape, values and layout of the parameters.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Model {
     /// Shape.
     pub config: ModelConfig,

@@ -50,7 +50,7 @@ impl Plan {
 }
 
 /// Everything that changes while training.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct State {
     /// The network.
     pub model: Model,

@@ -1,13 +1,12 @@
 //! A process of the storm: trains in a group that loses and gains members, until the driver ends it.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use program_kit::again::say;
 use tinynccl::config::Tune;
-use tinynccl::{Comm, Config, Error, ReduceOp, Result};
+use tinynccl::{Comm, Config, Error, ReduceOp, Result, SharedState};
 
 use super::history::{WEIGHTS, hash, length, mix, part};
 use super::{EXCLUDED, NUMBER, ROOM, TICKET, seconds};
@@ -29,26 +28,6 @@ impl log::Log for Log {
     }
 
     fn flush(&self) {}
-}
-
-/// State that a rank tells the others when they meet.
-#[derive(Clone, Copy)]
-struct Facts {
-    number: u64,
-    random: u64,
-    /// 1, or 0 for a newcomer without weights.
-    trained: u64,
-    step: u64,
-    hash: u64,
-    /// The group from which its weights come.
-    group: u64,
-}
-
-impl Facts {
-    fn from_words(words: &[u64]) -> Facts {
-        let [number, random, trained, step, hash, group] = *words else { panic!("six words of a rank") };
-        Facts { number, random, trained, step, hash, group }
-    }
 }
 
 struct Rank {
@@ -114,7 +93,7 @@ fn listen() -> Arc<AtomicBool> {
 }
 
 impl Rank {
-    /// The first calls in a group: who is here, and the weights of the rank that has come furthest. Returns the members.
+    /// The first calls in a group: who is here, and the weights of those that have come furthest. Returns the members.
     fn meet(&mut self) -> Result<Vec<u64>> {
         if let Ok(ticket) = self.comm.ticket() {
             say(&format!("ticket {ticket}"));
@@ -122,27 +101,23 @@ impl Rank {
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).expect("random bytes");
         let random = u64::from_le_bytes(random);
-        let ours = [self.number, random, self.trained.into(), self.step, hash(&self.weights), self.group];
+        let ours = [self.number, random, self.trained.into(), self.step, self.group];
         let mut all = vec![0; ours.len() * self.comm.size()];
         self.comm.all_gather(&ours, &mut all)?;
-        let all: Vec<Facts> = all.chunks(ours.len()).map(Facts::from_words).collect();
-        let trained = (0..all.len()).filter(|&rank| all[rank].trained == 1);
+        let (all, _) = all.as_chunks::<5>();
         // A rank may have finished a step in which others saw the failure.
-        let root = trained.clone().max_by_key(|&rank| (all[rank].step, Reverse(rank))).expect("one with weights");
-        for rank in trained {
-            let (one, first) = (all[rank], all[root]);
-            assert!(first.step - one.step <= 1, "rank {rank} is at step {}, rank {root} at {}", one.step, first.step);
-            assert!(one.step < first.step || one.hash == first.hash, "ranks {rank} and {root} differ");
-        }
-        let mut weights = self.weights.clone();
-        self.comm.broadcast_in_place(&mut weights, root)?;
-        assert_eq!(hash(&weights), all[root].hash, "weights of rank {root}");
-        let from = all[root].group;
-        (self.weights, self.step, self.trained) = (weights, all[root].step, true);
-        self.group = all.iter().fold(1, |group, one| mix(group ^ one.random)) | 1;
-        let members: Vec<u64> = all.iter().map(|one| one.number).collect();
+        let trained = all.iter().filter(|[_, _, trained, ..]| *trained == 1);
+        let &[.., step, from] = trained.clone().max_by_key(|[.., step, _]| step).expect("one with weights");
+        assert!(trained.into_iter().all(|[.., one, _]| step - one <= 1), "more than a step apart: {all:?}");
+        // A copy: if the rank that is a step ahead dies meanwhile, ours are still whole.
+        let (mut weights, mut revision) = (self.weights.clone(), self.trained.then_some(self.step));
+        let outcome = SharedState::new(&mut revision).buffer("weights", &mut weights).synchronize(&self.comm)?;
+        assert_eq!((outcome.revision, outcome.differing), (step, vec![]), "{all:?}");
+        (self.weights, self.step, self.trained) = (weights, step, true);
+        self.group = all.iter().fold(1, |group, [_, random, ..]| mix(group ^ random)) | 1;
+        let members: Vec<u64> = all.iter().map(|[number, ..]| *number).collect();
         let names = members.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-        say(&format!("changed {} {} {} {from} {names}", self.group, self.step, all[root].hash));
+        say(&format!("changed {} {step} {} {from} {names}", self.group, hash(&self.weights)));
         Ok(members)
     }
 
