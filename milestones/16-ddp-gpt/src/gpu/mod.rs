@@ -64,7 +64,7 @@ impl Precision {
     }
 }
 
-/// Options of a run on GPUs, beside its [`Plan`](crate::train::Plan).
+/// Options of a run on GPUs, beside its [`Plan`].
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// GPU: how matrix products read their inputs.
