@@ -4,7 +4,8 @@
 //!   hash all chunks ──▶ vote: which state wins ──▶ its hashes to all ──▶ who lacks what ──▶ waves of chunks ──▶ proof
 //!                                └─ all are equal: done
 //! ```
-//! The idea is that of PCCL's shared state (Prime Intellect, "PCCL: Fault tolerant collectives", arXiv 2505.14065).
+//! The idea is that of the shared state of Prime Intellect's PCCL ("Prime Collective Communications Library: technical
+//! report", arXiv 2505.14065).
 //! Everything here is made of a communicator's calls.
 //!
 //! | file | idea |

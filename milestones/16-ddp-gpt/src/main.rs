@@ -68,17 +68,19 @@ fn start(args: &TrainArgs) -> Result<i32> {
     if group.rank() == 0 {
         notes.iter().for_each(|note| println!("{note}"));
     }
+    // Steps at which the group changed, as far as this rank was there.
+    let mut changes = Vec::new();
     let mut outcome = if is_spare {
-        go_on(args, &group, &corpus, &plan, &mut state, "")
+        go_on(args, &group, &corpus, &plan, &mut state, &mut changes, "")
     } else {
-        work(args, &group, &corpus, &plan, &mut state).map(|()| true)
+        work(args, &group, &corpus, &plan, &mut state, &changes).map(|()| true)
     };
     while args.elastic
         && let Err(error) = outcome
     {
         let lost = format!("{error:#}");
         group = ProcessGroup::from(elastic::regroup(group.comm(), error, plan.places)?);
-        outcome = go_on(args, &group, &corpus, &plan, &mut state, &lost);
+        outcome = go_on(args, &group, &corpus, &plan, &mut state, &mut changes, &lost);
     }
     if outcome?
         && args.spare > 0
@@ -102,9 +104,11 @@ fn go_on(
     corpus: &Corpus,
     plan: &Plan,
     state: &mut State,
+    changes: &mut Vec<usize>,
     lost: &str,
 ) -> Result<bool> {
     let Some(crc) = elastic::align(state, group.comm(), false)? else { return Ok(false) };
+    changes.push(state.step);
     let plan = elastic::replan(plan, group.size());
     if group.rank() == 0 {
         println!("{lost}");
@@ -115,11 +119,18 @@ fn go_on(
             plan.config.batch
         );
     }
-    work(args, group, corpus, &plan, state).map(|()| true)
+    work(args, group, corpus, &plan, state, changes).map(|()| true)
 }
 
 /// One rank's life in one group.
-fn work(args: &TrainArgs, group: &ProcessGroup, corpus: &Corpus, plan: &Plan, state: &mut State) -> Result<()> {
+fn work(
+    args: &TrainArgs,
+    group: &ProcessGroup,
+    corpus: &Corpus,
+    plan: &Plan,
+    state: &mut State,
+    changes: &[usize],
+) -> Result<()> {
     let started = Instant::now();
     let (comm, config, model) = (group.comm(), plan.config, plan.model);
     let report = if group.rank() == 0 { Report::new(config.steps, plan.log_every) } else { Report::quiet() };
@@ -150,7 +161,7 @@ fn work(args: &TrainArgs, group: &ProcessGroup, corpus: &Corpus, plan: &Plan, st
     if group.rank() == 0 {
         let curve = args.out.join("loss.svg");
         let title = format!("{preset} preset, {ranks} ranks, batch {batch}");
-        loss_curve(&curve, &title, &state.history)?;
+        loss_curve(&curve, &title, &state.history, changes)?;
         if args.sample_chars > 0 {
             let how = Sampling { temperature: args.temperature, seed: config.seed };
             let logits = |tokens: &[u32], last| engine.logits(&state.model, tokens, last);

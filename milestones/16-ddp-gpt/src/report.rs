@@ -74,19 +74,27 @@ fn left(time: Duration, done: usize, steps: usize) -> String {
     }
 }
 
-/// Draws training and validation loss over steps.
-pub fn loss_curve(path: &Path, title: &str, history: &[Point]) -> Result<()> {
+/// Draws training and validation loss over steps, and lines at the steps in `changes`, at which the group changed.
+pub fn loss_curve(path: &Path, title: &str, history: &[Point], changes: &[usize]) -> Result<()> {
     let points = |loss: fn(&Point) -> Option<f64>| -> Vec<(f64, f64)> {
         history.iter().filter_map(|p| Some((p.step as f64, loss(p)?))).collect()
     };
+    let losses = || history.iter().flat_map(|p| [p.train, p.validation]).flatten();
+    let (low, high) = losses().fold((f64::INFINITY, 0.0), |(low, high), v| (v.min(low), v.max(high)));
+    // One name for all of them.
+    let mark = |(k, &step): (usize, &usize)| {
+        let name = if k == 0 { "the group changed" } else { "" };
+        Curve { width: 1, ..Curve::line(name, vec![(step as f64, low), (step as f64, high)], RGBColor(150, 150, 150)) }
+    };
+    let losses = [
+        Curve { width: 1, ..Curve::line("training", points(|p| p.train), RGBColor(110, 160, 220)) },
+        Curve::measured("validation", points(|p| p.validation), RGBColor(200, 40, 40)),
+    ];
     let chart = Chart {
         title: title.to_owned(),
         x: Axis::linear("step").between(0.0, history.last().map_or(1, |p| p.step.max(1)) as f64),
         y: Axis::linear("loss (nats per character)"),
-        curves: vec![
-            Curve { width: 1, ..Curve::line("training", points(|p| p.train), RGBColor(110, 160, 220)) },
-            Curve::measured("validation", points(|p| p.validation), RGBColor(200, 40, 40)),
-        ],
+        curves: changes.iter().filter(|_| low.is_finite()).enumerate().map(mark).chain(losses).collect(),
         legend_right: true,
     };
     let svg = line_chart::svg("", (800, 500), &[vec![chart]])?;
@@ -116,13 +124,18 @@ mod tests {
                 validation: (step % 5 == 0).then_some(3.0),
             })
             .collect();
-        loss_curve(&path, "a title", &history).unwrap();
+        loss_curve(&path, "a title", &history, &[]).unwrap();
+        let calm = std::fs::read_to_string(&path).unwrap();
+        assert!(!calm.contains("the group changed"), "{calm}");
+        loss_curve(&path, "a title", &history, &[5, 9]).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
+        let lines = |svg: &str| svg.matches("polyline").count();
+        assert_eq!((lines(&svg), svg.matches("the group changed").count()), (lines(&calm) + 3, 1), "with the legend's");
         for text in ["a title", "step", "nats per character", "training", "validation", "polyline"] {
             assert!(svg.contains(text), "{text} is missing");
         }
-        loss_curve(&path, "no step at all", &[]).unwrap();
-        let e = loss_curve(Path::new("/nonexistent/loss.svg"), "t", &history).unwrap_err();
+        loss_curve(&path, "no step at all", &[], &[]).unwrap();
+        let e = loss_curve(Path::new("/nonexistent/loss.svg"), "t", &history, &[]).unwrap_err();
         assert!(format!("{e:#}").contains("/nonexistent/loss.svg"));
     }
 }
