@@ -8,7 +8,7 @@
 //! | --- | --- | --- | --- |
 //! | host memory | yes | no | yes |
 //! | device memory | up to 8 GPUs of one host; others through the hosts' memory | yes | no |
-//! | needs | for GPUs cargo feature `cuda` | cargo feature `cuda`, libnccl.so.2, a GPU per rank | cargo feature `mpi`, ranks started by `mpirun` |
+//! | needs | for GPUs feature `cuda` | feature `cuda`, libnccl.so.2, a GPU per rank | feature `mpi`, `mpirun` |
 //! | ranks that disagree | an error naming both calls | a time-out | an error naming both calls |
 //!
 //! Calls on host memory are complete when they return. Calls on device memory are enqueued on the buffer's stream:

@@ -124,7 +124,7 @@ impl<'a> SharedState<'a> {
     ///
     /// Each rank reads its buffers once to hash them, and hashes what it takes as it comes. Where all are equal
     /// already, nothing moves. Needs 32 bytes of memory per chunk, one bit per chunk and rank, and some tens of bytes
-    /// per message that will be sent, whoever sends it.
+    /// per message that will be sent, by any rank.
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`], the same on all ranks; no buffer is changed, and the communicator stays usable.

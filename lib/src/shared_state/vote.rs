@@ -3,7 +3,7 @@
 //! The newest revision comes first. Ranks that took one step more than the others have seen the contributions of all
 //! ranks to it, so that step counts, even if a single rank has taken it; a majority of all ranks would undo it. Ranks
 //! at one revision must have the same content. If one of them differs, its memory or its arithmetic is wrong, and the
-//! majority tells which. With as many on either side nobody can tell: an error is better than damage on every rank.
+//! majority tells which. With as many on either side no rank can tell: an error is better than damage on every rank.
 
 use bytemuck::{Pod, Zeroable};
 

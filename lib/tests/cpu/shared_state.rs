@@ -15,7 +15,7 @@ use crate::survive::HEARTBEAT;
 
 const CHUNK: usize = 256 << 10;
 
-/// What a rank trains: buffers whose lengths are no multiples of a chunk, and counters.
+/// State of a rank that trains: buffers whose lengths are no multiples of a chunk, and counters.
 #[derive(Debug, Clone)]
 struct State {
     revision: Option<u64>,

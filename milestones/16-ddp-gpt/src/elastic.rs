@@ -96,16 +96,20 @@ pub fn align(state: &mut State, comm: &Comm, finished: bool) -> Result<Option<u3
         let (ranks, step) = (outcome.differing, state.step);
         log::warn!("ranks {ranks:?} had other bits than the rest after {step} steps: check their memory");
     }
-    same_parameters(state, comm).map(Some)
+    Ok(Some(checksum(state)))
 }
 
 /// Fails unless the parameters are the same on all ranks. Returns their checksum.
 pub fn same_parameters(state: &State, comm: &Comm) -> Result<u32> {
-    let mut hasher = crc32fast::Hasher::new();
-    state.model.values.iter().for_each(|value| hasher.update(&value.to_le_bytes()));
-    let crc = hasher.finalize();
+    let crc = checksum(state);
     agree(comm, "the checksum of the parameters", crc)?;
     Ok(crc)
+}
+
+fn checksum(state: &State) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    state.model.values.iter().for_each(|value| hasher.update(&value.to_le_bytes()));
+    hasher.finalize()
 }
 
 /// The plan for `ranks` ranks: the largest part of the batch that they can share evenly.

@@ -1,5 +1,5 @@
-//! Speed of a connection of `tinynccl::transport::rails`, the one under NVIDIA's NCCL. `scripts/net-rails.sh` runs its ends
-//! between network namespaces.
+//! Speed of a connection of `tinynccl::transport::rails`, the one under NVIDIA's NCCL. `scripts/net-rails.sh` runs its
+//! ends between network namespaces.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 //! The C interface as programs see it: types and functions of the header, the symbols of the library, and what happens
-//! when they are called. Calls run over a stand-in for CUDA's driver, so they need no GPU: `client/mod.rs`. `audit` is of
+//! when they are called. Calls run over a stand-in for CUDA's driver, so they need no GPU: `client/mod.rs`. `audit` tests
 //! the library beside it (`bindings/nccl/audit`).
 
 mod audit;

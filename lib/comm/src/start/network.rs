@@ -190,8 +190,8 @@ fn join_addresses(session: &Session, infos: &[EndpointInfo]) -> Vec<Vec<SocketAd
 }
 
 /// Opens this rank's endpoint and publishes it: on loopback alone if all ranks are on one host, unless one of them
-/// comes from a group that others reach, and may get newcomers from there. Returns the endpoint and the descriptions of all
-/// ranks, by rank.
+/// comes from a group that others reach, and may get newcomers from there. Returns the endpoint and the descriptions of
+/// all ranks, by rank.
 fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointInfo>)> {
     let infos = session.infos().iter().enumerate();
     let hosts: Vec<Host> = infos

@@ -1,5 +1,5 @@
-//! The extended interface on the loopback device: requests built call by call, completions read field by field. With the
-//! feature `verbs` also this crate beside verbs.h.
+//! The extended interface on the loopback device: requests built call by call, completions read field by field. With
+//! the feature `verbs` also this crate beside verbs.h.
 
 mod calls;
 #[cfg(feature = "verbs")]

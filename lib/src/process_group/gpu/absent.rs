@@ -1,4 +1,4 @@
-//! A build without CUDA. Every match on device memory stays as it is: its arm has a value that nobody can make.
+//! A build without CUDA. Every match on device memory stays as it is: its arm has a value that cannot be made.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;

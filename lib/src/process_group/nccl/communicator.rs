@@ -17,12 +17,13 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 
 use super::library::{self, CommConfig, IN_PROGRESS, SUCCESS, Status, StreamHandle};
 use crate::process_group::backend::{Backend, BackendType, not_carried};
+use crate::process_group::gpu;
 use tinynccl_comm::RawCall;
 use tinynccl_comm::executor::Supervisor;
 use tinynccl_comm::trace::{By, Span, recorded};
 use tinynccl_comm::{Comm, Inner, State};
 use tinynccl_cuda::Messages;
-use tinynccl_cuda::{Stream, cuda};
+use tinynccl_cuda::Stream;
 use tinynccl_plan::dtype::{DType, ReduceOp};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::Collective;
@@ -60,7 +61,7 @@ impl Nccl {
         let nccl = library::open(comm.config())?;
         let (rank, size) = (comm.rank(), comm.size());
         let id = exchange_id(nccl, comm)?;
-        context.bind_to_thread().map_err(|e| cuda("backend nccl", "taking the GPU", e))?;
+        gpu::bind("backend nccl", &context)?;
         let this = Nccl {
             nccl,
             handle: Mutex::new(Handle(null_mut())),
@@ -174,7 +175,7 @@ impl Nccl {
             return Ok(());
         }
         calls.iter().try_for_each(combined)?;
-        self.context.bind_to_thread().map_err(|e| cuda(op, "taking the GPU", e))?;
+        gpu::bind(op, &self.context)?;
         let mut handle = lock(&self.handle);
         if handle.0.is_null() {
             drop(handle);

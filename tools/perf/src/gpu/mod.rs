@@ -115,7 +115,7 @@ impl FromStr for Way {
 }
 
 impl Way {
-    /// What to set for a call of `bytes`.
+    /// Choice to set for a call of `bytes`; `None` leaves it to the library.
     fn choice(self, bytes: usize) -> Option<Choice> {
         let (protocol, blocks) = self.0?;
         Some(Choice { protocol, blocks: blocks.unwrap_or_else(|| protocol.blocks(bytes)) })
@@ -252,7 +252,7 @@ impl Bench<'_> {
             }
         }
         let theirs = plain.min(registered); // of numbers: NAN counts for nothing
-        // Of what the library chooses, if that is among them.
+        // The library's own choice counts, if it is among them.
         let auto = self.options.choices.iter().position(|way| way.0.is_none());
         let best = auto.map_or_else(|| ours.iter().copied().fold(f64::INFINITY, f64::min), |auto| ours[auto]);
         let mut cells = vec![task.bytes.to_string()];

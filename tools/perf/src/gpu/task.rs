@@ -28,7 +28,7 @@ pub(super) struct Task {
 /// Device memory of a task.
 #[derive(Debug)]
 pub(super) struct Buffers {
-    /// Of input and output.
+    /// Addresses of input and output.
     pub(super) addresses: [u64; 2],
     _memory: Box<dyn Any>,
 }

@@ -185,7 +185,7 @@ impl Bench {
     }
 }
 
-/// What a program printed, or the reason why it is left out.
+/// Output of a program, or the reason why it is left out.
 fn understood(program: &Program, outcome: Result<Outcome>) -> Result<(Outcome, Output)> {
     let read = || {
         let outcome = outcome?;

@@ -1,6 +1,5 @@
 """``ProcessGroup``: the methods that torch calls, the way from them to the communicator, and messages."""
 
-import datetime
 import threading
 import weakref
 
@@ -14,7 +13,7 @@ from .meet import Meeting, watch_world
 from .messages import Channel, Deferred, FromAny, Message, close_channels
 from .streams import Sides
 from .tensors import Plain, as_list, refusal
-from .work import Kept, Work
+from .work import Kept, Work, seconds
 
 # The store of the last default process group, of torch 2 as long as the next one is not there: a rank that is ahead may have
 # reached the server of the old one, which then serves both. torch 1.13 cannot make two groups over one server.
@@ -34,7 +33,7 @@ class Group(Collectives):
         self._rank = rank
         self._size = size
         self._store = store
-        self._timeout = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+        self._timeout = seconds(timeout)
         # Of the world all others are parts, whose errors name ranks as the world does.
         is_world = not dist.is_initialized()
         if is_world and joined is not None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from .. import Comm, Error, InvalidArgument
 from . import group
 from .meet import cuda_blocks
+from .work import seconds
 
 # Longest text of the address of a store.
 _TEXT = 256
@@ -46,7 +47,7 @@ def join(ticket, timeout=None):
     process in (:func:`grow`). ``timeout`` is that of the group's calls, in seconds or as a ``timedelta``."""
     if dist.is_initialized():
         raise InvalidArgument("join: this process has a default group already")
-    _begin(Comm.from_ticket(ticket, timeout=_seconds(timeout), cuda_blocks=cuda_blocks()))
+    _begin(Comm.from_ticket(ticket, timeout=seconds(timeout), cuda_blocks=cuda_blocks()))
 
 
 def _change(change, revoke):
@@ -76,7 +77,7 @@ def _begin(comm, timeout=None):
         dist.destroy_process_group()
     group.joined = comm
     try:
-        limit = datetime.timedelta(seconds=_seconds(timeout) or comm.timeout)
+        limit = datetime.timedelta(seconds=seconds(timeout) or comm.timeout)
         dist.init_process_group("tinynccl", store=store, rank=comm.rank, world_size=comm.size, timeout=limit)
     finally:
         group.joined = None
@@ -124,7 +125,3 @@ def _has_failed(comm):
     except Error:
         return True
     return False
-
-
-def _seconds(timeout):
-    return timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout

@@ -55,7 +55,7 @@ class Work(c10d.Work):
         self._release()
         if self._call is not None:
             # torch's own default is a timeout of zero: none.
-            self._call.wait(_seconds(timeout) if timeout else None)
+            self._call.wait(min(seconds(timeout), _LONGEST) if timeout else None)
         self._end()
         if self._gpu_end is not None:
             # The current stream waits; the host does not.
@@ -212,7 +212,7 @@ class Kept:
 _OURS = 4
 
 
-def _seconds(timeout):
-    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
-    return min(seconds, _LONGEST)
+def seconds(timeout):
+    """A time-out, a ``timedelta`` or a number, in seconds."""
+    return timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
 
