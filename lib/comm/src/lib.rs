@@ -90,6 +90,8 @@ pub use tinynccl_sys::Config;
 /// nothing.
 pub struct Comm {
     inner: Arc<Inner>,
+    /// What a failed [`Comm::shrink`] or [`Comm::grow`] goes on with.
+    change: Mutex<survive::Change>,
 }
 
 /// Facts about a communicator, for reports.
@@ -136,6 +138,7 @@ impl Comm {
                 warned: AtomicU32::new(0),
                 _home: home,
             }),
+            change: Mutex::default(),
         }
     }
 

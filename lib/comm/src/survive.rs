@@ -17,6 +17,7 @@ use super::state::control::{decode, encode};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::interrupt::{self, Check, watched};
 use tinynccl_sys::secret;
+use tinynccl_sys::threads::lock;
 use tinynccl_transport::bootstrap::{Server, UniqueId};
 
 /// Result of [`Comm::agree`], equal on all ranks that get one.
@@ -64,7 +65,13 @@ impl Comm {
     /// - [`Error::Unsupported`] on communicators of [`Comm::threads`], whose ranks die together.
     pub fn agree(&self, value: u64) -> Result<Agreed> {
         let vote = Vote { value, newcomers: Vec::new() };
-        let outcome = self.ask("agree", self.membership("agree")?, vote, &|| Ok(Vec::new()))?;
+        if lock(&self.change).unsealed.is_some() {
+            return Err(Error::invalid(
+                "agree",
+                "an earlier shrink or grow failed before its end: call it again first",
+            ));
+        }
+        let outcome = self.ask("agree", self.membership("agree")?, vote, None)?;
         Ok(Agreed { value: outcome.value, alive: outcome.alive })
     }
 
@@ -92,8 +99,8 @@ impl Comm {
     /// ```
     ///
     /// # Errors
-    /// Errors of [`Comm::agree`], and those of a start that failed although no rank died. The call is not repeated
-    /// after one: ranks may stand at different points of the change.
+    /// Errors of [`Comm::agree`], and those of a start that failed although no rank died. The call may be repeated after
+    /// either; each rank goes on where it was, and gets the communicator that the others may have by now.
     pub fn shrink(&self) -> Result<Comm> {
         self.change(SHRINK, 0)
     }
@@ -130,44 +137,36 @@ impl Comm {
         self.change("grow", size)
     }
 
-    /// Makes a communicator of the ranks that live, and of newcomers up to `size` ranks.
+    /// Makes a communicator of the ranks that live, and of newcomers up to `size` ranks. Goes on where a call that
+    /// failed has stopped.
     fn change(&self, op: &'static str, size: usize) -> Result<Comm> {
         let membership = self.membership(op)?;
         let list = &membership.admission().list;
         self.inner.drain();
         let mut failures = 0;
         loop {
-            // One of them may be what keeps the others from starting.
-            let named = if size > 0 && failures == 0 { list.waiting() } else { Vec::new() };
-            let server = RefCell::new(None);
-            let mut outcome = self.ask(op, membership, Vote { value: 0, newcomers: named.clone() }, &|| {
-                let hosted = self.host(membership)?;
-                let attempt = u64::from_le_bytes(secret::random()?);
-                let offer = Offer { attempt, size, store: hosted.unique_id().addresses().to_vec() };
-                *server.borrow_mut() = Some(hosted);
-                encode(op, &offer)
-            })?;
-            let Offer { attempt, size, store } = decode(op, &outcome.offer)?;
-            outcome.newcomers.truncate(size.saturating_sub(outcome.alive.len()));
-            let id = UniqueId::new(membership.secret(&self.inner.state.key(SHRINK)), store);
-            if !outcome.newcomers.is_empty() {
-                let (members, newcomers) = (outcome.alive.len(), outcome.newcomers.clone());
-                list.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers }, &named);
-            }
-            // One of an attempt whose leader was followed by another has another id. The end of a store waits until its
-            // ranks have left: one that is not needed ends after all of them have heard so.
-            let mut server = server.into_inner().filter(|server| server.unique_id() == id);
-            let started = self.start_anew(op, membership, &outcome, attempt, &id, &mut server);
-            if started.is_err() {
-                membership.give_up(&self.inner.state.members, attempt)?;
-            }
+            let unsealed = lock(&self.change).unsealed.take();
+            let unsealed = match unsealed {
+                Some(unsealed) => *unsealed,
+                // A newcomer may be what keeps the others from starting.
+                None => self.begin(op, membership, if failures == 0 { size } else { 0 })?,
+            };
             // All of them have it, or none of them uses it.
-            let vote = Vote { value: u64::from(started.is_ok()), newcomers: list.lost(attempt) };
-            let seal = self.ask(op, membership, vote, &|| Ok(Vec::new()))?;
-            let whole = seal.alive == outcome.alive && seal.newcomers.is_empty();
+            let vote = Vote { value: u64::from(unsealed.started.is_ok()), newcomers: list.lost(unsealed.attempt) };
+            let seal = match self.ask(op, membership, vote, None) {
+                Ok(seal) => seal,
+                Err(error) => {
+                    // The others may have agreed without telling us in time.
+                    if let Error::Timeout { .. } = error {
+                        lock(&self.change).unsealed = Some(Box::new(unsealed));
+                    }
+                    return Err(error);
+                }
+            };
+            let whole = seal.alive == unsealed.alive && seal.newcomers.is_empty();
             let sealed = whole && seal.value & 1 == 1;
-            list.conclude(attempt, sealed);
-            let error = match started {
+            list.conclude(unsealed.attempt, sealed);
+            let error = match unsealed.started {
                 Ok(comm) if sealed => return Ok(comm),
                 Ok(_) => Error::bootstrap("the new group's store", "another rank could not start, see its output"),
                 Err(error) => error,
@@ -179,6 +178,39 @@ impl Comm {
                 return Err(error);
             }
         }
+    }
+
+    /// Agrees on the ranks of a new communicator, and starts it.
+    fn begin(&self, op: &'static str, membership: &Membership, size: usize) -> Result<Unsealed> {
+        let list = &membership.admission().list;
+        let named = if size > 0 { list.waiting() } else { Vec::new() };
+        let offer = || {
+            let mut change = lock(&self.change);
+            let (attempt, server) = match change.offered.take() {
+                Some(before) => before,
+                None => (u64::from_le_bytes(secret::random()?), self.host(membership)?),
+            };
+            let offer = Offer { attempt, size, store: server.unique_id().addresses().to_vec() };
+            change.offered = Some((attempt, server));
+            encode(op, &offer)
+        };
+        let vote = Vote { value: 0, newcomers: named.clone() };
+        let mut outcome = self.ask(op, membership, vote, Some(&offer))?;
+        let server = lock(&self.change).offered.take().map(|(_, server)| server);
+        let Offer { attempt, size, store } = decode(op, &outcome.offer)?;
+        outcome.newcomers.truncate(size.saturating_sub(outcome.alive.len()));
+        let id = UniqueId::new(membership.secret(&self.inner.state.key(SHRINK)), store);
+        if !outcome.newcomers.is_empty() {
+            let (members, newcomers) = (outcome.alive.len(), outcome.newcomers.clone());
+            list.begin(Attempt { number: attempt, store: id.to_string(), members, newcomers }, &named);
+        }
+        // One of an attempt whose leader was followed by another has another id.
+        let mut server = server.filter(|server| server.unique_id() == id);
+        let started = self.start_anew(op, membership, &outcome, attempt, &id, &mut server);
+        if started.is_err() {
+            membership.give_up(&self.inner.state.members, attempt)?;
+        }
+        Ok(Unsealed { alive: outcome.alive, attempt, started, _server: server })
     }
 
     pub(crate) fn membership(&self, op: &str) -> Result<&Arc<Membership>> {
@@ -195,7 +227,7 @@ impl Comm {
         op: &'static str,
         membership: &Membership,
         vote: Vote,
-        offer: &dyn Fn() -> Result<Vec<u8>>,
+        offer: Option<&dyn Fn() -> Result<Vec<u8>>>,
     ) -> Result<Outcome> {
         self.inner.drain();
         let state = &self.inner.state;
@@ -229,6 +261,25 @@ impl Comm {
         let size = alive.len() + outcome.newcomers.len();
         until(is_over, || Comm::restart(self, id, (rank, size), alive, server))
     }
+}
+
+/// State of a change of members that a failed call has left, and the next one goes on with.
+#[derive(Default)]
+pub(crate) struct Change {
+    /// Attempt and store that this rank has offered as the leader: the others may have accepted them.
+    offered: Option<(u64, Server)>,
+    unsealed: Option<Box<Unsealed>>,
+}
+
+/// A communicator that this rank has started, or could not start, before all have agreed to use it.
+struct Unsealed {
+    /// Ranks of the old one that take part.
+    alive: Vec<usize>,
+    attempt: u64,
+    started: Result<Comm>,
+    /// A store that no communicator has taken. Its end waits until its ranks have left, so that it comes after all have
+    /// heard that the attempt failed.
+    _server: Option<Server>,
 }
 
 /// The leader's part of an outcome.

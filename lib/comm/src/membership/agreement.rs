@@ -155,7 +155,7 @@ impl Agreement {
             let missing = missing.to_vec();
             self.send_all(out, |_| Message::NoQuorum { missing: missing.clone() });
         }
-        self.vote = None;
+        (self.vote, self.offer) = (None, None);
         self.silent.clear();
     }
 

@@ -119,8 +119,8 @@ pub(super) struct Asked<'a> {
     /// World rank by rank.
     pub(super) members: &'a [usize],
     pub(super) vote: Vote,
-    /// Makes [`Outcome::offer`], if this rank leads the agreement.
-    pub(super) offer: &'a dyn Fn() -> Result<Vec<u8>>,
+    /// Makes [`Outcome::offer`], which is not empty, if this rank leads the agreement; none: it is empty.
+    pub(super) offer: Option<&'a dyn Fn() -> Result<Vec<u8>>>,
 }
 
 impl Membership {
@@ -202,7 +202,8 @@ impl Membership {
     ///
     /// # Errors
     /// [`Error::Timeout`] when too few members are known to live, or one that lives does not call it in time;
-    /// [`Error::Aborted`] when the others have gone on without this rank.
+    /// [`Error::Aborted`] when the others have gone on without this rank; [`Error::InvalidArgument`] when they have made
+    /// another call. After it, or a time-out, the agreement is still to come.
     pub(super) fn agree(&self, asked: &Asked<'_>) -> Result<Outcome> {
         let (shared, began) = (&*self.shared, Instant::now());
         let rank = asked.members.iter().position(|&member| member == shared.post.rank());
@@ -225,6 +226,14 @@ impl Membership {
                 if !outcome.alive.contains(&rank) {
                     // For good: later calls find the same.
                     return Err(excluded(asked, rank, &outcome));
+                }
+                if outcome.offer.is_empty() != asked.offer.is_none() {
+                    // This agreement is still to come for the call that the others have made.
+                    let theirs = if asked.offer.is_none() { "shrink or grow" } else { "agree" };
+                    return Err(Error::invalid(
+                        asked.op,
+                        format!("the other ranks have called {theirs}: call it, too"),
+                    ));
                 }
                 shared.group(&mut groups, asked, rank).round += 1;
                 return Ok(outcome);
@@ -253,7 +262,7 @@ impl Membership {
             }
             drop(groups);
             if wants_offer {
-                let offer = (asked.offer)();
+                let offer = asked.offer.map_or(Ok(Vec::new()), |make| make());
                 groups = lock(&shared.groups);
                 let offer = match offer {
                     Ok(offer) => offer,
