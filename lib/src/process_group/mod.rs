@@ -138,7 +138,16 @@ impl ProcessGroup {
     /// The communicator of the same ranks: host memory over this library, whatever the group's own backend.
     ///
     /// Asynchronous calls of the group and calls of the communicator run in one order, so every rank makes both in the
-    /// same order.
+    /// same order. A group that has lost a rank goes on as a new one of the communicator's [`shrink`](Comm::shrink):
+    ///
+    /// ```no_run
+    /// use tinynccl::process_group::{Device, ProcessGroup};
+    ///
+    /// fn go_on(group: ProcessGroup) -> tinynccl::Result<ProcessGroup> {
+    ///     group.comm().revoke()?;
+    ///     ProcessGroup::new(group.comm().shrink()?, group.backend(), Device::LocalRank)
+    /// }
+    /// ```
     pub fn comm(&self) -> &Comm {
         &self.comm
     }

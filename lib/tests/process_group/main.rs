@@ -11,6 +11,7 @@ mod random;
 mod ranks;
 mod standin;
 mod suite;
+mod survive;
 
 use std::io::Write;
 

@@ -21,7 +21,10 @@ fn again(tests: &[&str], folders: &[&Path]) {
 
 #[test]
 fn tinynccl_over_the_stand_in() {
-    again(&["tinynccl_on_gpus"], &[&cuda_standin::folder().expect("the stand-in was built")]);
+    again(
+        &["tinynccl_on_gpus", "survive::a_group_goes_on_without_a_killed_rank"],
+        &[&cuda_standin::folder().expect("the stand-in was built")],
+    );
 }
 
 #[test]
