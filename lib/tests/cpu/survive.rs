@@ -438,25 +438,32 @@ fn stop(transport: &str, victim: usize, stays: bool) {
     survivors.iter().for_each(|&rank| assert_eq!(job.end_of(rank), Some(0)));
 }
 
-/// Prints the time from the death of one of eight processes to the next finished all_reduce of the others.
+/// Prints the time from the death of a rank to the next finished all_reduce of the others, of rounds of `length`.
+fn measure(ranks: usize, victim: usize, length: Duration) {
+    let (mut times, begin) = (Vec::new(), std::time::Instant::now());
+    while begin.elapsed() < length {
+        let job = Job::start("auto", ranks, ranks - 1, 1000, &[], None);
+        job.begin();
+        short_while(0);
+        let killed = now();
+        job.signal(victim, Signal::KILL);
+        let done = |rank: usize| job.line(rank, "shrunk").split(' ').nth(1).and_then(|at| at.parse::<u64>().ok());
+        let done = (0..ranks).filter(|&rank| rank != victim).filter_map(done).max().expect("other ranks");
+        times.push((done - killed) as f64 * 1e-6);
+    }
+    times.sort_by(f64::total_cmp);
+    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+    eprintln!("{ranks} ranks, rank {victim}: {} times, p50 {:.1} ms, p99 {:.1} ms", times.len(), at(0.5), at(0.99));
+}
+
 #[test]
 #[ignore = "measures"]
 fn time_to_go_on() {
-    for victim in [5, 0] {
-        let (mut times, begin) = (Vec::new(), std::time::Instant::now());
-        while begin.elapsed() < Duration::from_secs(30) {
-            let job = Job::start("auto", 8, 7, 1000, &[], None);
-            job.begin();
-            short_while(0);
-            let killed = now();
-            job.signal(victim, Signal::KILL);
-            let done = |rank: usize| job.line(rank, "shrunk").split(' ').nth(1).and_then(|at| at.parse::<u64>().ok());
-            let done = (0..8).filter(|&rank| rank != victim).filter_map(done).max().expect("seven ranks");
-            times.push((done - killed) as f64 * 1e-6);
-        }
-        times.sort_by(f64::total_cmp);
-        let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
-        eprintln!("rank {victim}: {} times, p50 {:.1} ms, p99 {:.1} ms", times.len(), at(0.5), at(0.99));
-        eprintln!("{times:.1?}");
-    }
+    [5, 0].into_iter().for_each(|victim| measure(8, victim, Duration::from_secs(30)));
+}
+
+#[test]
+#[ignore = "measures"]
+fn time_to_go_on_by_size() {
+    [2, 4, 8, 16, 32, 64].into_iter().for_each(|ranks| measure(ranks, 1, Duration::from_secs(20)));
 }

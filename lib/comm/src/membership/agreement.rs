@@ -443,5 +443,8 @@ impl Attempt {
 }
 
 #[cfg(test)]
+#[path = "growth.rs"]
+mod growth;
+#[cfg(test)]
 #[path = "model.rs"]
 mod model;
