@@ -7,13 +7,18 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, &str, &str)] = &[
     ("src", "", "shared_state ddp process_group launch declared"),
     ("cuda/src", "", "start calls comm hosted phased peer path kernels checked window driver"),
-    ("comm/src", "", "join survive start calls engine state membership symmetric executor trace topology reduce"),
+    (
+        "comm/src",
+        "",
+        "join survive start calls engine status state membership symmetric executor trace topology reduce",
+    ),
     (
         "transport/src",
         "",
         "fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info beacon wrap memory accept explore forward \
          wait bootstrap",
     ),
+    ("comm/src/status", "status", "findings view ask registry serve place report"),
     ("transport/src/rails", "rails", "links connect relay address health connection rdma data stream failover worker"),
     ("transport/src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
     ("sys/src", "", "config half_open strangers secret interrupt doorbell threads backoff sync unix fork"),

@@ -15,6 +15,7 @@ use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
 use tinynccl_sys::secret::Secret;
 use tinynccl_sys::threads::lock;
+use tinynccl_transport::beacon;
 use tinynccl_transport::bootstrap::{Event, Host, RankState, Session};
 use tinynccl_transport::mapping::Mapping;
 use tinynccl_transport::rails;
@@ -242,6 +243,23 @@ fn unreadable(rank: usize, error: &serde_json::Error) -> Error {
 impl Topology for Network {
     fn rank(&self) -> usize {
         self.session.rank()
+    }
+
+    fn job(&self) -> u64 {
+        self.session.secret().name()
+    }
+
+    fn world_size(&self) -> usize {
+        self.session.world_size()
+    }
+
+    fn process(&self, peer: usize) -> u32 {
+        self.membership.infos()[peer].pid
+    }
+
+    fn has_ended(&self, peer: usize) -> bool {
+        let [ours, theirs] = [self.rank(), peer].map(|rank| &self.membership.infos()[rank]);
+        ours.host.same_network(&theirs.host) && theirs.beacon.as_deref().is_some_and(beacon::is_out)
     }
 
     fn one_process(&self) -> bool {

@@ -61,6 +61,18 @@ pub(crate) trait Control: Topology + Sharing + Liveness + Connect + Send + Sync 
 pub(crate) trait Topology {
     /// Our world rank.
     fn rank(&self) -> usize;
+    /// Number that this start of the job has, and no other: the same on all ranks, random, and no secret.
+    fn job(&self) -> u64;
+    /// Number of ranks of the world.
+    fn world_size(&self) -> usize;
+    /// Process that runs `peer`.
+    fn process(&self, _peer: usize) -> u32 {
+        std::process::id()
+    }
+    /// True once that process has ended, where this one can prove it.
+    fn has_ended(&self, _peer: usize) -> bool {
+        false
+    }
     /// True when the ranks are threads of one process.
     fn one_process(&self) -> bool {
         true
