@@ -127,6 +127,13 @@ impl Inner {
         self.state.clone()
     }
 
+    /// Makes reports know the ages of a device's calls from now on.
+    pub(crate) fn look_at_device(&self) {
+        if self._listed.is_some() {
+            Listed::wake();
+        }
+    }
+
     /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.state.members.len()

@@ -1,6 +1,6 @@
 //! The control plane between processes: a rendezvous session and this rank's endpoint.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -255,6 +255,15 @@ impl Topology for Network {
 
     fn process(&self, peer: usize) -> u32 {
         self.membership.infos()[peer].pid
+    }
+
+    fn address(&self, peer: usize) -> Option<IpAddr> {
+        let mut all = self.membership.infos()[peer].tcp.iter().map(SocketAddr::ip);
+        all.find(|ip| !ip.is_loopback())
+    }
+
+    fn loss(&self, peer: usize) -> Option<String> {
+        lock(&self.gone.0).lost.iter().find(|(rank, _)| *rank == peer).map(|(_, detail)| detail.clone())
     }
 
     fn has_ended(&self, peer: usize) -> bool {

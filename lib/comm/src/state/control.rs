@@ -1,5 +1,6 @@
 //! The control plane of a communicator: ranks connect, exchange small values, and learn of each other's end.
 
+use std::net::IpAddr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,6 +69,14 @@ pub(crate) trait Topology {
     /// Process that runs `peer`.
     fn process(&self, _peer: usize) -> u32 {
         std::process::id()
+    }
+    /// Address of `peer`'s host on a network, if it listens there.
+    fn address(&self, _peer: usize) -> Option<IpAddr> {
+        None
+    }
+    /// How `peer` was lost, if this process knows of it.
+    fn loss(&self, _peer: usize) -> Option<String> {
+        None
     }
     /// True once that process has ended, where this one can prove it.
     fn has_ended(&self, _peer: usize) -> bool {

@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock, Weak};
 use crate::Comm;
 use tinynccl_plan::wire::Header;
 use tinynccl_sys::threads::lock;
+use tinynccl_transport::bootstrap::Change;
 
 /// Calls that run on a device, as a report shows them.
 #[derive(Debug, Clone, Default)]
@@ -22,8 +23,10 @@ pub struct DeviceCalls {
     pub finished: Option<u32>,
     /// The call that is the first not to be over, else the last one that was enqueued.
     pub call: Option<Header>,
-    /// Collectives that are over, by their code; empty where the number is not known.
-    pub over: Vec<u64>,
+    /// Calls that were enqueued, by the code of the collective.
+    pub made: Vec<u64>,
+    /// Those of them that are over, where that is known.
+    pub over: Option<Vec<u64>>,
 }
 
 /// A component that runs the calls of a communicator's ranks on their devices.
@@ -38,6 +41,7 @@ pub(crate) struct Shown {
     name: OnceLock<String>,
     hidden: AtomicBool,
     device: Mutex<Option<Weak<dyn OnDevice>>>,
+    change: Change,
 }
 
 impl Shown {
@@ -50,10 +54,12 @@ impl Shown {
         self.hidden.load(Ordering::Relaxed)
     }
 
-    /// The calls on the device, if it has one.
-    pub(crate) fn device(&self) -> Option<DeviceCalls> {
+    /// The calls on the device, if it has one, and the milliseconds since they were last seen to go on.
+    pub(crate) fn device(&self) -> Option<(DeviceCalls, u64)> {
         let device = lock(&self.device).as_ref()?.upgrade()?;
-        Some(device.calls())
+        let calls = device.calls();
+        let quiet = self.change.look(calls.begun.unwrap_or(calls.enqueued).into(), calls.finished.unwrap_or(0).into());
+        Some((calls, quiet))
     }
 }
 
@@ -73,5 +79,6 @@ impl Comm {
     #[doc(hidden)]
     pub fn show_device(&self, device: Weak<dyn OnDevice>) {
         *lock(&self.inner.state.shown.device) = Some(device);
+        self.inner.look_at_device();
     }
 }

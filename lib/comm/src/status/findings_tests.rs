@@ -14,7 +14,7 @@ fn rank(rank: usize, state: State, last: Option<Call>) -> Rank {
     Rank {
         rank,
         world: rank,
-        place: Place { host: "h".to_owned(), pid: 100 + rank as u32 },
+        place: Place { host: "h".to_owned(), pid: 100 + rank as u32, address: None },
         state,
         source: Source::Process,
         standing: Some(standing),

@@ -6,6 +6,7 @@
 //!
 //! | module | idea |
 //! | --- | --- |
+//! | `text` | the communicators and the findings, for people |
 //! | `findings` | which rank the others wait for |
 //! | `view` | the reports of all processes, as communicators with their ranks |
 //! | `ask` | asks the processes of this host |
@@ -20,7 +21,13 @@ pub mod place;
 mod registry;
 pub mod report;
 mod serve;
+pub mod text;
 pub mod view;
 
 pub use findings::{Finding, findings};
 pub(crate) use registry::{Listed, Starting};
+
+/// Returns the report of this process, without a question to any other.
+pub fn here() -> report::Report {
+    registry::report(false)
+}

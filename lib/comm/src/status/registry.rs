@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::report::{Call, Device, Event, Heard, Job, Member, Place, Report, Standing, Start, VERSION, by_name};
 use super::serve::Server;
@@ -98,6 +98,11 @@ impl Listed {
         });
         Some(Listed(state.clone()))
     }
+
+    /// Makes the status thread look at what was added.
+    pub(crate) fn wake() {
+        with(|registry| registry.server.iter().for_each(Server::wake));
+    }
 }
 
 impl Drop for Listed {
@@ -151,11 +156,15 @@ fn name(state: &State) -> String {
 /// Looks at the calls of communicators that no heartbeat looks at, so that their ages are known. True if there are any.
 pub(super) fn look() -> bool {
     let states = with(|registry| registry.states.iter().filter_map(Weak::upgrade).collect::<Vec<_>>());
-    let alone: Vec<_> = states.iter().filter(|state| state.control.one_process()).collect();
-    for state in &alone {
-        let _ = state.progress.snapshot();
+    let mut any = false;
+    for state in states {
+        any |= state.shown.device().is_some();
+        if state.control.one_process() {
+            any = true;
+            let _ = state.progress.snapshot();
+        }
     }
-    !alone.is_empty()
+    any
 }
 
 /// The report of this process. With `heard` also what the store knows of the other ranks, which takes up to two
@@ -174,16 +183,15 @@ pub(super) fn report(heard: bool) -> Report {
     let mut jobs: Vec<Job> = Vec::new();
     let mut comms = Vec::new();
     // Once is enough: each question to a store that does not answer takes as long as it may.
-    let mut answers = heard;
+    let mut silence = None;
     for state in states.iter().filter(|state| !state.shown.is_hidden()) {
         let job = format!("{:016x}", state.control.job());
         if !jobs.iter().any(|known| known.job == job) {
             jobs.push(Job { job: job.clone(), ranks: places(state) });
         }
         let mut member = member(state, job);
-        if answers {
-            member.heard = others(state);
-            answers = member.heard.is_some();
+        if heard {
+            member.heard = Some(others(state, &mut silence));
         }
         comms.push(member);
     }
@@ -208,14 +216,15 @@ fn program() -> String {
 fn places(state: &State) -> Vec<Place> {
     let control = &*state.control;
     let host = |rank| if control.one_process() { Host::current().hostname } else { control.hostname(rank) };
-    (0..control.world_size()).map(|rank| Place { host: host(rank), pid: control.process(rank) }).collect()
+    let place = |rank| Place { host: host(rank), pid: control.process(rank), address: control.address(rank) };
+    (0..control.world_size()).map(place).collect()
 }
 
 fn member(state: &State, job: String) -> Member {
     let snapshot = state.progress.snapshot();
     let mut standing = Standing::of(&snapshot, state.id, &state.members);
     let mut calls = state.progress.calls();
-    let device = state.shown.device().map(|on| {
+    let device = state.shown.device().map(|(on, quiet_ms)| {
         calls.clear();
         let done = on.finished.unwrap_or(on.enqueued);
         // The first that is not over, where it is not known which have begun.
@@ -224,10 +233,17 @@ fn member(state: &State, job: String) -> Member {
             begun: on.begun.unwrap_or(next),
             done,
             call: on.call.as_ref().map(Call::of),
+            quiet_ms,
             ..standing.clone()
         };
-        let over = by_name(&on.over);
-        Device { device: on.device, path: on.path, enqueued: on.enqueued, finished: on.finished, over }
+        Device {
+            device: on.device,
+            path: on.path,
+            enqueued: on.enqueued,
+            finished: on.finished,
+            made: by_name(&on.made),
+            over: on.over.as_deref().map(by_name),
+        }
     });
     let recent = calls.iter().skip(calls.len().saturating_sub(RECENT));
     Member {
@@ -244,20 +260,31 @@ fn member(state: &State, job: String) -> Member {
     }
 }
 
-/// State of the members as the store knows it; `None` if it does not answer.
-fn others(state: &State) -> Option<Vec<Heard>> {
-    let health = state.control.health(state.id).ok()?;
+/// State of the members as the store knows it, or as far as this process does where the store gives no answer, with the
+/// reason in `silence`: then it is not asked again.
+fn others(state: &State, silence: &mut Option<String>) -> Vec<Heard> {
+    let health = match silence {
+        Some(_) => Vec::new(),
+        None => state.control.health(state.id).unwrap_or_else(|error| {
+            *silence = Some(format!("the rendezvous store gives no answer: {error}"));
+            Vec::new()
+        }),
+    };
     let limit = state.control.silence_limit();
     let heard = |&world: &usize| {
-        let of = health.get(world)?;
-        let ended = of.gone.is_none() && state.control.has_ended(world);
-        Some(Heard {
-            silent_ms: of.silent_for.as_millis() as u64,
-            silent: of.silent_for > limit,
-            gone: if ended { Some("its process has ended".to_owned()) } else { of.gone.clone() },
+        let of = health.get(world);
+        let gone = of.and_then(|of| of.gone.clone()).or_else(|| state.control.loss(world));
+        let ended = || state.control.has_ended(world).then(|| "its process has ended".to_owned());
+        let silent_for = of.map_or(Duration::ZERO, |of| of.silent_for);
+        let progress = of.and_then(|of| of.progress.as_ref());
+        Heard {
+            silent_ms: silent_for.as_millis() as u64,
+            silent: silent_for > limit,
+            gone: gone.or_else(ended),
             left: state.control.has_left(world),
-            standing: of.progress.as_ref().map(|progress| Standing::of(progress, state.id, &state.members)),
-        })
+            standing: progress.map(|progress| Standing::of(progress, state.id, &state.members)),
+            unknown: of.is_none().then(|| silence.clone()).flatten(),
+        }
     };
     state.members.iter().map(heard).collect()
 }

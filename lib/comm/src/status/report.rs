@@ -1,5 +1,8 @@
 //! One process's report: its communicators, each rank's standing in them, and what has happened last.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 use tinynccl_plan::dtype::DType;
@@ -59,6 +62,8 @@ pub struct Place {
     pub host: String,
     /// Process id there.
     pub pid: u32,
+    /// Address by which other hosts reach it, where ranks are on several.
+    pub address: Option<IpAddr>,
 }
 
 /// One rank of a communicator.
@@ -127,8 +132,10 @@ pub struct Device {
     pub enqueued: u32,
     /// Calls that are over on the device; `None` where that is not known.
     pub finished: Option<u32>,
-    /// Collectives that are over, by name; empty where that is not known.
-    pub over: Vec<(String, u64)>,
+    /// Calls that were enqueued, by the name of the collective.
+    pub made: BTreeMap<String, u64>,
+    /// Those of them that are over on the device; `None` where that is not known.
+    pub over: Option<BTreeMap<String, u64>>,
 }
 
 /// A rank, as the rendezvous store knows it.
@@ -144,6 +151,8 @@ pub struct Heard {
     pub left: bool,
     /// Its calls as of its last heartbeat; `None` if it has none on this communicator.
     pub standing: Option<Standing>,
+    /// Reason for which the store told nothing.
+    pub unknown: Option<String>,
 }
 
 /// An event of the process.
@@ -189,7 +198,7 @@ impl Standing {
 }
 
 /// Names of collectives with their counts, of an array by code.
-pub(crate) fn by_name(counts: &[u64]) -> Vec<(String, u64)> {
+pub(crate) fn by_name(counts: &[u64]) -> BTreeMap<String, u64> {
     let name = |code: usize| Collective::from_code(code as u8).map(|collective| collective.name().to_owned());
     counts.iter().enumerate().filter_map(|(code, &count)| Some((name(code)?, count))).collect()
 }

@@ -173,7 +173,7 @@ fn one(answers: &Answers, job: &str, comm: u32, members: &[(&Report, &Member)]) 
     let places = &first.jobs.iter().find(|known| known.job == job)?.ranks;
     let heard = members.iter().find_map(|(_, member)| member.heard.as_ref());
     let ranks = any.members.iter().enumerate().map(|(rank, &world)| {
-        let place = places.get(world).cloned().unwrap_or(Place { host: "?".to_owned(), pid: 0 });
+        let place = places.get(world).cloned().unwrap_or(Place { host: "?".to_owned(), pid: 0, address: None });
         match members.iter().find(|(_, member)| member.rank == rank) {
             Some((_, member)) => reported(member, place),
             None => {
@@ -233,7 +233,12 @@ fn unreported(
         _ => match &standing {
             Some(standing) => (state(standing), None),
             None if answered => (State::Unknown, Some("its process does not have this communicator".to_owned())),
-            None => (State::Unknown, Some("its process was not asked".to_owned())),
+            None => {
+                let why = heard
+                    .and_then(|heard| heard.unknown.as_ref())
+                    .map_or_else(String::new, |why| format!(", and {why}"));
+                (State::Unknown, Some(format!("its process gave no report{why}")))
+            }
         },
     };
     let source = if standing.is_some() { Source::Heartbeat } else { Source::Nothing };

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
+use super::data_path::Progress;
 use crate::checked::call::Signature;
 use crate::driver::cuda;
 use tinynccl_comm::{Attached, Comm};
@@ -34,7 +35,9 @@ struct Words {
     ours: AtomicU64,
     theirs: AtomicU64,
     cut: AtomicU32,
-    /// Numbers of the last calls that a stream has begun and finished, on the phased path.
+    /// What follows is written by every call, and has a line of its own: the host looks at the others before each.
+    _line: [u32; 19],
+    /// Numbers of the last calls that a kernel or a stream has begun and finished.
     started: AtomicU32,
     finished: AtomicU32,
 }
@@ -193,6 +196,12 @@ impl Report {
     pub(crate) fn progress(&self) -> (u32, u32) {
         let words = self.words();
         (words.started.load(Ordering::Acquire), words.finished.load(Ordering::Acquire))
+    }
+
+    /// [`Report::progress`], as [`DataPath::progress`](super::DataPath::progress).
+    pub(crate) fn calls(&self) -> Progress {
+        let (begun, finished) = self.progress();
+        Progress { begun: Some(begun), finished: Some(finished) }
     }
 
     /// As in a kernel, the first failure is kept.

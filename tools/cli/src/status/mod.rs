@@ -1,7 +1,6 @@
 //! `status`: the jobs that run on this host, the call that each rank is in, and the rank that the others wait for.
 
 mod ras;
-mod text;
 
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use serde::Serialize;
 use tinynccl::Config;
 use tinynccl::status::ask::{self, Answers};
 use tinynccl::status::view::{View, view};
-use tinynccl::status::{Finding, findings, place};
+use tinynccl::status::{Finding, findings, place, text};
 
 /// Exit status: a rank waits, a communicator has failed, or a process is gone or stopped.
 const ODD: i32 = 1;

@@ -36,16 +36,28 @@ pub struct Progress {
 
 /// Moment at which numbers of calls were last seen to change. Whoever looks notices it, a heartbeat for example: the
 /// thread that makes the calls reads no clock.
-#[derive(Debug, Default)]
-struct Change {
+#[derive(Debug)]
+pub struct Change {
     numbers: AtomicU64,
     /// Milliseconds of this process's clock.
     seen: AtomicU64,
 }
 
+impl Default for Change {
+    /// Nothing has changed since now.
+    fn default() -> Change {
+        Change { numbers: AtomicU64::new(0), seen: AtomicU64::new(now()) }
+    }
+}
+
 impl Change {
-    /// Returns the milliseconds since a look found other numbers than the look before it.
-    fn look(&self, started: u64, done: u64, now: u64) -> u64 {
+    /// Looks at the numbers of the calls that were started and done last. Returns the milliseconds since a look found
+    /// others than the look before it.
+    pub fn look(&self, started: u64, done: u64) -> u64 {
+        self.look_at(started, done, now())
+    }
+
+    fn look_at(&self, started: u64, done: u64, now: u64) -> u64 {
         let numbers = started << 32 | done & u64::from(u32::MAX);
         if self.numbers.swap(numbers, Relaxed) != numbers {
             self.seen.store(now, Relaxed);
@@ -74,7 +86,7 @@ impl Progress {
             ranks: AtomicU32::new(0),
             calls: Calls::new(Keys::of(secret, comm)),
             sent: AtomicU32::new(0),
-            change: Change { seen: AtomicU64::new(now()), ..Change::default() },
+            change: Change::default(),
         }
     }
 
@@ -125,7 +137,7 @@ impl Progress {
         Snapshot {
             seq_started,
             seq_done,
-            quiet: Quiet(self.change.look(seq_started, seq_done, now())),
+            quiet: Quiet(self.change.look(seq_started, seq_done)),
             waiting_on: (waiting_on != Self::NOBODY).then_some(waiting_on as usize),
             closed: self.closed.load(Relaxed),
             ranks: self.ranks.load(Relaxed),
@@ -197,9 +209,9 @@ mod tests {
 
     #[test]
     fn the_age_of_a_change_begins_with_the_look_that_finds_it() {
-        let change = Change::default();
+        let change = Change { numbers: AtomicU64::new(0), seen: AtomicU64::new(0) };
         let looks = [(0, 0, 7), (1, 0, 300), (1, 0, 550), (1, 1, 800), (1, 1, 900), (2, 1, 901)];
-        assert_eq!(looks.map(|(started, done, now)| change.look(started, done, now)), [7, 0, 250, 0, 100, 0]);
+        assert_eq!(looks.map(|(started, done, now)| change.look_at(started, done, now)), [7, 0, 250, 0, 100, 0]);
     }
 
     #[test]

@@ -2,15 +2,15 @@
 
 use std::fmt::Write as _;
 
-use tinynccl::status::Finding;
-use tinynccl::status::view::{Comm, Rank, Source, State, View, seconds};
+use super::Finding;
+use super::view::{Comm, Rank, Source, State, View, seconds};
 
 /// Ranks of a communicator in one row if they agree in all but their numbers and processes: a list of 1024 ranks is
 /// read by no one.
 const ROWS: usize = 16;
 
-/// The whole page: what is odd, then the tables.
-pub(super) fn page(view: &View, found: &[Finding], verbose: bool) -> String {
+/// Returns the whole page: what is odd, then the tables. `verbose`: all ranks, their last calls, and the events.
+pub fn page(view: &View, found: &[Finding], verbose: bool) -> String {
     let mut page = String::new();
     if found.is_empty() {
         page.push_str("nothing odd\n");
