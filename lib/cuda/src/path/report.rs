@@ -336,7 +336,7 @@ impl Drop for Report {
 #[cfg(test)]
 pub(crate) fn layouts() -> Vec<(String, usize)> {
     crate::kernels::mirrored!(Words as "Report" {
-        abort, state, kind, channel, peer, expected, got, call, ours, theirs, cut,
+        abort, state, kind, channel, peer, expected, got, call, ours, theirs, cut, started, finished,
     })
     .split_off(1)
 }
