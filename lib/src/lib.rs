@@ -53,7 +53,7 @@ mod shared_state;
 #[doc(inline)]
 pub use tinynccl_comm as comm;
 #[doc(inline)]
-pub use tinynccl_comm::{reduce, topology, trace};
+pub use tinynccl_comm::{reduce, status, topology, trace};
 #[cfg(feature = "cuda")]
 #[doc(inline)]
 pub use tinynccl_cuda as cuda;

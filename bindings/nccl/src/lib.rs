@@ -11,6 +11,7 @@
 //! | `lifecycle` | begin and end of communicators: init, split, finalize |
 //! | `submit` | groups; operations in threads and on streams |
 //! | `comm` | handle and state of a communicator |
+//! | `ras` | the server that NCCL's client `ncclras` asks |
 //! | `rendezvous` | how the ranks of a new communicator find each other |
 //! | `abi` | NCCL's types, exported functions, errors |
 //! | `env` | variables, files of variables, version, log |
@@ -24,5 +25,6 @@ mod env;
 mod lifecycle;
 mod memory;
 mod query;
+mod ras;
 mod rendezvous;
 mod submit;

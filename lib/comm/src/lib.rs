@@ -4,7 +4,7 @@
 //! order. Blocking calls run in the caller's thread; asynchronous ones ([`Work`]) run on a progress thread, in order.
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
 //!
-//! Seven modules, each of which uses those below it:
+//! Eight modules, each of which uses those below it:
 //!
 //! | module | idea |
 //! | --- | --- |
@@ -12,6 +12,7 @@
 //! | `survive` | goes on without ranks that are lost, and with newcomers: revoke, agree, shrink, grow |
 //! | `start` | makes communicators: joining, splitting, measuring, sharing memory |
 //! | `calls` | the forms of a call that users see, from arguments to a checked [`Call`] with its memory |
+//! | `status` | shows a running job to a reader outside of it |
 //! | `engine` | runs a call: numbers it, finds its route, runs it in the shared region or over links |
 //! | `state` | the first failure, progress, and the known state of other ranks |
 //! | `membership` | agreement of the ranks without the rendezvous store; newcomers that wait |
@@ -30,6 +31,7 @@ mod membership;
 pub mod reduce;
 mod start;
 mod state;
+pub mod status;
 mod survive;
 #[doc(hidden)]
 pub mod symmetric;
@@ -74,6 +76,8 @@ pub use state::control::Progress;
 #[doc(hidden)]
 pub use state::failure::Attached;
 use state::home::Home;
+#[doc(hidden)]
+pub use state::shown::{DeviceCalls, OnDevice};
 pub use survive::Agreed;
 #[doc(no_inline)]
 pub use tinynccl_plan::{Call, DType, Element, Error, ReduceOp, Result, schedule, wire};
@@ -126,6 +130,7 @@ impl Comm {
         let oversubscribed = AtomicBool::new(tuned.is_oversubscribed(state.rank));
         let engine = Engine::new(&state, tuned);
         let queue = Queue::new(state.rank);
+        let listed = status::Listed::new(&state);
         Comm {
             inner: Arc::new(Inner {
                 state,
@@ -136,6 +141,7 @@ impl Comm {
                 oversubscribed,
                 splits: AtomicU32::new(0),
                 warned: AtomicU32::new(0),
+                _listed: listed,
                 _home: home,
             }),
             change: Mutex::default(),

@@ -7,13 +7,18 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, &str, &str)] = &[
     ("src", "", "shared_state ddp process_group launch declared"),
     ("cuda/src", "", "start calls comm hosted phased peer path kernels checked window driver"),
-    ("comm/src", "", "join survive start calls engine state membership symmetric executor trace topology reduce"),
+    (
+        "comm/src",
+        "",
+        "join survive start calls engine status state membership symmetric executor trace topology reduce",
+    ),
     (
         "transport/src",
         "",
         "fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info beacon wrap memory accept explore forward \
          wait bootstrap",
     ),
+    ("comm/src/status", "status", "text findings view ask registry serve place report"),
     ("transport/src/rails", "rails", "links connect relay address health connection rdma data stream failover worker"),
     ("transport/src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
     ("sys/src", "", "config half_open strangers secret interrupt doorbell threads backoff sync unix fork"),
@@ -31,7 +36,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("../bindings/nccl-net/src", "", "v12 v11 v10 v9 v8 table plugin logger device abi"),
     ("../bindings/ibverbs/src", "", "exports objects system forwards slot symbol"),
     ("plan/src", "", "simulate topology algorithm schedule device call error wire dtype float8"),
-    ("../bindings/nccl/src", "", "calls query memory lifecycle submit comm rendezvous abi env"),
+    ("../bindings/nccl/src", "", "calls query memory lifecycle submit comm ras rendezvous abi env"),
     ("../bindings/nccl/src/calls", "calls", "collectives rma pre_mul_sum"),
     ("../bindings/nccl/src/query", "query", "info params"),
     ("../bindings/nccl/src/memory", "memory", "device_api windows buffers stats"),
@@ -43,6 +48,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
         "rendezvous",
         "join unique_id client listener directory protocol id address digest",
     ),
+    ("../bindings/nccl/src/ras", "ras", "server monitor text json look commands"),
     ("../bindings/nccl/src/abi", "abi", "export config datatypes last_error error types"),
     ("../bindings/nccl/src/env", "env", "debug settings version variables conf lists"),
 ];

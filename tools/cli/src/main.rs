@@ -1,5 +1,5 @@
 //! Inspects the library from outside: draws the schedule of any collective, simulates it on imaginary machines, and
-//! reports the capabilities of a real one. Plays runs from their traces. Starts programs of NCCL's over this library.
+//! reports the capabilities of a real one. Shows what a running job waits for. Plays runs from their traces. Starts programs of NCCL's over this library.
 
 #[cfg(feature = "doctor")]
 mod doctor;
@@ -14,6 +14,8 @@ mod replay;
 mod run;
 mod schedule;
 mod simulate;
+#[cfg(feature = "doctor")]
+mod status;
 mod svg;
 mod values;
 
@@ -44,6 +46,8 @@ enum Command {
     Mesh(mesh::Options),
     #[cfg(feature = "doctor")]
     Run(run::Options),
+    #[cfg(feature = "doctor")]
+    Status(status::Options),
     /// Writes a page that plays a run from its trace, or two runs side by side.
     Replay(replay::Options),
     /// Estimates the time of a schedule on another machine, and its bottleneck.
@@ -65,6 +69,8 @@ fn run() -> Result<i32> {
         Command::Mesh(options) => return mesh::run(&options),
         #[cfg(feature = "doctor")]
         Command::Run(options) => run::run(&options),
+        #[cfg(feature = "doctor")]
+        Command::Status(options) => return status::run(&options),
         Command::Replay(options) => replay::run(&options),
         Command::Simulate(options) => simulate::run(&options),
     };

@@ -9,3 +9,5 @@ mod replay;
 mod run;
 mod schedule;
 mod simulate;
+#[cfg(feature = "doctor")]
+mod status;

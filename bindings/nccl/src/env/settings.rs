@@ -43,6 +43,8 @@ pub(crate) const HONOURED: &[Setting] = settings! {
     "NCCL_P2P_DISABLE": "1: calls go through the hosts' memory; TINYNCCL_CUDA_PATH";
     "NCCL_SHM_DISABLE": "1: between processes of a host, TCP instead of shared memory; TINYNCCL_TRANSPORT";
     "NCCL_MULTI_RANK_GPU_ENABLE": "1: ncclCommInitAll takes a GPU several times";
+    "NCCL_RAS_ENABLE": "0: no server for ncclras";
+    "NCCL_RAS_ADDR": "address:port or name:port of that server; localhost:28028";
     "NCCL_COMM_BLOCKING": "0: communicators are non-blocking, 1: blocking, whatever their configurations say";
 };
 

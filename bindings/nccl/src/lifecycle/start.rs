@@ -13,6 +13,7 @@ use crate::abi::error::{Error, Result};
 use crate::comm::communicator::{Communicator, Connected, Roster};
 use crate::comm::gpu::{self, Current};
 use crate::comm::handle::{self, Handle};
+use crate::ras;
 use crate::rendezvous::{address, digest, listener};
 use crate::submit::group;
 use crate::submit::jobs::Job;
@@ -27,6 +28,7 @@ pub(crate) fn begin(
     connect: impl FnOnce(&Arc<Communicator>) -> Result<Connected> + Send + 'static,
     refuse: impl FnOnce(&Error) + Send + 'static,
 ) -> Result<Status> {
+    ras::start();
     let comm = Arc::new(comm);
     let named = handle::new(comm.clone());
     *new = named;
@@ -80,6 +82,9 @@ pub(crate) fn with_gpu(host: Comm, comm: &Communicator) -> Result<Connected> {
     let device = DeviceComm::new(&host, &context)?;
     let roster = roster(&host)?;
     comm.identify(&roster.token);
+    // Reports show the device's communicator: this one only serves it.
+    host.hide();
+    device.set_name(comm.name());
     let (rank, size) = (host.rank(), host.size());
     log::info!(
         "communicator {}: rank {rank} of {size} on GPU {}, path {} ({}), {} MiB",

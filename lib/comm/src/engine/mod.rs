@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex};
 
 use super::State;
 use super::state::home::Home;
+use super::status::Listed;
 use crate::executor::{Links, Workspace};
 use crate::symmetric::{Alarm, Registry};
 use crate::trace::{Recorder, Tracer};
@@ -47,6 +48,8 @@ pub struct Inner {
     pub(crate) splits: AtomicU32,
     /// Collectives, as bits, for which a refused algorithm was reported.
     pub(crate) warned: AtomicU32,
+    /// Entry in the reports of this process.
+    pub(crate) _listed: Option<Listed>,
     /// Held for its lifetime by the communicators made from one rendezvous.
     pub(crate) _home: Option<Arc<Home>>,
 }
@@ -122,6 +125,13 @@ impl Inner {
     /// Failure state, for objects that outlive a call.
     pub fn state_shared(&self) -> Arc<State> {
         self.state.clone()
+    }
+
+    /// Makes reports know the ages of a device's calls from now on.
+    pub(crate) fn look_at_device(&self) {
+        if self._listed.is_some() {
+            Listed::wake();
+        }
     }
 
     /// Returns the number of ranks.

@@ -12,6 +12,7 @@ use crate::Comm;
 use crate::state::State;
 use crate::state::control::Control;
 use crate::state::home::Home;
+use crate::status::Starting;
 use crate::trace::Sink;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
@@ -69,6 +70,7 @@ impl Comm {
         config: Config,
     ) -> Result<Comm> {
         make_room_for_descriptors();
+        let _starting = Starting::new(store_of(id), rank, world_size, &config);
         let mut info = serde_json::json!({ HOST: Host::current() });
         trace::announce(&mut info, &config);
         let (network, infos) = meet(id, (rank, world_size), info, server.is_some(), Origin::First, &config)?;
@@ -170,6 +172,11 @@ impl Comm {
         tune::start(&comm)?;
         Ok(comm)
     }
+}
+
+/// Address of the store of `id`, for reports.
+fn store_of(id: &UniqueId) -> String {
+    id.addresses().first().map_or_else(|| "?".to_owned(), ToString::to_string)
 }
 
 /// Joins the rendezvous of `id`, and returns the control plane and the description of every rank.

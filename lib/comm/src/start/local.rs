@@ -81,6 +81,14 @@ impl Topology for Local {
     fn rank(&self) -> usize {
         self.rank
     }
+
+    fn job(&self) -> u64 {
+        self.world.secret.name()
+    }
+
+    fn world_size(&self) -> usize {
+        self.world.size
+    }
 }
 
 impl Sharing for Local {

@@ -1,6 +1,6 @@
 //! The control plane between processes: a rendezvous session and this rank's endpoint.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
 use tinynccl_sys::secret::Secret;
 use tinynccl_sys::threads::lock;
+use tinynccl_transport::beacon;
 use tinynccl_transport::bootstrap::{Event, Host, RankState, Session};
 use tinynccl_transport::mapping::Mapping;
 use tinynccl_transport::rails;
@@ -242,6 +243,32 @@ fn unreadable(rank: usize, error: &serde_json::Error) -> Error {
 impl Topology for Network {
     fn rank(&self) -> usize {
         self.session.rank()
+    }
+
+    fn job(&self) -> u64 {
+        self.session.secret().name()
+    }
+
+    fn world_size(&self) -> usize {
+        self.session.world_size()
+    }
+
+    fn process(&self, peer: usize) -> u32 {
+        self.membership.infos()[peer].pid
+    }
+
+    fn address(&self, peer: usize) -> Option<IpAddr> {
+        let mut all = self.membership.infos()[peer].tcp.iter().map(SocketAddr::ip);
+        all.find(|ip| !ip.is_loopback())
+    }
+
+    fn loss(&self, peer: usize) -> Option<String> {
+        lock(&self.gone.0).lost.iter().find(|(rank, _)| *rank == peer).map(|(_, detail)| detail.clone())
+    }
+
+    fn has_ended(&self, peer: usize) -> bool {
+        let [ours, theirs] = [self.rank(), peer].map(|rank| &self.membership.infos()[rank]);
+        ours.host.same_network(&theirs.host) && theirs.beacon.as_deref().is_some_and(beacon::is_out)
     }
 
     fn one_process(&self) -> bool {

@@ -1,5 +1,6 @@
 //! The control plane of a communicator: ranks connect, exchange small values, and learn of each other's end.
 
+use std::net::IpAddr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +62,26 @@ pub(crate) trait Control: Topology + Sharing + Liveness + Connect + Send + Sync 
 pub(crate) trait Topology {
     /// Our world rank.
     fn rank(&self) -> usize;
+    /// Number that this start of the job has, and no other: the same on all ranks, random, and no secret.
+    fn job(&self) -> u64;
+    /// Number of ranks of the world.
+    fn world_size(&self) -> usize;
+    /// Process that runs `peer`.
+    fn process(&self, _peer: usize) -> u32 {
+        std::process::id()
+    }
+    /// Address of `peer`'s host on a network, if it listens there.
+    fn address(&self, _peer: usize) -> Option<IpAddr> {
+        None
+    }
+    /// How `peer` was lost, if this process knows of it.
+    fn loss(&self, _peer: usize) -> Option<String> {
+        None
+    }
+    /// True once that process has ended, where this one can prove it.
+    fn has_ended(&self, _peer: usize) -> bool {
+        false
+    }
     /// True when the ranks are threads of one process.
     fn one_process(&self) -> bool {
         true

@@ -6,6 +6,7 @@ pub(crate) mod failure;
 pub(crate) mod home;
 pub(crate) mod numbers;
 mod settle;
+pub(crate) mod shown;
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,6 +20,7 @@ use crate::executor::Supervisor;
 use crate::trace::{self, Sink, Span, Tracer};
 use control::{Control, Notice, Progress, exchange};
 use failure::Attached;
+use shown::Shown;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::{Collective, Header};
 use tinynccl_sys::config::Config;
@@ -46,6 +48,7 @@ pub struct State {
     pub(crate) progress: Arc<Progress>,
     /// Recorder of this communicator's events; `None` if they are not traced.
     pub trace: Option<Arc<Tracer>>,
+    pub(crate) shown: Shown,
     /// Sleeps that lasted their whole slice although a message had arrived.
     late_wakes: AtomicU64,
     /// The rank's process. In a child of it nothing here may be used.
@@ -74,6 +77,7 @@ impl State {
             trace: sink.map(|sink| Tracer::new(sink, id, members.clone())),
             members,
             config,
+            shown: Shown::default(),
             doorbell: Doorbell::new()?,
             progress,
             control,

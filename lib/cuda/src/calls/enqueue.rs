@@ -119,6 +119,7 @@ impl DeviceComm {
         unsafe { self.validate(stream.handle(), call) }?;
         if self.size() == 1 {
             let (input, output) = call.device_addresses();
+            self.ledger.note_alone(call);
             // SAFETY: the caller of `enqueue` vouches for both buffers.
             return unsafe { driver::copy(op, self.context(), stream.handle(), input, output, call.bytes()) };
         }
@@ -150,6 +151,7 @@ impl DeviceComm {
             self.extend(0..self.size())?;
         }
         let (turn, _order) = self.turn(stream)?;
+        self.ledger.note(turn.number, call);
         // SAFETY: forwarded from the caller.
         unsafe { self.path.carry(turn, call, choice) }
     }
@@ -239,6 +241,7 @@ impl DeviceComm {
         self.extend(by_slots(to))?;
         let call = RawCall::on_device(Call::message(DType::U8, root, 0, count), 0, 0);
         let (turn, _order) = self.turn(stream)?;
+        self.ledger.note(turn.number, &call);
         // SAFETY: forwarded from the caller.
         unsafe { self.path.carry_round(turn, &call, round) }
     }

@@ -89,6 +89,9 @@ impl DeviceComm {
                 }
             }
             let (turn, _order) = self.turns(stream.clone(), calls.len() as u32)?;
+            for ((call, _), i) in calls.iter().zip(0..) {
+                self.ledger.note(turn.after(i).number, call);
+            }
             // SAFETY: forwarded from the caller; `Run::takes` has compared the buffers.
             unsafe { self.path.carry_fused(turn, &calls) }
         });

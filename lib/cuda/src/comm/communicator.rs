@@ -9,6 +9,7 @@ use std::time::Duration;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, DriverError};
 
+use super::Ledger;
 use crate::checked::call::Stream;
 use crate::driver::{capture_of, cuda};
 use crate::path::DataPath;
@@ -40,6 +41,7 @@ pub struct DeviceComm {
     /// True if every buffer is checked with CUDA.
     pub(crate) checks_memory: bool,
     pub(crate) order: Mutex<Order>,
+    pub(crate) ledger: Arc<Ledger>,
     /// A call has been refused.
     pub(crate) refused: AtomicBool,
     pub(crate) context: Arc<CudaContext>,
@@ -90,6 +92,13 @@ impl DeviceComm {
     /// Our rank, in `0..size`.
     pub fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// Names the communicator in reports ([`tinynccl_comm::status`]); the first name stays.
+    pub fn set_name(&self, name: &str) {
+        if let Some(host) = &self.host {
+            host.set_name(name);
+        }
     }
 
     /// Number of ranks.

@@ -43,16 +43,16 @@ mod signals;
 mod staging;
 
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, DriverError, sys};
+use cudarc::driver::{CudaContext, DriverError};
 
 use super::checked::call::{Round, unsupported};
 use super::driver::{cuda, is_capturing};
-use super::path::{DataPath, Turn};
+use super::path::{DataPath, Progress, Turn};
 use copies::Copies;
 use progress::{Job, Shared, Worker};
 use route::{Grid, Route};
@@ -84,6 +84,8 @@ pub(super) struct Hosted {
     copies: Mutex<Copies>,
     grid: Grid,
     rank: usize,
+    /// Number of the last call that was handed to the workers.
+    last: AtomicU32,
 }
 
 /// Workers that suit this host, whose cores `ranks` ranks share. All ranks take the smallest number of any.
@@ -125,8 +127,16 @@ impl Hosted {
         };
         let workers = comms.into_iter().enumerate().map(worker).collect::<Result<Vec<Arc<Worker>>>>()?;
         let context = context.clone();
-        let mut hosted =
-            Hosted { context, shared, workers, threads: Vec::new(), copies: Mutex::new(copies), grid, rank };
+        let mut hosted = Hosted {
+            context,
+            shared,
+            workers,
+            threads: Vec::new(),
+            copies: Mutex::new(copies),
+            grid,
+            rank,
+            last: AtomicU32::new(0),
+        };
         for (index, worker) in hosted.workers.iter().enumerate() {
             let worker = worker.clone();
             let thread = std::thread::Builder::new()
@@ -142,7 +152,8 @@ impl Hosted {
     ///
     /// # Safety
     /// As `DeviceComm::enqueue`.
-    unsafe fn enqueue(&self, op: &str, stream: sys::CUstream, route: &Route) -> Result<()> {
+    unsafe fn enqueue(&self, op: &str, turn: Turn, route: &Route) -> Result<()> {
+        let stream = turn.stream;
         let failed = |e: DriverError| cuda(op, "enqueueing a call through the host", e);
         // SAFETY: a stream, by the contract of `enqueue`.
         if unsafe { is_capturing(stream) }.map_err(failed)? {
@@ -158,8 +169,9 @@ impl Hosted {
         self.shared.asked.fetch_add(route.chunks() as u64, Ordering::AcqRel);
         // Before the copies, so that the threads wake up meanwhile.
         for (worker, &first) in self.workers.iter().zip(copies.numbers()).take(route.chunks()) {
-            worker.push(Job { route: *route, first });
+            worker.push(Job { route: *route, first, call: turn.number });
         }
+        self.last.store(turn.number, Ordering::Release);
         // SAFETY: forwarded from the caller.
         unsafe { copies.put(stream, route, &self.workers, &self.shared.signals) }.map_err(|e| {
             let error = failed(e);
@@ -182,14 +194,14 @@ impl DataPath for Hosted {
     unsafe fn carry(&self, turn: Turn, call: &RawCall, _: Choice) -> Result<()> {
         let route = Route::of(call, self.rank, &self.grid).ok_or_else(|| unsupported(call.collective))?;
         // SAFETY: forwarded from the caller.
-        unsafe { self.enqueue(call.collective.name(), turn.stream, &route) }
+        unsafe { self.enqueue(call.collective.name(), turn, &route) }
     }
 
     unsafe fn carry_round(&self, turn: Turn, _: &RawCall, round: Round) -> Result<()> {
         let mut route = Route::pair(round.to, round.from, &self.grid);
         route.own = round.own;
         // SAFETY: forwarded from the caller.
-        unsafe { self.enqueue("send/recv", turn.stream, &route) }
+        unsafe { self.enqueue("send/recv", turn, &route) }
     }
 
     /// Each worker's communicator notifies the other ranks.
@@ -218,6 +230,17 @@ impl DataPath for Hosted {
 
     fn failure_age(&self) -> Option<Duration> {
         self.shared.failure_age()
+    }
+
+    /// A call is over here once its data has come: the copy to the device may still run.
+    fn progress(&self) -> Progress {
+        let last = self.last.load(Ordering::Acquire);
+        // Numbers that begin again are in order by their distance from the last one.
+        let behind = |number: &u32| last.wrapping_sub(*number);
+        let unfinished = self.workers.iter().filter_map(|worker| worker.oldest()).max_by_key(behind);
+        let finished = unfinished.map_or(last, |number| number.wrapping_sub(1));
+        let begun = self.workers.iter().filter_map(|worker| worker.begun()).min_by_key(behind);
+        Progress { begun: Some(begun.unwrap_or(finished)), finished: Some(finished) }
     }
 }
 

@@ -107,7 +107,13 @@ pub(super) struct Job {
     pub(super) route: Route,
     /// Number of the worker's first chunk of it.
     pub(super) first: u32,
+    /// Number of the call on its communicator.
+    pub(super) call: u32,
 }
+
+/// Marks of [`Worker::carried`] above the call's number: there is a call, and its stream has come to it.
+const CARRIED: u64 = 1 << 32;
+const BEGUN: u64 = 1 << 33;
 
 /// One thread's part.
 #[derive(Debug)]
@@ -121,6 +127,8 @@ pub(super) struct Worker {
     /// Other ranks need the core.
     background: bool,
     waiting: AtomicUsize,
+    /// The call that the thread carries, with [`CARRIED`] and [`BEGUN`]; 0: none. After a failure it stays.
+    carried: AtomicU64,
     jobs: Mutex<VecDeque<Job>>,
     changed: Condvar,
 }
@@ -136,8 +144,8 @@ impl Worker {
     ) -> Worker {
         let weak: Weak<Shared> = Arc::downgrade(shared);
         comm.attach(weak);
-        let (shared, (waiting, jobs, changed)) = (shared.clone(), Default::default());
-        Worker { index, of, comm, shared, staging, background, waiting, jobs, changed }
+        let (shared, (waiting, carried, jobs, changed)) = (shared.clone(), Default::default());
+        Worker { index, of, comm, shared, staging, background, waiting, carried, jobs, changed }
     }
 
     /// Ends the worker's calls on all ranks.
@@ -166,10 +174,28 @@ impl Worker {
         self.changed.notify_one();
     }
 
+    /// Number of the oldest call that the worker has not finished.
+    pub(super) fn oldest(&self) -> Option<u32> {
+        let jobs = lock(&self.jobs);
+        match self.carried.load(Ordering::Acquire) {
+            0 => jobs.front().map(|job| job.call),
+            carried => Some(carried as u32),
+        }
+    }
+
+    /// Number of the call under way, once its stream has come to it.
+    pub(super) fn begun(&self) -> Option<u32> {
+        Some(self.carried.load(Ordering::Acquire)).filter(|carried| carried & BEGUN != 0).map(|carried| carried as u32)
+    }
+
     /// The thread.
     pub(super) fn run(&self) {
         while let Some(job) = self.next() {
-            if let Err(error) = self.carry(&job) {
+            let carried = self.carry(&job);
+            if !self.shared.has_failed() && carried.is_ok() {
+                self.carried.store(0, Ordering::Release);
+            }
+            if let Err(error) = carried {
                 self.shared.fail(error);
             }
         }
@@ -183,6 +209,8 @@ impl Worker {
         let mut jobs = lock(&self.jobs);
         loop {
             if let Some(job) = jobs.pop_front() {
+                // Under the lock: a reader finds each call that is not over in one of the two.
+                self.carried.store(CARRIED | u64::from(job.call), Ordering::Release);
                 self.waiting.store(jobs.len(), Ordering::Release);
                 return Some(job);
             }
@@ -201,6 +229,7 @@ impl Worker {
             if !self.arrived(number)? {
                 return Ok(());
             }
+            self.carried.store(CARRIED | BEGUN | u64::from(job.call), Ordering::Release);
             // SAFETY: the stream has filled the slot and leaves it to us until we signal completion.
             unsafe { self.exchange(&job.route, chunk, self.slot(turn % DEPTH)) }?;
             if self.shared.has_failed() {

@@ -94,7 +94,8 @@ fused(const __grid_constant__ Fused fused) {
     __shared__ Args args[FUSED];
     await_kernel_before();
     volatile u32* epoch = epoch_of(fused.team);
-    u32 finished = *epoch;
+    u32 finished = *epoch, last = fused.calls[0].number - 1;
+    count_started(fused.team, fused.calls[0].number);
     unfold(fused, args);
     for (u32 i = part_from(fused, 0), calls; i < fused.count; i = part_from(fused, i + calls)) {
         calls = together(fused, i);
@@ -112,7 +113,9 @@ fused(const __grid_constant__ Fused fused) {
         else fused_part<Ll>(call.part, own, channel, words);
         if (!all_agree(own.team, channel)) break;
         finished += calls;
+        last = fused.calls[i + calls - 1].number;
     }
     if (threadIdx.x == 0) *epoch = finished;
+    count_finished(fused.team, last);
 }
 #endif

@@ -230,6 +230,7 @@ __device__ __forceinline__ void greet(const Team& team, const Channel& channel) 
 
 __device__ __forceinline__ Channel enter(const Team& team) {
     await_kernel_before();
+    count_started(team, team.number);
     const Channel channel = channel_after(*epoch_of(team), gridDim.x);
     greet(team, channel);
     return channel;
@@ -247,6 +248,7 @@ __device__ __forceinline__ bool means_the_same(const Team& team, const Channel& 
 __device__ __forceinline__ void close(const Team& team, const Channel& channel) {
     __syncthreads();
     if (threadIdx.x == 0) *epoch_of(team) = channel.epoch;
+    count_finished(team, team.number);
 }
 
 // All ranks have started this call, too, and make the same. False, for the whole block: they do not.
@@ -259,6 +261,7 @@ __device__ __forceinline__ bool all_agree(const Team& team, const Channel& chann
 __device__ __forceinline__ void leave(const Team& team, const Channel& channel) {
     all_agree(team, channel);
     if (threadIdx.x == 0) *epoch_of(team) = channel.epoch;
+    count_finished(team, team.number);
 }
 
 // A kernel that is one call in lines; `part` is a block's part of it.

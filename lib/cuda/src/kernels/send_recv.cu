@@ -130,6 +130,13 @@ __device__ __forceinline__ void copy_own(const Own& own, u32 block) {
     }
 }
 
+// Counts the call when it begins, and at each of the kernel's ends.
+struct Counted {
+    const Team& team;
+    __device__ __forceinline__ explicit Counted(const Team& of) : team(of) { count_started(team, team.number); }
+    __device__ __forceinline__ ~Counted() { count_finished(team, team.number); }
+};
+
 #ifdef KERNEL_send_recv
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages messages) {
@@ -137,6 +144,7 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
     __shared__ u8* target; // the receiver's buffer as we reach it, or null
     __shared__ bool well;
     await_kernel_before();
+    const Counted counted(team);
     const u32 carrying = messages.to.channels + messages.from.channels;
     if (blockIdx.x >= carrying) return copy_own(messages.own, blockIdx.x - carrying);
     const bool sends = blockIdx.x < messages.to.channels;

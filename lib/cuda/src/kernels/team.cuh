@@ -14,6 +14,9 @@ struct Report {
     u64 ours; // MISMATCH: what the ranks are in
     u64 theirs;
     u32 cut; // a thread has left a call before its end
+    u32 line[19];
+    u32 started; // number of the last call that has begun; by the first block alone
+    u32 finished; // and of the last one that this block has finished
 };
 
 #define WAITED_LINE 1
@@ -65,6 +68,15 @@ __device__ __forceinline__ void await_kernel_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" : : : "memory");
 #endif
+}
+
+// Says to the host that call `number` has begun, or is over. Nobody waits for these writes.
+__device__ __forceinline__ void count_started(const Team& team, u32 number) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) store_relaxed(&team.report->started, number);
+}
+
+__device__ __forceinline__ void count_finished(const Team& team, u32 number) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) store_relaxed(&team.report->finished, number);
 }
 
 // One thread's patience in one wait.

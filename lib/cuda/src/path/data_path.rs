@@ -28,6 +28,15 @@ impl Turn {
     }
 }
 
+/// Numbers of the last calls of which a path knows how far they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// The last one that has begun: its stream has come to it.
+    pub(crate) begun: Option<u32>,
+    /// The last one that is over.
+    pub(crate) finished: Option<u32>,
+}
+
 /// One path. Arguments and buffers have been checked, and calls come one at a time.
 pub(crate) trait DataPath: fmt::Debug + Send + Sync {
     fn path(&self) -> Path;
@@ -108,6 +117,11 @@ pub(crate) trait DataPath: fmt::Debug + Send + Sync {
     /// Time since the failure that [`DataPath::check`] gives; `None` without one.
     fn failure_age(&self) -> Option<Duration> {
         None
+    }
+
+    /// Returns how far the calls are, where that is known. It waits for nothing, and uses no stream.
+    fn progress(&self) -> Progress {
+        Progress::default()
     }
 }
 

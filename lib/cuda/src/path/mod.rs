@@ -8,4 +8,4 @@
 mod data_path;
 pub(crate) mod report;
 
-pub(crate) use data_path::{DataPath, Turn, obstacle};
+pub(crate) use data_path::{DataPath, Progress, Turn, obstacle};

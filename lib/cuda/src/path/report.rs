@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
+use super::data_path::Progress;
 use crate::checked::call::Signature;
 use crate::driver::cuda;
 use tinynccl_comm::{Attached, Comm};
@@ -34,7 +35,9 @@ struct Words {
     ours: AtomicU64,
     theirs: AtomicU64,
     cut: AtomicU32,
-    /// Numbers of the last calls that a stream has begun and finished, on the phased path.
+    /// What follows is written by every call, and has a line of its own: the host looks at the others before each.
+    _line: [u32; 19],
+    /// Numbers of the last calls that a kernel or a stream has begun and finished.
     started: AtomicU32,
     finished: AtomicU32,
 }
@@ -195,6 +198,12 @@ impl Report {
         (words.started.load(Ordering::Acquire), words.finished.load(Ordering::Acquire))
     }
 
+    /// [`Report::progress`], as [`DataPath::progress`](super::DataPath::progress).
+    pub(crate) fn calls(&self) -> Progress {
+        let (begun, finished) = self.progress();
+        Progress { begun: Some(begun), finished: Some(finished) }
+    }
+
     /// As in a kernel, the first failure is kept.
     pub(crate) fn give_up(&self, (peer, expected, got): (usize, u32, u32)) {
         let words = self.words();
@@ -327,7 +336,7 @@ impl Drop for Report {
 #[cfg(test)]
 pub(crate) fn layouts() -> Vec<(String, usize)> {
     crate::kernels::mirrored!(Words as "Report" {
-        abort, state, kind, channel, peer, expected, got, call, ours, theirs, cut,
+        abort, state, kind, channel, peer, expected, got, call, ours, theirs, cut, started, finished,
     })
     .split_off(1)
 }

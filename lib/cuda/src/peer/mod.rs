@@ -37,7 +37,7 @@ use super::checked::messages;
 use super::driver::cuda;
 use super::kernels::{Args, Family, Framing as KernelFraming, Function, Kernel, Kernels, Remote, Team, launch};
 use super::path::report::Report;
-use super::path::{DataPath, Turn};
+use super::path::{DataPath, Progress, Turn};
 use super::window::Extension;
 use tinynccl_comm::Comm;
 use tinynccl_comm::RawCall;
@@ -269,6 +269,10 @@ impl DataPath for Peer {
 
     fn failure_age(&self) -> Option<Duration> {
         self.report.failure_age()
+    }
+
+    fn progress(&self) -> Progress {
+        self.report.calls()
     }
 }
 

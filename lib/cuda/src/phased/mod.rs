@@ -21,7 +21,7 @@ use super::checked::call::{Own, Round, unsupported};
 use super::driver::{copy, cuda, is_capturing};
 use super::kernels::{Args, Family, Framing, Kernel, Kernels, Team, Types, launch};
 use super::path::report::Report;
-use super::path::{DataPath, Turn};
+use super::path::{DataPath, Progress, Turn};
 use super::window::{AREAS, Layout, MAX_RANKS};
 use tinynccl_comm::Comm;
 use tinynccl_comm::RawCall;
@@ -251,6 +251,10 @@ impl DataPath for Phased {
 
     fn failure_age(&self) -> Option<Duration> {
         self.report.failure_age()
+    }
+
+    fn progress(&self) -> Progress {
+        self.report.calls()
     }
 }
 

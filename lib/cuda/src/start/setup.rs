@@ -7,7 +7,7 @@ use cudarc::driver::CudaContext;
 
 use super::alone::Alone;
 use super::path_check;
-use crate::comm::{DeviceComm, Order};
+use crate::comm::{DeviceComm, Ledger, Order};
 use crate::driver::{available, cuda};
 use crate::hosted::{self, Hosted};
 use crate::kernels::{Kernels, Team};
@@ -133,6 +133,7 @@ impl DeviceComm {
                 .split(Some(0), 0)?
                 .ok_or_else(|| Error::invalid("DeviceComm", "the split returned no communicator"))?;
             host.attach_child(&comm);
+            comm.hide();
             Ok(comm)
         };
         let comms = (0..workers.into_iter().min().unwrap_or(1)).map(comm).collect::<Result<_>>()?;
@@ -157,6 +158,7 @@ impl DeviceComm {
         let mut comms: Vec<Vec<Comm>> = (0..size).map(|_| Vec::new()).collect();
         for _ in 0..hosted::workers(config, size) {
             for (rank, comm) in Comm::threads(size, config.clone())?.into_iter().enumerate() {
+                comm.hide();
                 comms[rank].push(comm);
             }
         }
@@ -231,6 +233,11 @@ impl DeviceComm {
         windows: Option<Windows>,
     ) -> Result<DeviceComm> {
         let event = context.new_event(None).map_err(|e| cuda("DeviceComm", "making an event", e))?;
+        let ledger = Arc::new(Ledger::new(context.ordinal(), path.clone()));
+        if let Some(host) = &host {
+            let weak: Weak<Ledger> = Arc::downgrade(&ledger);
+            host.show_device(weak);
+        }
         Ok(DeviceComm {
             rank,
             size,
@@ -238,6 +245,7 @@ impl DeviceComm {
             why,
             chooser,
             checks_memory: config.cuda_check,
+            ledger,
             order: Mutex::new(Order { number: 0, last: None, thread: None, event }),
             refused: AtomicBool::new(false),
             context: context.clone(),

@@ -180,6 +180,35 @@ impl FromStr for SingleCopy {
     }
 }
 
+/// Socket at which a process shows the state of its communicators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StatusPlace {
+    /// In the user's folder of run-time files.
+    Auto,
+    /// None.
+    Off,
+    /// In this folder.
+    Folder(String),
+}
+
+impl Value for StatusPlace {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "auto" => StatusPlace::Auto,
+            "off" => StatusPlace::Off,
+            folder if folder.starts_with('/') => StatusPlace::Folder(folder.to_owned()),
+            _ => return Err("expected auto, off or the absolute path of a folder".to_owned()),
+        })
+    }
+    fn show(&self) -> String {
+        match self {
+            StatusPlace::Auto => "auto".to_owned(),
+            StatusPlace::Off => "off".to_owned(),
+            StatusPlace::Folder(folder) => folder.clone(),
+        }
+    }
+}
+
 impl Value for SingleCopy {
     fn parse(text: &str) -> Result<Self, String> {
         text.parse()

@@ -10,7 +10,9 @@ mod value;
 
 use std::time::Duration;
 
-pub use choices::{CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, TransportChoice, Tune};
+pub use choices::{
+    CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, StatusPlace, TransportChoice, Tune,
+};
 pub use environment::Environment;
 pub use port_range::PortRange;
 use value::Value;
@@ -242,6 +244,8 @@ config! {
         "Place of measured figures. Rank 0 reads and writes it; a file of another version, machine or setup is replaced; a place that cannot be written is no error.", own;
     trace: Option<String> = None, "TINYNCCL_TRACE", "path; %r stands for the rank",
         "Records every call, step and wait into this file, for Perfetto (ui.perfetto.dev); one file for all ranks of a host. Empty: no recording.", own;
+    status: StatusPlace = StatusPlace::Auto, "TINYNCCL_STATUS", "auto, off, or a folder",
+        "Folder of the Unix socket at which a process answers `tinynccl-cli status` while it has a communicator: its calls, whom they wait for, and since when. Only processes of the same user are answered. auto: $XDG_RUNTIME_DIR/tinynccl, or /tmp/tinynccl-UID; off: no socket, and no thread for it.", own;
     trace_events: usize = 1 << 20, "TINYNCCL_TRACE_EVENTS", "1 to 256M",
         "Events that a communicator keeps while TINYNCCL_TRACE is set, 64 bytes each: the most recent ones.", own, advanced;
 }
@@ -324,6 +328,7 @@ mod tests {
             ("TINYNCCL_CHECKSUM", "yes"),
             ("TINYNCCL_TRACE_EVENTS", "0"),
             ("TINYNCCL_TUNE", "always"),
+            ("TINYNCCL_STATUS", "here"),
             ("TINYNCCL_PORT_RANGE", "4711"),
             ("TINYNCCL_PORT_RANGE", "4712-4711"),
             ("TINYNCCL_PORT_RANGE", "0-9"),

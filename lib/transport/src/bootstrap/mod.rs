@@ -52,7 +52,9 @@ pub use environment::host::Host;
 #[doc(hidden)]
 pub use ledger::calls::{Digests, first_difference, is_later};
 pub use ledger::calls::{Disagreement, Made};
-pub use ledger::progress::{Health, Progress, RankState, Snapshot};
+#[doc(hidden)]
+pub use ledger::progress::Change;
+pub use ledger::progress::{Health, Progress, Quiet, RankState, Snapshot};
 #[doc(hidden)]
 pub use server::store::HOSTS_STORE;
 pub use server::store::Standing;

@@ -17,7 +17,7 @@ fn hex(id: &UniqueId) -> String {
     id.internal.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn from_hex(text: &str) -> UniqueId {
+pub(super) fn from_hex(text: &str) -> UniqueId {
     let mut internal = [0; 128];
     for (i, byte) in internal.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&text[2 * i..][..2], 16).unwrap();
@@ -48,20 +48,20 @@ fn failure_of_a_call(rank: &Rank) -> (c_int, String) {
 }
 
 /// Ranks as processes: each prints lines that begin with `@`.
-struct Processes {
-    children: Vec<Option<Child>>,
+pub(super) struct Processes {
+    pub(super) children: Vec<Option<Child>>,
     lines: Vec<Receiver<String>>,
 }
 
 impl Processes {
-    fn start(name: &str, size: usize, settings: &[(&str, &str)]) -> Processes {
+    pub(super) fn start(name: &str, size: usize, settings: &[(&str, &str)]) -> Processes {
         let id = hex(&unique_id());
         let mut children: Vec<Child> = (0..size).map(|rank| process(name, rank, size, &id, settings)).collect();
         let lines = children.iter_mut().map(|child| listen(child.stdout.take().unwrap())).collect();
         Processes { children: children.into_iter().map(Some).collect(), lines }
     }
 
-    fn hear(&self, rank: usize) -> String {
+    pub(super) fn hear(&self, rank: usize) -> String {
         let heard = self.lines[rank].recv_timeout(Duration::from_secs(200));
         heard.unwrap_or_else(|e| panic!("rank {rank} says nothing: {e}"))
     }
@@ -94,7 +94,7 @@ fn listen(output: impl std::io::Read + Send + 'static) -> Receiver<String> {
     lines
 }
 
-fn say(text: &str) {
+pub(super) fn say(text: &str) {
     println!("\n@{text}");
 }
 

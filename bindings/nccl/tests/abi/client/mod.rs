@@ -12,6 +12,7 @@
 //! | `split`, `background` | communicators from communicators; non-blocking ones |
 //! | `buffers`, `environment` | memory and windows; NCCL's variables |
 //! | `finalize`, `failures` | finalize, destroy, abort; ranks that die or disagree |
+//! | `ras` | the server for `ncclras` |
 //! | `c_program`, `python` | a program in C, linked to the library; one in Python, by ctypes |
 
 #[macro_use]
@@ -30,5 +31,6 @@ mod messages;
 mod python;
 mod random;
 mod rank;
+mod ras;
 mod split;
 mod types;

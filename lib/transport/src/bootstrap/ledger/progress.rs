@@ -1,10 +1,11 @@
 //! Progress of a rank: written by the executor without locks, read by the monitor, sent to the store.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,45 @@ pub struct Progress {
     calls: Calls,
     /// Number of the last call that was sent to the store.
     sent: AtomicU32,
+    change: Change,
+}
+
+/// Moment at which numbers of calls were last seen to change. Whoever looks notices it, a heartbeat for example: the
+/// thread that makes the calls reads no clock.
+#[derive(Debug)]
+pub struct Change {
+    numbers: AtomicU64,
+    /// Milliseconds of this process's clock.
+    seen: AtomicU64,
+}
+
+impl Default for Change {
+    /// Nothing has changed since now.
+    fn default() -> Change {
+        Change { numbers: AtomicU64::new(0), seen: AtomicU64::new(now()) }
+    }
+}
+
+impl Change {
+    /// Looks at the numbers of the calls that were started and done last. Returns the milliseconds since a look found
+    /// others than the look before it.
+    pub fn look(&self, started: u64, done: u64) -> u64 {
+        self.look_at(started, done, now())
+    }
+
+    fn look_at(&self, started: u64, done: u64, now: u64) -> u64 {
+        let numbers = started << 32 | done & u64::from(u32::MAX);
+        if self.numbers.swap(numbers, Relaxed) != numbers {
+            self.seen.store(now, Relaxed);
+        }
+        now.saturating_sub(self.seen.load(Relaxed))
+    }
+}
+
+/// Milliseconds since the first question for them.
+fn now() -> u64 {
+    static CLOCK: OnceLock<Instant> = OnceLock::new();
+    CLOCK.get_or_init(Instant::now).elapsed().as_millis() as u64
 }
 
 impl Progress {
@@ -46,6 +86,7 @@ impl Progress {
             ranks: AtomicU32::new(0),
             calls: Calls::new(Keys::of(secret, comm)),
             sent: AtomicU32::new(0),
+            change: Change::default(),
         }
     }
 
@@ -92,9 +133,11 @@ impl Progress {
     pub fn snapshot(&self) -> Snapshot {
         let waiting_on = self.waiting_on.load(Relaxed);
         let seq_started = self.seq_started.load(Acquire);
+        let seq_done = self.seq_done.load(Relaxed);
         Snapshot {
             seq_started,
-            seq_done: self.seq_done.load(Relaxed),
+            seq_done,
+            quiet: Quiet(self.change.look(seq_started, seq_done)),
             waiting_on: (waiting_on != Self::NOBODY).then_some(waiting_on as usize),
             closed: self.closed.load(Relaxed),
             ranks: self.ranks.load(Relaxed),
@@ -117,9 +160,24 @@ pub struct Snapshot {
     /// Number of the communicator's ranks, if it is known.
     #[serde(default)]
     pub ranks: u32,
+    /// Time since the numbers were last seen to change.
+    #[serde(default)]
+    pub quiet: Quiet,
     /// Call that was started last.
     pub call: Option<Made>,
 }
+
+/// Milliseconds since a change was seen, to a heartbeat. All are equal: the age is no part of what a rank has done.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Quiet(pub u64);
+
+impl PartialEq for Quiet {
+    fn eq(&self, _: &Quiet) -> bool {
+        true
+    }
+}
+
+impl Eq for Quiet {}
 
 /// State of a rank, as the store sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,6 +206,13 @@ pub struct Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_age_of_a_change_begins_with_the_look_that_finds_it() {
+        let change = Change { numbers: AtomicU64::new(0), seen: AtomicU64::new(0) };
+        let looks = [(0, 0, 7), (1, 0, 300), (1, 0, 550), (1, 1, 800), (1, 1, 900), (2, 1, 901)];
+        assert_eq!(looks.map(|(started, done, now)| change.look_at(started, done, now)), [7, 0, 250, 0, 100, 0]);
+    }
 
     #[test]
     fn a_snapshot_shows_what_was_written() {

@@ -1,0 +1,84 @@
+//! Facts about a communicator that only reports need: its name, and the device that its calls run on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, Weak};
+
+use crate::Comm;
+use tinynccl_plan::wire::Header;
+use tinynccl_sys::threads::lock;
+use tinynccl_transport::bootstrap::Change;
+
+/// Calls that run on a device, as a report shows them.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceCalls {
+    /// Number of the device, as CUDA counts.
+    pub device: usize,
+    /// Path of the data, as text.
+    pub path: String,
+    /// Number of the last call that was enqueued; 0 before the first.
+    pub enqueued: u32,
+    /// Number of the last call that has begun to exchange data, where it is known.
+    pub begun: Option<u32>,
+    /// Number of the last call that is over on the device, where it is known.
+    pub finished: Option<u32>,
+    /// The call that is the first not to be over, else the last one that was enqueued.
+    pub call: Option<Header>,
+    /// Calls that were enqueued, by the code of the collective.
+    pub made: Vec<u64>,
+    /// Those of them that are over, where that is known.
+    pub over: Option<Vec<u64>>,
+}
+
+/// A component that runs the calls of a communicator's ranks on their devices.
+pub trait OnDevice: Send + Sync {
+    /// Returns the calls so far. It must not wait.
+    fn calls(&self) -> DeviceCalls;
+}
+
+/// Facts for reports, on one communicator.
+#[derive(Default)]
+pub(crate) struct Shown {
+    name: OnceLock<String>,
+    hidden: AtomicBool,
+    device: Mutex<Option<Weak<dyn OnDevice>>>,
+    change: Change,
+}
+
+impl Shown {
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.get().map(String::as_str)
+    }
+
+    /// True for one that the library uses by itself, as a part of another.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.hidden.load(Ordering::Relaxed)
+    }
+
+    /// The calls on the device, if it has one, and the milliseconds since they were last seen to go on.
+    pub(crate) fn device(&self) -> Option<(DeviceCalls, u64)> {
+        let device = lock(&self.device).as_ref()?.upgrade()?;
+        let calls = device.calls();
+        let quiet = self.change.look(calls.begun.unwrap_or(calls.enqueued).into(), calls.finished.unwrap_or(0).into());
+        Some((calls, quiet))
+    }
+}
+
+impl Comm {
+    /// Names the communicator in reports ([`status`](crate::status)); the first name stays.
+    pub fn set_name(&self, name: &str) {
+        let _ = self.inner.state.shown.name.set(name.to_owned());
+    }
+
+    /// Leaves the communicator out of reports: it is a part of another one, which is shown.
+    #[doc(hidden)]
+    pub fn hide(&self) {
+        self.inner.state.shown.hidden.store(true, Ordering::Relaxed);
+    }
+
+    /// Reports show the calls of `device` for this communicator's.
+    #[doc(hidden)]
+    pub fn show_device(&self, device: Weak<dyn OnDevice>) {
+        *lock(&self.inner.state.shown.device) = Some(device);
+        self.inner.look_at_device();
+    }
+}

@@ -1,0 +1,190 @@
+//! Asks the processes of this user on this host for their reports.
+
+use std::io::{self, Read as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::place;
+use super::report::{Report, VERSION};
+use super::serve::{HEARD, STATUS, send, some};
+use tinynccl_sys::threads::deadline_after;
+use tinynccl_sys::unix;
+
+/// Longest report that is read.
+const LONGEST: u64 = 64 << 20;
+/// Processes that are asked at the same time.
+const TOGETHER: usize = 64;
+
+/// A process that has a socket and gave no report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Silent {
+    /// Its process id.
+    pub pid: u32,
+    /// True if the system says that it is stopped (SIGSTOP, or a debugger).
+    pub stopped: bool,
+    /// Reason for which there is no report.
+    pub why: String,
+}
+
+/// Answers of the processes of a user.
+#[derive(Debug, Clone, Default)]
+pub struct Answers {
+    /// Reports, by process id.
+    pub reports: Vec<Report>,
+    /// Processes that gave none.
+    pub silent: Vec<Silent>,
+}
+
+/// Asks every process with a socket in `folder`, each for at most `limit`. Where a rank of one of them gave no report,
+/// also what the rendezvous store knows of it.
+///
+/// # Errors
+/// The folder cannot be read, or other users can write to it.
+pub fn all(folder: &Path, limit: Duration) -> io::Result<Answers> {
+    let sockets = place::sockets(folder)?;
+    let mut answers = Answers::default();
+    for some in sockets.chunks(TOGETHER) {
+        for (pid, answer) in together(some, STATUS, limit) {
+            match answer {
+                Ok(report) => answers.reports.push(report),
+                // It has ended since, or was killed. What it was part of names it.
+                Err(error) if is_gone(&error) => {}
+                Err(error) => answers.silent.push(silent(pid, &error)),
+            }
+        }
+    }
+    // One process of each job that has others without a report.
+    let mut again: Vec<(u32, PathBuf)> = Vec::new();
+    let mut jobs: Vec<&str> = Vec::new();
+    for report in &answers.reports {
+        for member in report.comms.iter().filter(|member| !is_whole(&answers.reports, &member.job)) {
+            if !jobs.contains(&member.job.as_str()) {
+                jobs.push(&member.job);
+                again.extend(sockets.iter().filter(|(pid, _)| *pid == report.pid).cloned());
+            }
+        }
+    }
+    again.dedup();
+    for some in again.chunks(TOGETHER) {
+        for (pid, answer) in together(some, HEARD, limit) {
+            if let (Ok(report), Some(former)) = (answer, answers.reports.iter_mut().find(|report| report.pid == pid)) {
+                *former = report;
+            }
+        }
+    }
+    Ok(answers)
+}
+
+/// True if the reports have all ranks of a job.
+fn is_whole(reports: &[Report], job: &str) -> bool {
+    let jobs = || reports.iter().flat_map(|report| &report.jobs).filter(|known| known.job == job);
+    let Some(first) = jobs().next() else { return false };
+    first.ranks.iter().all(|place| reports.iter().any(|report| (report.pid, &report.host) == (place.pid, &place.host)))
+}
+
+/// Returns true if no process listens at the socket any more.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
+fn together(sockets: &[(u32, PathBuf)], request: &str, limit: Duration) -> Vec<(u32, io::Result<Report>)> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            sockets.iter().map(|(pid, path)| (*pid, scope.spawn(move || one(path, request, limit)))).collect();
+        let lost = || Err(io::Error::other("the thread that asked it panicked"));
+        threads.into_iter().map(|(pid, thread)| (pid, thread.join().unwrap_or_else(|_| lost()))).collect()
+    })
+}
+
+/// Asks the process at one socket.
+fn one(path: &Path, request: &str, limit: Duration) -> io::Result<Report> {
+    let until = deadline_after(limit);
+    // Does not wait where the backlog is full, unlike a stream's connect.
+    let socket = unix::socket(rustix::net::SocketType::STREAM)?;
+    let address = rustix::net::SocketAddrUnix::new(path)?;
+    rustix::net::connect(&socket, &address)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    unix::same_user(&stream).map_err(io::Error::other)?;
+    send(&stream, format!("{request}\n").as_bytes())?;
+    let (mut text, mut piece) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        stream.set_read_timeout(Some(some(until)?))?;
+        match (&stream).read(&mut piece) {
+            Ok(0) => break,
+            Ok(n) if (text.len() + n) as u64 > LONGEST => return Err(io::Error::other("its report is too long")),
+            Ok(n) => text.extend(&piece[..n]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    read(&text)
+}
+
+/// Reads a report.
+pub(super) fn read(text: &[u8]) -> io::Result<Report> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    if let Some(why) = text.strip_prefix(b"error: ") {
+        return Err(io::Error::other(String::from_utf8_lossy(why).trim().to_owned()));
+    }
+    let unreadable = |e: serde_json::Error| io::Error::other(format!("its report does not parse: {e}"));
+    let Version { version } = serde_json::from_slice(text).map_err(unreadable)?;
+    if version != VERSION {
+        let text = format!("its report has version {version}, expected {VERSION}: another release of the library");
+        return Err(io::Error::other(text));
+    }
+    serde_json::from_slice(text).map_err(unreadable)
+}
+
+fn silent(pid: u32, error: &io::Error) -> Silent {
+    let state = process_state(pid);
+    let stopped = matches!(state, Some('T' | 't'));
+    let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+    let why = match (stopped, late) {
+        (true, _) => "stopped".to_owned(),
+        (false, true) => "no answer in time".to_owned(),
+        (false, false) => error.to_string(),
+    };
+    Silent { pid, stopped, why }
+}
+
+/// State of a process as `ps` shows it, in our namespace of process ids.
+fn process_state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn reports_of_other_versions_and_texts_that_are_none_are_refused() {
+        let text = |bytes: &[u8]| read(bytes).unwrap_err().to_string();
+        let report = serde_json::to_vec(&Report { version: VERSION, pid: 7, ..Report::default() }).unwrap();
+        assert_eq!(read(&report).unwrap().pid, 7);
+        assert!(text(br#"{"version": 99, "and": "more"}"#).contains("version 99, expected 1"));
+        assert!(text(b"error: expected a process of user 0\n").contains("of user 0"));
+        for cut in 0..report.len() {
+            assert!(read(&report[..cut]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_ends_no_later_than_the_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(format!("{}-0.sock", std::process::id()));
+        let _listener = UnixListener::bind(&path).unwrap();
+        let answers = all(folder.path(), Duration::from_millis(50)).unwrap();
+        assert_eq!(answers.reports, []);
+        let expected = Silent { pid: std::process::id(), stopped: false, why: "no answer in time".to_owned() };
+        assert_eq!(answers.silent, [expected]);
+    }
+}

@@ -1,0 +1,158 @@
+//! The thread that answers at the process's socket, one client after the other.
+//!
+//! A client sends one line, `status` or `status heard`, and gets the report as JSON up to the end of the connection.
+
+use std::io::{self, Read as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::{place, registry};
+use tinynccl_plan::error::{Error, Result};
+use tinynccl_sys::doorbell::Doorbell;
+use tinynccl_sys::fork::Kept;
+use tinynccl_sys::threads::{Thread, deadline_after, left, poll};
+use tinynccl_sys::unix;
+
+/// Requests, as a client sends them.
+pub(super) const STATUS: &str = "status";
+pub(super) const HEARD: &str = "status heard";
+
+/// Longest line of a client.
+const LINE: usize = 256;
+/// Time that a client has to send its line, and then to take the answer. The next one waits meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Sleep between waits when there is nothing to look at, which the doorbell ends.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// The socket of this process. Dropping it removes the socket and ends the thread, and waits for neither.
+pub(super) struct Server {
+    path: PathBuf,
+    ended: Arc<AtomicBool>,
+    bell: Arc<Doorbell>,
+    thread: Thread,
+}
+
+impl Server {
+    /// Listens in `folder`; looks at communicators that have no heartbeat every `beat`.
+    pub(super) fn start(folder: &Path, beat: Duration) -> Result<Server> {
+        let failed = |e: io::Error| Error::io("status", format!("a socket in {}", folder.display()), &e);
+        let path = place::prepare(folder).map_err(failed)?;
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let (ended, bell) = (Arc::new(AtomicBool::new(false)), Doorbell::new()?);
+        let (listener, stop, ring, own) = (Kept::new(listener), ended.clone(), bell.clone(), folder.to_owned());
+        let run = move || {
+            place::sweep(&own);
+            listen(&listener, &stop, &ring, beat);
+        };
+        let thread = Thread::start("status", "tinynccl-status".to_owned(), "the status thread".to_owned(), run);
+        let thread = thread.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
+        Ok(Server { path, ended, bell, thread })
+    }
+}
+
+impl Server {
+    /// Makes the thread look at communicators that were added.
+    pub(super) fn wake(&self) {
+        self.bell.ring();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        self.bell.ring();
+        // A client may keep it for seconds.
+        self.thread.leave();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn listen(listener: &Kept<UnixListener>, ended: &AtomicBool, bell: &Doorbell, beat: Duration) {
+    while !ended.load(Ordering::Acquire) {
+        let sleep = if registry::look() { beat } else { LONG };
+        let ready = {
+            let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+            poll(&mut fds, sleep)
+        };
+        bell.drain();
+        if let Err(error) = ready {
+            return log::warn!("tinynccl-cli status does not see this process any more: poll: {error}");
+        }
+        match listener.accept() {
+            Ok((client, _)) => {
+                if let Err(error) = answer(&client) {
+                    log::debug!("a client of the status socket: {error}");
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                log::debug!("the status socket: {error}");
+                // Out of descriptors, perhaps: not again at once.
+                let mut fds = [PollFd::new(bell, PollFlags::IN)];
+                let _ = poll(&mut fds, PATIENCE / 10);
+            }
+        }
+    }
+}
+
+fn answer(client: &UnixStream) -> io::Result<()> {
+    // A socket that is accepted from one that does not block may inherit that.
+    client.set_nonblocking(false)?;
+    let refused = unix::same_user(client).err();
+    let line = request(client)?;
+    let text = match (refused, line.as_str()) {
+        (Some(why), _) => format!("error: {why}\n"),
+        (None, STATUS) => json(false)?,
+        (None, HEARD) => json(true)?,
+        (None, other) => format!("error: unknown request {other:?}: expected {STATUS:?} or {HEARD:?}\n"),
+    };
+    send(client, text.as_bytes())
+}
+
+fn json(heard: bool) -> io::Result<String> {
+    serde_json::to_string(&registry::report(heard)).map_err(io::Error::other)
+}
+
+/// A client's line.
+fn request(mut client: &UnixStream) -> io::Result<String> {
+    let until = deadline_after(PATIENCE);
+    let (mut line, mut piece) = (Vec::new(), [0; LINE]);
+    while !line.contains(&b'\n') {
+        if line.len() > LINE {
+            return Err(io::Error::other(format!("its line is longer than {LINE} bytes")));
+        }
+        client.set_read_timeout(Some(some(until)?))?;
+        match client.read(&mut piece)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => line.extend(&piece[..n]),
+        }
+    }
+    let end = line.iter().position(|&byte| byte == b'\n').unwrap_or(line.len());
+    Ok(String::from_utf8_lossy(&line[..end]).trim_end().to_owned())
+}
+
+/// Sends all bytes within the time of a client.
+pub(super) fn send(to: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    let until = deadline_after(PATIENCE);
+    while !bytes.is_empty() {
+        to.set_write_timeout(Some(some(until)?))?;
+        match rustix::net::send(to, bytes, rustix::net::SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Time left, which a socket's time-out must have.
+pub(super) fn some(until: Instant) -> io::Result<Duration> {
+    let left = left(until);
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}

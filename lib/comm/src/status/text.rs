@@ -1,0 +1,105 @@
+//! The view as text.
+
+use std::fmt::Write as _;
+
+use super::Finding;
+use super::view::{Comm, Rank, Source, State, View, seconds};
+
+/// Ranks of a communicator in one row if they agree in all but their numbers and processes: a list of 1024 ranks is
+/// read by no one.
+const ROWS: usize = 16;
+
+/// Returns the whole page: what is odd, then the tables. `verbose`: all ranks, their last calls, and the events.
+pub fn page(view: &View, found: &[Finding], verbose: bool) -> String {
+    let mut page = String::new();
+    if found.is_empty() {
+        page.push_str("nothing odd\n");
+    }
+    for finding in found {
+        let _ = writeln!(page, "{}", finding.text);
+    }
+    for comm in &view.comms {
+        table(&mut page, comm, verbose);
+    }
+    for silent in &view.silent {
+        let _ = writeln!(page, "\nprocess {} gave no report: {}", silent.pid, silent.why);
+    }
+    if verbose {
+        for process in &view.processes {
+            let _ = writeln!(page, "\nprocess {} on {} ({}), events:", process.pid, process.host, process.program);
+            for event in &process.events {
+                let _ = writeln!(page, "  {} {}", clock(event.at_ms), event.text);
+            }
+        }
+    }
+    page
+}
+
+fn table(page: &mut String, comm: &Comm, verbose: bool) {
+    let size = comm.ranks.len();
+    let _ = writeln!(page, "\n{}, {size} rank{}", comm.label(), if size == 1 { "" } else { "s" });
+    let mut rows = vec![["rank", "process", "state", "since", "call", "waits for"].map(str::to_owned)];
+    let shown: Vec<&Rank> = if size <= ROWS || verbose {
+        comm.ranks.iter().collect()
+    } else {
+        // Those that differ from the most common state, and the first of each.
+        let kind = |rank: &Rank| (rank.state, rank.standing.as_ref().map(|standing| standing.begun));
+        let mut seen = Vec::new();
+        let first = |rank: &&Rank| {
+            let count = seen.iter().filter(|known| **known == kind(rank)).count();
+            seen.push(kind(rank));
+            count < 2
+        };
+        comm.ranks.iter().filter(first).take(ROWS).collect()
+    };
+    rows.extend(shown.iter().map(|rank| row(rank)));
+    let widths: Vec<usize> = (0..6).map(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0)).collect();
+    for row in &rows {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let _ = writeln!(page, "  {}", cells.join("  ").trim_end());
+    }
+    if shown.len() < size {
+        let _ = writeln!(page, "  and {} more ranks in one of these states (--verbose shows all)", size - shown.len());
+    }
+    for rank in &shown {
+        if let Some(detail) = &rank.detail {
+            let _ = writeln!(page, "  rank {}: {detail}", rank.rank);
+        }
+        if let Some(device) = &rank.device {
+            let over = device.finished.map_or_else(|| "unknown".to_owned(), |finished| finished.to_string());
+            let (gpu, path, enqueued) = (device.device, &device.path, device.enqueued);
+            let _ =
+                writeln!(page, "  rank {}: GPU {gpu}, path {path}: {enqueued} calls enqueued, {over} over", rank.rank);
+        }
+        if verbose && !rank.recent.is_empty() {
+            let calls: Vec<String> =
+                rank.recent.iter().map(|call| format!("{} #{} ({})", call.name, call.number, call.arguments)).collect();
+            let _ = writeln!(page, "  rank {}, last calls: {}", rank.rank, calls.join(", "));
+        }
+    }
+}
+
+fn row(rank: &Rank) -> [String; 6] {
+    let standing = rank.standing.as_ref();
+    let call = standing.and_then(|standing| standing.call.as_ref());
+    let call = match (call, rank.state) {
+        (None, _) => "-".to_owned(),
+        (Some(call), State::InCall) => format!("{} #{} ({})", call.name, call.number, call.arguments),
+        (Some(call), _) => format!("after {} #{} ({})", call.name, call.number, call.arguments),
+    };
+    let heard = if rank.source == Source::Heartbeat { " (heartbeat)" } else { "" };
+    [
+        rank.rank.to_string(),
+        format!("{}@{}", rank.place.pid, rank.place.host),
+        format!("{}{heard}", rank.state),
+        standing.map_or_else(|| "-".to_owned(), |standing| seconds(standing.quiet_ms)),
+        call,
+        standing.and_then(|one| one.waits_for).map_or_else(|| "-".to_owned(), |peer| format!("rank {peer}")),
+    ]
+}
+
+/// Milliseconds since 1970 as the time of day in UTC.
+fn clock(ms: u64) -> String {
+    let s = ms / 1000 % 86_400;
+    format!("{:02}:{:02}:{:02} UTC", s / 3600, s / 60 % 60, s % 60)
+}

@@ -1,0 +1,114 @@
+//! `status`: the jobs that run on this host, the call that each rank is in, and the rank that the others wait for.
+
+mod ras;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use program_kit::end::Usage;
+use serde::Serialize;
+use tinynccl::Config;
+use tinynccl::status::ask::{self, Answers};
+use tinynccl::status::view::{View, view};
+use tinynccl::status::{Finding, findings, place, text};
+
+/// Exit status: a rank waits, a communicator has failed, or a process is gone or stopped.
+const ODD: i32 = 1;
+/// Exit status: there is no job.
+const NONE: i32 = 3;
+
+/// Shows the jobs of this user on this host: communicators, the call that each rank is in and since when, and the rank
+/// that the others wait for. Reads what the processes tell at their sockets (TINYNCCL_STATUS); changes nothing in them.
+///
+/// Exit status: 0 nothing odd, 1 a rank waits or something failed, 2 wrong usage, 3 no job.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// A process id: the jobs of this process alone. HOST:PORT: the report of NCCL's RAS protocol there, as libnccl.so
+    /// and NVIDIA's library give it (localhost:28028).
+    address: Option<String>,
+    /// Writes JSON.
+    #[arg(long)]
+    json: bool,
+    /// Adds the last calls of each rank, and the events of each process.
+    #[arg(long, short)]
+    verbose: bool,
+    /// Waits shorter than this are nothing odd.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    after: Duration,
+    /// Time for the answer of a process.
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
+    timeout: Duration,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "expected seconds, like 2.5".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "expected a finite number of seconds, 0 or more".to_owned())
+}
+
+/// The output of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    /// Nothing is odd.
+    ok: bool,
+    findings: &'a [Finding],
+    #[serde(flatten)]
+    view: &'a View,
+}
+
+/// The exit status.
+///
+/// # Errors
+/// The folder of the sockets cannot be read, or another user can write to it; no process answers at the address.
+pub(crate) fn run(options: &Options) -> Result<i32> {
+    let pid = match options.address.as_deref() {
+        Some(address) if address.contains(':') => return ras::run(address, options),
+        Some(text) => match text.parse::<u32>() {
+            Ok(pid) => Some(pid),
+            Err(_) => bail!(Usage(format!("{text:?} is no address: expected a process id, or HOST:PORT"))),
+        },
+        None => None,
+    };
+    let config = Config::from_env()?;
+    let Some(folder) = place::folder(&config.status) else {
+        bail!(Usage("TINYNCCL_STATUS=off: there are no sockets to look at".to_owned()));
+    };
+    let answers = ask::all(&folder, options.timeout).with_context(|| format!("looking into {}", folder.display()))?;
+    let view = view(&of_process(answers, pid));
+    let found = findings(&view, options.after);
+    let none = view.comms.is_empty() && view.starts.is_empty() && view.silent.is_empty();
+    crate::print(&if options.json {
+        let document = Document { ok: found.is_empty(), findings: &found, view: &view };
+        serde_json::to_string_pretty(&document)? + "\n"
+    } else if none {
+        let of = pid.map_or_else(String::new, |pid| format!(" in process {pid}"));
+        format!("no job{of}: no process of this user has a communicator (sockets in {})\n", folder.display())
+    } else {
+        text::page(&view, &found, options.verbose)
+    })?;
+    Ok(if none { NONE } else { if found.is_empty() { 0 } else { ODD } })
+}
+
+/// Keeps the jobs of one process, with the other processes in them.
+fn of_process(mut answers: Answers, pid: Option<u32>) -> Answers {
+    let Some(pid) = pid else { return answers };
+    let jobs: Vec<String> = answers
+        .reports
+        .iter()
+        .filter(|report| report.pid == pid)
+        .flat_map(|report| report.jobs.iter().map(|job| job.job.clone()))
+        .collect();
+    for report in &mut answers.reports {
+        report.comms.retain(|member| jobs.contains(&member.job));
+        report.jobs.retain(|job| jobs.contains(&job.job));
+        if report.pid != pid {
+            report.starts.clear();
+        }
+    }
+    answers.reports.retain(|report| report.pid == pid || !report.comms.is_empty());
+    let place =
+        |other: u32| answers.reports.iter().flat_map(|r| &r.jobs).any(|j| j.ranks.iter().any(|p| p.pid == other));
+    let silent: Vec<_> =
+        answers.silent.iter().filter(|silent| silent.pid == pid || place(silent.pid)).cloned().collect();
+    Answers { silent, ..answers }
+}
