@@ -1,7 +1,8 @@
 //! Facts about a communicator that only reports need: its name, and the device that its calls run on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Instant;
 
 use crate::Comm;
 use tinynccl_plan::wire::Header;
@@ -31,8 +32,18 @@ pub struct DeviceCalls {
 
 /// A component that runs the calls of a communicator's ranks on their devices.
 pub trait OnDevice: Send + Sync {
-    /// Returns the calls so far. It must not wait.
+    /// Returns the number of the last call that was enqueued. It asks no device.
+    fn enqueued(&self) -> u32;
+
+    /// Returns the calls so far. It may ask the device, and waits for it at most a second.
     fn calls(&self) -> DeviceCalls;
+}
+
+/// The numbers that a device gave last, and when a question found others than the one before.
+#[derive(Default)]
+struct Asked {
+    last: Option<(Option<u32>, Option<u32>)>,
+    moved: Option<Instant>,
 }
 
 /// Facts for reports, on one communicator.
@@ -41,7 +52,9 @@ pub(crate) struct Shown {
     name: OnceLock<String>,
     hidden: AtomicBool,
     device: Mutex<Option<Weak<dyn OnDevice>>>,
+    /// Of the calls that were enqueued, as of the heartbeats.
     change: Change,
+    asked: Mutex<Asked>,
 }
 
 impl Shown {
@@ -56,10 +69,26 @@ impl Shown {
 
     /// The calls on the device, if it has one, and the milliseconds since they were last seen to go on.
     pub(crate) fn device(&self) -> Option<(DeviceCalls, u64)> {
-        let device = lock(&self.device).as_ref()?.upgrade()?;
-        let calls = device.calls();
-        let quiet = self.change.look(calls.begun.unwrap_or(calls.enqueued).into(), calls.finished.unwrap_or(0).into());
-        Some((calls, quiet))
+        let calls = self.on_device()?.calls();
+        let quiet = self.change.look(calls.enqueued.into(), 0);
+        let mut asked = lock(&self.asked);
+        let now = Some((calls.begun, calls.finished));
+        if asked.last.is_some_and(|last| Some(last) != now) {
+            asked.moved = Some(Instant::now());
+        }
+        asked.last = now;
+        let moved = asked.moved.map_or(u64::MAX, |moved| moved.elapsed().as_millis() as u64);
+        Some((calls, quiet.min(moved)))
+    }
+
+    /// Looks at the calls that were enqueued, so that a later report knows since when there are no others. True if
+    /// there is a device.
+    pub(crate) fn look(&self) -> bool {
+        self.on_device().map(|device| self.change.look(device.enqueued().into(), 0)).is_some()
+    }
+
+    fn on_device(&self) -> Option<Arc<dyn OnDevice>> {
+        lock(&self.device).as_ref()?.upgrade()
     }
 }
 

@@ -158,7 +158,7 @@ pub(super) fn look() -> bool {
     let states = with(|registry| registry.states.iter().filter_map(Weak::upgrade).collect::<Vec<_>>());
     let mut any = false;
     for state in states {
-        any |= state.shown.device().is_some();
+        any |= state.shown.look();
         if state.control.one_process() {
             any = true;
             let _ = state.progress.snapshot();

@@ -98,6 +98,10 @@ impl Ledger {
 }
 
 impl OnDevice for Ledger {
+    fn enqueued(&self) -> u32 {
+        self.last.load(Ordering::Relaxed)
+    }
+
     fn calls(&self) -> DeviceCalls {
         let Progress { begun, finished } = self.path.progress();
         let enqueued = self.last.load(Ordering::Acquire);

@@ -230,9 +230,9 @@ __device__ __forceinline__ void greet(const Team& team, const Channel& channel) 
 
 __device__ __forceinline__ Channel enter(const Team& team) {
     await_kernel_before();
-    count_started(team, team.number);
     const Channel channel = channel_after(*epoch_of(team), gridDim.x);
     greet(team, channel);
+    count_started(team, team.number);
     return channel;
 }
 

@@ -119,7 +119,7 @@ pub(crate) trait DataPath: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns how far the calls are, where that is known. It waits for nothing, and uses no stream.
+    /// Returns how far the calls are, where that is known. It may ask the device, and waits for it at most a second.
     fn progress(&self) -> Progress {
         Progress::default()
     }

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use cudarc::driver::result::stream;
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::data_path::Progress;
 use crate::checked::call::Signature;
-use crate::driver::cuda;
+use crate::driver::{Uncaptured, cuda};
 use tinynccl_comm::{Attached, Comm};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::CudaFailure;
@@ -20,6 +21,9 @@ const MISMATCH: u32 = 4;
 /// The stream waited, not a kernel.
 const STREAM: u32 = 5;
 const SIGNAL: u32 = 7;
+/// Longest wait for a copy of two words, and the time between looks at it.
+const COPY: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_micros(50);
 
 /// As `struct Report` of `kernels/team.cuh`.
 #[repr(C)]
@@ -35,9 +39,8 @@ struct Words {
     ours: AtomicU64,
     theirs: AtomicU64,
     cut: AtomicU32,
-    /// What follows is written by every call, and has a line of its own: the host looks at the others before each.
-    _line: [u32; 19],
-    /// Numbers of the last calls that a kernel or a stream has begun and finished.
+    /// Numbers of the last calls that a stream has begun and finished, on the phased path; on the peer path those of
+    /// the kernels, when they were last asked for.
     started: AtomicU32,
     finished: AtomicU32,
 }
@@ -57,9 +60,18 @@ pub(crate) struct Report {
     hold: AtomicBool,
     /// Another rank has failed while `hold` was set: no kernel was made to exit.
     held: AtomicBool,
+    /// The stream of [`Report::copied`], from the first time on.
+    reader: Mutex<Option<Reader>>,
     /// Address of the words as the device sees them.
     pub(crate) address: sys::CUdeviceptr,
 }
+
+/// A stream for copies to the host.
+#[derive(Debug)]
+struct Reader(sys::CUstream);
+
+// SAFETY: streams belong to a context, not to a thread.
+unsafe impl Send for Reader {}
 
 // SAFETY: the words are atomics in memory that lives as long as this.
 unsafe impl Send for Report {}
@@ -92,6 +104,7 @@ impl Report {
             failed_at: OnceLock::new(),
             hold: AtomicBool::new(on_failure == CudaFailure::Hold),
             held: AtomicBool::new(false),
+            reader: Mutex::new(None),
             address: 0,
         };
         // SAFETY: the memory is of malloc_host with DEVICEMAP; writes the address.
@@ -202,6 +215,47 @@ impl Report {
     pub(crate) fn calls(&self) -> Progress {
         let (begun, finished) = self.progress();
         Progress { begun: Some(begun), finished: Some(finished) }
+    }
+
+    /// [`Report::calls`], of two such numbers at `from` in the device's memory, beside running kernels.
+    pub(crate) fn copied(&self, from: sys::CUdeviceptr) -> Progress {
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.copy(&mut reader, from) {
+            Ok(true) => self.calls(),
+            Ok(false) => Progress::default(),
+            Err(error) => {
+                log::debug!("reading the numbers of calls: {error:?}");
+                Progress::default()
+            }
+        }
+    }
+
+    /// Copies them; false if that is not over in time.
+    fn copy(&self, reader: &mut Option<Reader>, from: sys::CUdeviceptr) -> Result<bool, DriverError> {
+        self.context.bind_to_thread()?;
+        let _uncaptured = Uncaptured::begin();
+        let stream = match reader {
+            Some(reader) => reader.0,
+            None => reader.insert(Reader(stream::create(stream::StreamKind::NonBlocking)?)).0,
+        };
+        let is_over = || match unsafe { sys::cuStreamQuery(stream) }.result() {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            other => other.map(|()| true),
+        };
+        if is_over()? {
+            let words: *const AtomicU32 = &raw const self.words().started;
+            // SAFETY: two words of page-locked memory, which `drop` frees after the copy; `from` is in our own window,
+            // which lives as long as the path whose report this is.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(words.cast_mut().cast(), from, 8, stream) }.result()?;
+        }
+        let began = Instant::now();
+        while !is_over()? {
+            if began.elapsed() > COPY {
+                return Ok(false);
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(true)
     }
 
     /// As in a kernel, the first failure is kept.
@@ -325,6 +379,13 @@ impl Attached for Report {
 impl Drop for Report {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
+            if let Some(reader) = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                // SAFETY: ours, destroyed once; a copy that is under way ends before the words are freed.
+                let ended = unsafe { stream::synchronize(reader.0).and_then(|()| stream::destroy(reader.0)) };
+                if let Err(error) = ended {
+                    log::debug!("ending the stream of reports: {error:?}");
+                }
+            }
             // SAFETY: of malloc_host, freed once.
             if let Err(error) = unsafe { result::free_host(self.words.as_ptr().cast()) } {
                 log::debug!("freeing page-locked memory: {error:?}");
@@ -336,7 +397,7 @@ impl Drop for Report {
 #[cfg(test)]
 pub(crate) fn layouts() -> Vec<(String, usize)> {
     crate::kernels::mirrored!(Words as "Report" {
-        abort, state, kind, channel, peer, expected, got, call, ours, theirs, cut, started, finished,
+        abort, state, kind, channel, peer, expected, got, call, ours, theirs, cut,
     })
     .split_off(1)
 }

@@ -205,6 +205,11 @@ impl Layout {
         self.table() + 8 * self.ranks * REGISTRATIONS
     }
 
+    /// Place of the numbers of the last calls that have begun and that are over, 4 bytes each.
+    pub(crate) fn progress(&self) -> usize {
+        self.direct_count() + 8
+    }
+
     /// Place of a registration of a rank in it.
     pub(crate) fn registration(&self, rank: usize, id: u16) -> usize {
         self.table() + 8 * (rank * REGISTRATIONS + usize::from(id))
@@ -274,6 +279,7 @@ pub(crate) fn places(layout: &Layout) -> Vec<(String, usize)> {
         ("MESSAGES", layout.messages()),
         ("TABLE", lines.end),
         ("DIRECT_COUNT", layout.direct_count()),
+        ("PROGRESS", layout.progress()),
         ("SLOTS", layout.slots_begin()),
         ("FLAGS", layout.flag(0, 0)),
     ]
