@@ -7,6 +7,7 @@
 //! Everything random is a function of a seed and of counters (step, layer, sample, position), never of the number of
 //! ranks or threads: R ranks with 1/R of the batch each compute what one rank computes with the whole batch.
 
+pub mod agreement;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
