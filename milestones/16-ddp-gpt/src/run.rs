@@ -1,33 +1,23 @@
-//! Milestone 16: a character-level GPT trained with data parallelism.
+//! One rank's life, from its start to the last line; started by hand, the ranks are launched first.
 
-use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use clap::Parser;
-use ddp_gpt::cli::{self, Cli, Command, Device, Job, TrainArgs};
-use ddp_gpt::cpu::{bench, gradients, step::Cpu};
-use ddp_gpt::data::Corpus;
-use ddp_gpt::elastic;
-use ddp_gpt::gpu;
-use ddp_gpt::report::{Report, loss_curve};
-use ddp_gpt::sample::{Sampling, sample};
-use ddp_gpt::train::{Engine, Plan, State, train};
 use tinynccl::process_group::ProcessGroup;
-use tinynccl::{Comm, Config, Error, launch};
+use tinynccl::{Comm, Config, launch};
 
-fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let cli = Cli::parse();
-    let done = match &cli.command {
-        Some(Command::Bench(args)) => bench::run(args).map(|()| 0),
-        None => cli.train.replay.around(launch::is_rank(), || start(&cli.train)),
-    };
-    program_kit::exit_code(done, |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
-}
+use crate::cli::{self, Device, Job, TrainArgs};
+use crate::cpu::{gradients, step::Cpu};
+use crate::data::Corpus;
+use crate::elastic;
+use crate::gpu;
+use crate::report::{Report, loss_curve};
+use crate::sample::{Sampling, sample};
+use crate::train::{BeforeStep, Engine, Plan, State, train};
 
-/// As a rank of a launcher's, trains; started by hand, launches the ranks first. Gives the exit code.
-fn start(args: &TrainArgs) -> Result<i32> {
+/// As a rank of a launcher's, trains; started by hand, launches the ranks first. Calls `before_step` on every rank.
+/// Gives the exit code.
+pub fn start(args: &TrainArgs, before_step: BeforeStep) -> Result<i32> {
     let mut comm;
     let job;
     // A spare trains once a rank is lost.
@@ -36,6 +26,10 @@ fn start(args: &TrainArgs) -> Result<i32> {
         let mut config = Config::from_env()?;
         config.transport = args.transport.unwrap_or(config.transport);
         comm = Comm::from_env_with(config.clone())?;
+        if args.elastic {
+            // For those who want to kill one.
+            println!("rank {} is process {}", comm.rank(), std::process::id());
+        }
         let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|text| text.parse().ok()).unwrap_or(comm.size());
         let ranks = comm.size().checked_sub(args.spare).filter(|&ranks| ranks > 0);
         let ranks = ranks.context("--spare: there must be ranks that are no spares")?;
@@ -62,6 +56,7 @@ fn start(args: &TrainArgs) -> Result<i32> {
         comm = Comm::threads(1, Config::default())?.remove(0);
     }
     let Job { corpus, plan, resume, notes } = job;
+    let plan = Plan { before_step, ..plan };
     plan.threads.install().context("cannot start the threads")?;
     let mut state = resume.map_or_else(|| State::new(plan.model, plan.config.seed), State::resume);
     let mut group = ProcessGroup::from(comm);

@@ -180,6 +180,9 @@ impl<P: Protocol> World<P> {
     }
 }
 
+/// The world before one, and the step from there; none before the first.
+type Before<P> = Option<(usize, Step<<P as Protocol>::Message>)>;
+
 /// Runs `ranks` ranks, of which up to `crashes` die, through every order. Gives the number of states.
 pub(crate) fn explore<P: Protocol>(ranks: usize, crashes: usize) -> Result<usize, Counterexample> {
     // 64 bits stand for a state: that two of 300,000 collide has a chance of one in four hundred million.
@@ -192,7 +195,7 @@ pub(crate) fn explore<P: Protocol>(ranks: usize, crashes: usize) -> Result<usize
     let mut seen = HashSet::from([key(&start)]);
     // Breadth first: the first run that goes wrong is a shortest one. A world is dropped once its followers are known.
     let mut worlds = vec![Some(start)];
-    let mut before: Vec<Option<(usize, Step<P::Message>)>> = vec![None];
+    let mut before: Vec<Before<P>> = vec![None];
     let mut at = 0;
     while at < worlds.len() {
         let Some(world) = worlds[at].take() else { break };
@@ -229,7 +232,7 @@ pub(crate) fn explore<P: Protocol>(ranks: usize, crashes: usize) -> Result<usize
 /// The run to the world `at`, and one step more.
 fn show<P: Protocol>(
     ranks: usize,
-    before: &[Option<(usize, Step<P::Message>)>],
+    before: &[Before<P>],
     mut at: usize,
     last: Option<Step<P::Message>>,
     why: String,
