@@ -14,8 +14,8 @@ use crate::elastic;
 use crate::params::{self, Model};
 use crate::report::Report;
 
-/// Called on every rank before each call of [`Engine::steps`], with the group and the number of the step. Labs end
-/// ranks there.
+/// Hook before each call of [`Engine::steps`], on every rank, with the group and the number of the step. A lab kills
+/// ranks in it.
 pub type BeforeStep = fn(&Comm, usize) -> Result<()>;
 
 /// Settings of a run: what the losses depend on (`model`, `config`), and how to compute them.
@@ -43,7 +43,7 @@ pub struct Plan {
     pub checkpoint: Option<PathBuf>,
     /// Ranks that train, if spares may take the places of lost ones; 0: there are no spares.
     pub places: usize,
-    /// See there.
+    /// Hook before each call of [`Engine::steps`].
     pub before_step: BeforeStep,
 }
 
