@@ -102,8 +102,8 @@ fn deaths_do_not_change_the_loss() {
         let outcome = testing::run_for(&mut run, Duration::from_secs(200));
         assert_eq!(outcome.code, Some(code), "{}{}", outcome.stdout, outcome.stderr);
         let curve = std::fs::read_to_string(folder.path().join("out/kill-any-rank/loss.svg")).unwrap();
-        let losses = outcome.stdout.lines().filter_map(|line| line.split_once("  validation loss "));
-        let last: f64 = losses.last().unwrap().1.parse().unwrap();
+        let last = outcome.stdout.lines().rev().find_map(|line| line.split_once("  validation loss "));
+        let last: f64 = last.unwrap().1.parse().unwrap();
         (outcome.stdout, last, curve.contains("the group changed"))
     };
     let (_, calm, marked) = run(&["--fixed"], 0);

@@ -43,7 +43,7 @@ impl<M: fmt::Debug> fmt::Display for Step<M> {
 
 /// The shortest run that goes wrong.
 pub(crate) struct Counterexample {
-    /// What is wrong at its end.
+    /// The fault at its end.
     pub(crate) why: String,
     /// Its steps and decisions, a line each.
     pub(crate) run: Vec<String>,
@@ -220,8 +220,7 @@ pub(crate) fn explore<P: Protocol>(ranks: usize, crashes: usize) -> Result<usize
             }
         }
         if worlds.len() > MOST_STATES {
-            let why =
-                format!("more than {MOST_STATES} states: do the ranks send messages without end, as in this run?");
+            let why = format!("more than {MOST_STATES} states: can it do with fewer messages?");
             return Err(show::<P>(ranks, &before, worlds.len() - 1, None, why));
         }
         at += 1;
