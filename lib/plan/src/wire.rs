@@ -90,6 +90,22 @@ impl Collective {
     pub const fn reduces(self) -> bool {
         matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce | Collective::Scan)
     }
+
+    /// Bus bandwidth over algorithm bandwidth, as nccl-tests defines it (its doc/PERFORMANCE.md): how many times the
+    /// size, which is the larger of a rank's input and output, the busiest rank's link carries at least.
+    pub fn bus_factor(self, ranks: usize) -> f64 {
+        let n = ranks.max(1) as f64;
+        match self {
+            Collective::AllReduce => 2.0 * (n - 1.0) / n,
+            Collective::AllGather
+            | Collective::ReduceScatter
+            | Collective::AllToAll
+            | Collective::Gather
+            | Collective::Scatter => (n - 1.0) / n,
+            Collective::Broadcast | Collective::Reduce | Collective::Scan | Collective::SendRecv => 1.0,
+            Collective::Barrier => 0.0,
+        }
+    }
 }
 
 impl fmt::Display for Collective {
@@ -436,6 +452,16 @@ mod tests {
             prop_assert!(DType::from_code(code).is_none_or(|d| d as u8 == code));
             prop_assert!(ReduceOp::from_code(code).is_none_or(|o| o as u8 == code));
         }
+    }
+
+    #[test]
+    fn the_bus_factors_of_nccl_tests() {
+        let factors = |ranks| Collective::ALL.map(|collective| collective.bus_factor(ranks));
+        // all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, barrier, send/recv, scan
+        assert_eq!(factors(8), [1.75, 0.875, 0.875, 1.0, 1.0, 0.875, 0.875, 0.875, 0.0, 1.0, 1.0]);
+        assert_eq!(factors(2), [1.0, 0.5, 0.5, 1.0, 1.0, 0.5, 0.5, 0.5, 0.0, 1.0, 1.0]);
+        assert_eq!(factors(1), [0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0]);
+        assert_eq!(factors(0), factors(1), "no rank is no division by zero");
     }
 
     #[test]

@@ -55,6 +55,9 @@ mod tests {
         for c in [Collective::Broadcast, Collective::Reduce, Collective::SendRecv] {
             close(factor(c, 8), 1.0);
         }
+        for (c, n) in Collective::ALL.into_iter().flat_map(|c| (0..10).map(move |n| (c, n))) {
+            close(factor(c, n), c.bus_factor(n));
+        }
         close(algbw(128 << 20, 0.001), 134.217728);
         close(algbw(8, 0.0), 0.0);
     }

@@ -189,6 +189,7 @@ pub(crate) fn parse(text: &str) -> Option<(Collective, Way)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tinynccl::schedule::Shape;
 
     fn case(collective: Collective) -> Case {
         let op = collective.reduces().then_some(ReduceOp::Sum);
@@ -222,6 +223,15 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn what_the_library_offers_in_place_is_tested_in_place() {
+        for c in Collective::ALL.map(case) {
+            let offered = Shape { collective: c.collective, ranks: 4, root: 1, channels: 1 }.in_place(1).is_some();
+            let left_out = matches!(c.collective, Collective::Gather | Collective::Scatter | Collective::Barrier);
+            assert_eq!(c.has_in_place(), offered && !left_out, "{}", c.collective);
         }
     }
 

@@ -214,6 +214,7 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         checkpoint_every: args.checkpoint_every,
         places: if args.spare > 0 { ranks } else { 0 },
         checkpoint: Some(checkpoint),
+        before_step: |_, _| Ok(()),
     };
     Ok(Job { corpus, plan, resume, notes })
 }

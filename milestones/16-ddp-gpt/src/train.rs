@@ -14,6 +14,10 @@ use crate::elastic;
 use crate::params::{self, Model};
 use crate::report::Report;
 
+/// Hook before each call of [`Engine::steps`], on every rank, with the group and the number of the step. A lab kills
+/// ranks in it.
+pub type BeforeStep = fn(&Comm, usize) -> Result<()>;
+
 /// Settings of a run: what the losses depend on (`model`, `config`), and how to compute them.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -39,6 +43,8 @@ pub struct Plan {
     pub checkpoint: Option<PathBuf>,
     /// Ranks that train, if spares may take the places of lost ones; 0: there are no spares.
     pub places: usize,
+    /// Hook before each call of [`Engine::steps`].
+    pub before_step: BeforeStep,
 }
 
 impl Plan {
@@ -164,6 +170,7 @@ pub fn train(
             validation = Some(evaluate(state, comm, engine, report)?);
         }
         let to = if engine.queues() { plan.pause(from) } else { from + 1 };
+        (plan.before_step)(comm, from)?;
         let losses = engine.steps(state, to)?;
         let (speed, communication) = engine.pace()?.rates(config.batch * plan.model.context);
         let (speed, share) = (speed / 1e3, 100.0 * communication);

@@ -39,6 +39,7 @@ pub(crate) fn plan(config: TrainConfig) -> Plan {
         checkpoint_every: 0,
         places: 0,
         checkpoint: None,
+        before_step: |_, _| Ok(()),
     }
 }
 

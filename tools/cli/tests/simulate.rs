@@ -100,6 +100,29 @@ fn tables_and_plots_over_sizes_and_ranks() {
     assert!(all.len() > 4 && all.iter().all(|case| time(case) >= time(&auto[0])));
 }
 
+/// As `stress` prints them for a run.
+#[test]
+fn bus_bandwidth_is_that_of_nccl_tests() {
+    for (collective, factor) in [
+        ("all-reduce", 1.5),
+        ("all-gather", 0.75),
+        ("reduce-scatter", 0.75),
+        ("all-to-all", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("scan", 1.0),
+        ("barrier", 0.0),
+    ] {
+        let text = output(&[collective, "-n", "4", "-s", "64K", "-t", "switch", "--format", "json"]);
+        let cases: Value = serde_json::from_str(&text).unwrap();
+        let [time, algbw, busbw] = ["time_us", "algbw_gb_s", "busbw_gb_s"].map(|name| cases[0][name].as_f64().unwrap());
+        approx::assert_relative_eq!(algbw, 65.536 / time, max_relative = 1e-9);
+        approx::assert_relative_eq!(busbw, factor * algbw, max_relative = 1e-9);
+    }
+}
+
 #[test]
 fn what_is_wrong_is_said() {
     let folder = tempfile::tempdir().unwrap();

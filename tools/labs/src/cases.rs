@@ -36,6 +36,17 @@ const CONNECT: &str = r"^error: connect: rank \d made no progress for";
 const TIMED_OUT: &str = r"^\[rank \d+\] error: .* made no progress for .*; not arrived: rank";
 const WARNING: &str = r"^\[WARN +tinynccl";
 
+/// What differs between runs that lose ranks: checksums, which call fails first, and whether a spare is there at once.
+const SURVIVED: &[&str] = &[
+    r"^(\[rank \d\] )?parameters [0-9a-f]{8} on all \d ranks$",
+    r"^(\[rank \d\] )?[a-z_ ]+: rank \d lost rank \d ",
+    r"^(\[rank \d\] )?[a-z_ ]+: .*the communicator was (aborted|revoked): ",
+    r"^(\[rank \d\] )?a spare takes a place that is free$",
+    r"^(\[rank \d\] )?step +\d+",
+    r"^\[rank \d\] \[WARN +tinynccl",
+    WARNING,
+];
+
 /// In the order of the pages.
 pub(crate) const CASES: &[Case] = &[
     Case {
@@ -159,4 +170,21 @@ pub(crate) const CASES: &[Case] = &[
         &["TINYNCCL_CUDA_PATH=hosted gpu-wrong-interface --fixed"],
         &["rank 1: all_reduce works"],
     ),
+    Case {
+        may: SURVIVED,
+        ..failure(
+            "kill-any-rank",
+            &["kill-any-rank"],
+            &["rank 5 was killed by signal 9 (SIGKILL)", "rank 0 was killed", "rank 2 was killed", " on all 3 ranks"],
+        )
+    },
+    Case {
+        may: SURVIVED,
+        ..failure(
+            "kill-any-rank-spares",
+            &["kill-any-rank --kill=0@20,2@30"],
+            &["rank 0 was killed", "rank 2 was killed", " 4 ranks go on with parameters ", " on all 4 ranks"],
+        )
+    },
+    Case { may: SURVIVED, ..mended("kill-any-rank-fixed", &["kill-any-rank --fixed"], &[" on all 4 ranks"]) },
 ];

@@ -73,6 +73,7 @@ labs! {
     missing_group_start: "missing-group-start";
     gpu_dead_rank: "gpu-dead-rank";
     gpu_wrong_interface: "gpu-wrong-interface";
+    kill_any_rank: "kill-any-rank";
 }
 
 /// Labs without their own kernels, over this library: on any machine, with a stand-in for CUDA's driver.
@@ -89,6 +90,27 @@ fn labs_on_gpus_that_need_no_kernel() {
         }
         assert!(text.contains(&format!("SKIPPED: {lab}-nccl: error: this lab cannot run here: ")), "{text}");
     }
+}
+
+/// Also when every process is killed but one, which computes the sums of four ranks in another order.
+#[test]
+fn deaths_do_not_change_the_loss() {
+    let run = |arguments: &[&str], code: i32| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = labs();
+        run.arg("kill-any-rank").args(arguments).current_dir(&folder);
+        let outcome = testing::run_for(&mut run, Duration::from_secs(200));
+        assert_eq!(outcome.code, Some(code), "{}{}", outcome.stdout, outcome.stderr);
+        let curve = std::fs::read_to_string(folder.path().join("out/kill-any-rank/loss.svg")).unwrap();
+        let last = outcome.stdout.lines().rev().find_map(|line| line.split_once("  validation loss "));
+        let last: f64 = last.unwrap().1.parse().unwrap();
+        (outcome.stdout, last, curve.contains("the group changed"))
+    };
+    let (_, calm, marked) = run(&["--fixed"], 0);
+    assert!(!marked);
+    let (text, last, marked) = run(&["--kill=4@1,5@1,0@10,1@20,2@30"], 3);
+    assert!(text.contains(" on all 1 ranks") && marked, "{text}");
+    approx::assert_abs_diff_eq!(calm, last, epsilon = 1e-3);
 }
 
 /// In a ring with a slow link all ranks are equally slow; the time that messages are under way shows which link it is.
@@ -183,6 +205,8 @@ fn wrong_usage_is_one_line_and_a_code() {
         (&["dead-rank", "--broken"], 2, "--broken"),
         (&["gpu-dead-rank", "--backend=gloo"], 2, "gloo"),
         (&["missing-group-start", "--bytes=many"], 2, "many"),
+        (&["kill-any-rank", "--kill=6@1"], 2, "expected a rank below 6"),
+        (&["kill-any-rank", "--kill=1@1,1@2"], 2, "--kill names rank 1 twice"),
     ] {
         refused(labs().args(arguments), code, &[words]);
     }

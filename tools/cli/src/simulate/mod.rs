@@ -120,15 +120,8 @@ struct Case {
 impl Case {
     /// Bytes per second as nccl-tests counts them: of the size, and of what each link would carry at best.
     fn bandwidths(&self) -> (f64, f64) {
-        let n = self.shape.ranks as f64;
-        let factor = match self.shape.collective {
-            Collective::AllReduce => 2.0 * (n - 1.0) / n,
-            Collective::Broadcast | Collective::Reduce | Collective::Scan => 1.0,
-            Collective::Barrier => 0.0,
-            _ => (n - 1.0) / n,
-        };
         let algbw = self.size as f64 / self.report.time;
-        (algbw, algbw * factor)
+        (algbw, algbw * self.shape.collective.bus_factor(self.shape.ranks))
     }
 }
 

@@ -7,6 +7,7 @@ mod gpu_dead_rank;
 mod gpu_full;
 mod gpu_stream;
 mod gpu_wrong_interface;
+mod kill_any_rank;
 mod lossy_link;
 mod mismatched_counts;
 mod missing_group;
@@ -74,6 +75,8 @@ pub(crate) enum Lab {
     GpuDeadRank(gpu::Options),
     /// Two GPUs, and a variable that names an interface which this host does not have.
     GpuWrongInterface(gpu::Options),
+    /// Four ranks and two spares train; processes of your choice are killed.
+    KillAnyRank(kill_any_rank::Options),
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -106,6 +109,7 @@ impl Lab {
             Lab::MissingGroupStart(options) => missing_group_start::run(options),
             Lab::GpuDeadRank(options) => gpu_dead_rank::run(options),
             Lab::GpuWrongInterface(options) => gpu_wrong_interface::run(options),
+            Lab::KillAnyRank(options) => kill_any_rank::run(options),
             Lab::StaleRegistration(options) => rdma::stale_registration::run(options.fixed),
             Lab::RnrStorm(options) => rdma::rnr_storm::run(options.fixed),
         }

@@ -11,7 +11,6 @@ use tinynccl::cuda::DeviceComm;
 use tinynccl::wire::Collective;
 use tinynccl::{Call, DType, ReduceOp};
 
-use crate::table;
 
 /// One operation of one size.
 #[derive(Debug, Clone, Copy)]
@@ -95,6 +94,6 @@ impl Task {
 
     /// GB/s of the link that an ideal algorithm would need.
     pub(super) fn busbw(&self, seconds: f64) -> f64 {
-        table::bus_factor(self.collective.name(), self.ranks) * self.bytes as f64 / seconds / 1e9
+        self.collective.bus_factor(self.ranks) * self.bytes as f64 / seconds / 1e9
     }
 }
