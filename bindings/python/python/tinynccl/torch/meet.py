@@ -189,9 +189,9 @@ def _unpack(numbers):
 class Pauses:
     """Sleeps with an exponential backoff."""
 
-    def __init__(self):
-        self._next = _FIRST
+    def __init__(self, longest=_LONGEST):
+        self._next, self._longest = _FIRST, longest
 
     def sleep(self):
         time.sleep(self._next)
-        self._next = min(2 * self._next, _LONGEST)
+        self._next = min(2 * self._next, self._longest)

@@ -24,8 +24,10 @@ from .work import Work, seconds
 
 _PREFIX = "tinynccl"
 _CALL = "_reconfigure"
-# Seconds between two looks whether the other processes are there, and the longest one.
-_LOOK, _GLANCE = 1.0, 1.0
+# Seconds between two looks whether the other processes are there, and the longest look at one of them.
+_LOOK, _GLANCE = 1.0, 0.2
+# Longest pause between two looks at the attempt's keys, in seconds.
+_PAUSE = 0.002
 
 
 class Unmade:
@@ -62,9 +64,9 @@ class Reconfigurable:
         return self._own().handle
 
     def reconfigure(self, opts):
-        """Makes the group one of the processes of ``opts.handles``, ranks in their order (of a set: sorted). Returns a complete
-        work. On failure all ranks raise the same error, the group is what it was, and the call may be repeated with a new
-        ``uuid``."""
+        """Makes the group one of the processes of ``opts.handles``, ranks in their order (of a set: sorted); every one of them calls
+        it with the same ``uuid``. Returns a complete work. If it fails, all of them raise the same error and have the group that
+        they had; they may repeat it with a new ``uuid`` and the same handles."""
         handles = sorted(opts.handles) if isinstance(opts.handles, (set, frozenset)) else list(opts.handles)
         places, own = [_parse(self._me, handle) for handle in handles], self._own()
         if len(set(handles)) != len(handles) or own.handle not in handles:
@@ -164,7 +166,6 @@ class Attempt:
 
     def run(self, timeout):
         """A communicator whose calls end after ``timeout``, and a store of its ranks."""
-        comm = None
         store = self._reach()
         self._keys = dist.PrefixStore(f"attempt/{self._uuid}", store)
         if self._uuid in self._own.used:
@@ -172,6 +173,7 @@ class Attempt:
             self._concede(error)
             raise error
         self._own.used.add(self._uuid)
+        comm = None
         try:
             self._arrive()
             late = f"{self._me}: rank 0 has not begun"
@@ -182,17 +184,12 @@ class Attempt:
             failure = self._decide(None)
         except BaseException as error:
             failure = self._concede(error)
-            if failure is None and isinstance(error, Exception):
-                return comm, dist.PrefixStore(f"group/{self._uuid}", store)
-            if comm is not None:
-                comm.abort(f"{self._me}: {error}")
-                comm.close()
-            if not isinstance(error, Exception) or failure is None or str(failure) == str(error):
-                raise
-            raise failure from error
+            if not isinstance(error, Exception):
+                failure = error  # of a signal, also when the others have begun
         if failure is not None:
-            comm.abort(str(failure))
-            comm.close()
+            if comm is not None:
+                comm.abort(str(failure))
+                comm.close()
             raise failure
         return comm, dist.PrefixStore(f"group/{self._uuid}", store)
 
@@ -227,7 +224,7 @@ class Attempt:
         self.groups = max(int(count) for count in self._keys.multi_get(here))
 
     def _until(self, condition):
-        pauses = Pauses()
+        pauses = Pauses(_PAUSE)
         while not condition():
             self._watch()
             pauses.sleep()
@@ -252,7 +249,7 @@ class Attempt:
                     raise error
 
     def _decide(self, failure):
-        """Says how the attempt ended, unless that was said before; returns the failure that counts, or None."""
+        """Says how the attempt ended (None: with a group), unless that was said before; returns what was said first."""
         mine = "" if failure is None else json.dumps([type(failure).__name__, str(failure), failure.peer, failure.missing])
         said = self._keys.compare_set("decision", "", f"={mine}").decode()[1:]
         if not said or said == mine:
@@ -263,7 +260,7 @@ class Attempt:
         return known
 
     def _concede(self, error):
-        """Ends the attempt on all ranks with ``error``, unless it has ended; returns the failure that counts."""
+        """Ends the attempt on all ranks with ``error``, unless it has ended; returns what was said first."""
         told = error if isinstance(error, Error) else Error(f"{self._me}: {error or type(error).__name__}")
         try:
             return self._decide(told)
