@@ -4,8 +4,8 @@
     python3 scripts/nccl/torchft_trial.py --backend tinynccl|gloo
 
 Needs PyTorch and torchft, and two GPUs for the backend nccl; the others train on the CPU. A lighthouse and two replica groups of
-one process each, every group by torchrun, with torchft's own DDP, Manager and process group. Every round kills the process of one
-group with SIGKILL and starts the group again a second later. The other one must go on, the new one must join, and both must have
+one process each, every group by torchrun, with torchft's own Manager and process group, and over nccl its DDP (whose hook in torchft
+0.2 ends the process with `assert fut._fut` when a call's wait raises, over gloo as well). Every round kills the process of one group with SIGKILL and starts the group again a second later. The other one must go on, the new one must join, and both must have
 the same parameters after the same step. Rounds kill the groups in turn, so each group has been the survivor and the newcomer. A
 row per round: the survivor's longest step, the time from the kill to the first step that both made. Exit status: 0 all rounds
 passed, 1 one failed, 77 torchft, tinynccl or a GPU is missing.
@@ -70,7 +70,7 @@ def replica():
         timeout=timeout,
         quorum_timeout=timedelta(seconds=60),
     )
-    ddp = DistributedDataParallel(manager, model)
+    ddp = DistributedDataParallel(manager, model) if backend == "nccl" else None
     optimizer = Optimizer(manager, inner)
     print(f"@pid {os.getpid()}", flush=True)
     while True:
@@ -79,7 +79,11 @@ def replica():
         # Every group has data of its own; the sum tells whether both saw the same gradients.
         torch.manual_seed(1000 * step + int(os.environ["TRIAL_GROUP"]))
         data = torch.randn(64, 1024, device=device)
-        ddp(data).square().mean().backward()
+        (ddp or model)(data).square().mean().backward()
+        if ddp is None:
+            works = [manager.allreduce(parameter.grad) for parameter in model.parameters()]
+            for work in works:
+                work.wait()
         optimizer.step()
         if backend == "nccl":
             torch.cuda.synchronize()
