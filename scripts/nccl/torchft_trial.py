@@ -4,11 +4,12 @@
     python3 scripts/nccl/torchft_trial.py --backend tinynccl|gloo
 
 Needs PyTorch and torchft, and two GPUs for the backend nccl; the others train on the CPU. A lighthouse and two replica groups of
-one process each, every group by torchrun, with torchft's own Manager and process group, and over nccl its DDP (whose hook in torchft
-0.2 ends the process with `assert fut._fut` when a call's wait raises, over gloo as well). Every round kills the process of one group with SIGKILL and starts the group again a second later. The other one must go on, the new one must join, and both must have
-the same parameters after the same step. Rounds kill the groups in turn, so each group has been the survivor and the newcomer. A
-row per round: the survivor's longest step, the time from the kill to the first step that both made. Exit status: 0 all rounds
-passed, 1 one failed, 77 torchft, tinynccl or a GPU is missing.
+one process each, every group by torchrun, with torchft's own Manager and process group, over nccl also its DDP (whose hook in
+torchft 0.2 ends the process when a call's wait raises, as it does on the CPU, over gloo as well). Every round kills the process
+of one group with SIGKILL and starts the group again a second later. The other one must go on, the new one must join, and both
+must have the same parameters after the same step. Rounds kill the groups in turn, so each group has been the survivor and the
+newcomer. A row per round: the survivor's longest step, the time from the kill to the first step that both made. Exit status: 0
+all rounds passed, 1 one failed, 77 torchft, tinynccl or a GPU is missing.
 """
 
 import argparse

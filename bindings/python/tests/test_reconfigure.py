@@ -57,11 +57,11 @@ class Place:
             (dist.send if self.me == names[0] else dist.recv)(data, 1 - dist.get_rank())
             assert data == 7.0, data
 
-    def meanwhile(self, key):
-        """Waits for all processes."""
-        self.store.add(key, 1)
-        while self.store.add(key, 0) < self.size:
-            pass
+    def waits_for(self, *names):
+        """The end of all of them."""
+        self.store.set(f"end-{self.me}", "1")
+        for name in names:
+            self.store.get(f"end-{name}")
 
 
 def orders(place, folder):
@@ -86,7 +86,7 @@ def orders(place, folder):
         one = torch.ones(1)
         dist.all_reduce(one, group=pair)
         assert one == 2, one
-    here.meanwhile("end")
+    here.waits_for(0, 1, 2)
     dist.destroy_process_group()
     return "went on"
 
@@ -111,9 +111,7 @@ def lost_and_gained(place, folder):
         here.meets(4, 2, 1)
     # The newcomer leads.
     here.meets(5, 3, 1, 2)
-    here.store.add("end", 1)
-    while here.store.add("end", 0) < 3:
-        pass
+    here.waits_for(1, 2, 3)
     dist.destroy_process_group()
     return "went on" if here.me == 3 else second
 
@@ -145,15 +143,15 @@ def failures(place, folder):
     # The group that a failed call leaves is the one before.
     found.append(here.fails(8, 1, 0, 2, limit=SHORT))
     here.works_with(0, 1)
-    dist.all_reduce(torch.ones(1))
-    here.store.set(f"done-{here.me}", "1")
+    here.waits_for(0, 1)
     return found
 
 
 def failures_of_two(place, folder):
     if place[0] == 2:
         here = Place(place, folder)
-        here.store.get("done-0"), here.store.get("done-1")
+        # Lives until the others are done.
+        here.waits_for(0, 1)
         return None
     return failures(place, folder)
 
@@ -172,7 +170,7 @@ def stale(place, folder):
         assert kind == "PeerLost", kind
     dist._reconfigure(2, here.handles("new", 1), timeout=LIMIT).wait()
     here.works_with(0, 1)
-    here.meanwhile("end")
+    here.waits_for(0, 1)
     return "went on"
 
 

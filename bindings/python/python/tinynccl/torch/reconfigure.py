@@ -142,6 +142,8 @@ class Listener:
         self.store.set(nonce, "1")
         self.handle = f"{_PREFIX};{address};{self.store.port};{nonce}"
         self.used = set()
+        # Of other processes, by place. Both ends of a new connection look its addresses up in the DNS, which may take seconds.
+        self.reached = {}
 
 
 def _parse(me, handle):
@@ -198,18 +200,24 @@ class Attempt:
         if self._rank == 0:
             return self._own.store
         host, port, nonce = self._places[0]
-        lost = PeerLost(f"{self._me} lost rank 0: nothing listens at its handle's {host}:{port} any more: has its process ended?")
+        lost = PeerLost(f"{self._me} lost rank 0: its handle's {host}:{port} does not answer any more: has its process ended?")
         lost.op, lost.rank, lost.peer = _CALL, self._rank, 0
-        if _is_gone(host, port):
-            raise lost
+        limit = datetime.timedelta(seconds=max(0.1, self._end - time.monotonic()))
+        if (store := self._own.reached.pop(self._places[0], None)) is None:
+            if _is_gone(host, port):
+                raise lost
+            try:
+                store = dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+            except RuntimeError as error:
+                raise BootstrapError(f"{self._me}: cannot reach the store of rank 0 at {host}:{port}: {error}") from error
         try:
-            limit = datetime.timedelta(seconds=max(0.1, self._end - time.monotonic()))
-            store = dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+            store.set_timeout(limit)
             known = store.check([nonce])
-        except RuntimeError as error:
-            raise BootstrapError(f"{self._me}: cannot reach the store of rank 0 at {host}:{port}: {error}") from error
+        except RuntimeError:
+            known = False
         if not known:
             raise lost
+        self._own.reached[self._places[0]] = store
         return store
 
     def _arrive(self):
