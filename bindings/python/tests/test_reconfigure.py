@@ -116,6 +116,23 @@ def lost_and_gained(place, folder):
     return "went on" if here.me == 3 else second
 
 
+def ends_meanwhile(place, folder):
+    """Processes that are asked for, and die while the others wait for them: the last rank, then the new rank 0."""
+    here = Place(place, folder)
+    here.meets(1, 0, 1, 2, 3)
+    for uuid, lost, names in ((2, 3, (0, 1, 2, 3)), (3, 2, (2, 0, 1))):
+        here.store.set(f"asks-{uuid}-{here.me}", "1")
+        if here.me == lost:
+            for name in names:
+                here.store.get(f"asks-{uuid}-{name}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        kind, text = here.fails(uuid, *names)
+        assert kind == "PeerLost", text
+    here.meets(4, 1, 0)
+    here.waits_for(0, 1)
+    return "went on"
+
+
 def failures(place, folder):
     here = Place(place, folder)
     found = []
@@ -188,6 +205,10 @@ class Reconfigure(unittest.TestCase):
         _, *others = outcomes = self.outcomes(4, lost_and_gained)
         self.assertEqual([outcome.kind for outcome in others], ["returned"] * 3, outcomes)
         self.assertEqual(others[0].value, others[1].value, outcomes)
+
+    def test_one_dies_meanwhile(self):
+        outcomes = self.outcomes(4, ends_meanwhile)
+        self.assertEqual([outcome.value for outcome in outcomes[:2]], ["went on"] * 2, outcomes)
 
     def test_failures_are_the_same_on_all_ranks(self):
         first, second, third = outcomes = self.outcomes(3, failures_of_two)

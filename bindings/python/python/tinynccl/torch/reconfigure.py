@@ -8,6 +8,7 @@ ended; so it ends alike on all ranks. Until then the group is what it was.
 import datetime
 import hashlib
 import json
+import math
 import secrets
 import socket
 import time
@@ -26,6 +27,8 @@ _PREFIX = "tinynccl"
 _CALL = "_reconfigure"
 # Seconds between two looks whether the other processes are there, and the longest look at one of them.
 _LOOK, _GLANCE = 1.0, 0.2
+# Longest attempt to reach a store, longer than a look-up in the DNS that is not answered, in seconds.
+_DIAL = 6.0
 # Longest pause between two looks at the attempt's keys, in seconds.
 _PAUSE = 0.002
 
@@ -117,7 +120,7 @@ class Reconfigurable:
         old.abort(reason)
         old.close()
         world = dist.distributed_c10d._world
-        if self in world.pg_map:
+        if self is world.default_pg:
             # Groups of some of the ranks are made over this store, and under names that all ranks count alike.
             world.pg_map[self] = (world.pg_map[self][0], store)
             world.pg_group_ranks[self] = {rank: rank for rank in range(comm.size)}
@@ -202,16 +205,19 @@ class Attempt:
         host, port, nonce = self._places[0]
         lost = PeerLost(f"{self._me} lost rank 0: its handle's {host}:{port} does not answer any more: has its process ended?")
         lost.op, lost.rank, lost.peer = _CALL, self._rank, 0
-        limit = datetime.timedelta(seconds=max(0.1, self._end - time.monotonic()))
-        if (store := self._own.reached.pop(self._places[0], None)) is None:
+        store = self._own.reached.pop(self._places[0], None)
+        while store is None:
             if _is_gone(host, port):
                 raise lost
             try:
-                store = dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+                # torch dials a port that refuses until the time is over, and its process may have ended since.
+                store = dist.TCPStore(host, port, is_master=False, timeout=self._left(_DIAL), wait_for_workers=False)
             except RuntimeError as error:
-                raise BootstrapError(f"{self._me}: cannot reach the store of rank 0 at {host}:{port}: {error}") from error
+                if time.monotonic() > self._end:
+                    raise BootstrapError(f"{self._me}: cannot reach the store of rank 0 at {host}:{port}: {error}") from error
+                time.sleep(_PAUSE)
         try:
-            store.set_timeout(limit)
+            store.set_timeout(self._left())
             known = store.check([nonce])
         except RuntimeError:
             known = False
@@ -219,6 +225,10 @@ class Attempt:
             raise lost
         self._own.reached[self._places[0]] = store
         return store
+
+    def _left(self, longest=math.inf):
+        """The time that is left, as torch takes it."""
+        return datetime.timedelta(seconds=min(longest, max(0.1, self._end - time.monotonic())))
 
     def _arrive(self):
         """Waits for all ranks, which must have been given the same handles."""
