@@ -182,6 +182,9 @@ class Group(Collectives):
             last._then(finish)
         return last
 
+    # torch 2.15's names of the same, of a backend.
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
+
     def _on_stream(self, device, tensors, result, make, finish=None):
         """Enqueues calls on our stream, after the current stream's work, so they overlap with the caller's kernels."""
         side = self._sides[device]
