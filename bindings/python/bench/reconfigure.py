@@ -3,9 +3,9 @@
     python reconfigure.py [--ranks 5] [--rounds 4] [--backends tinynccl gloo]
 
 In each round every backend has a turn: a group of `--ranks` processes, whose highest rank is killed in a loop of all_reduce
-(4 KiB), until two are left. A survivor catches the error, aborts its backend, and calls `_reconfigure` with the survivors' handles, which they have
-exchanged before, in reverse order. Prints Markdown: medians and the longest, over the kills, of the slowest survivor's times. A
-rank of gloo that is no neighbour of the dead one in its ring may wait for the time-out.
+(4 KiB), until two are left. A survivor catches the error, aborts its backend, and calls `_reconfigure` with the survivors'
+handles, which they have exchanged before, in reverse order. Prints Markdown: medians and the longest, over the kills, of the
+slowest survivor's times. A rank of gloo that is no neighbour of the dead one in its ring may wait for the time-out.
 """
 
 import argparse
@@ -39,11 +39,9 @@ def rank(me, size, backend, port, timeout, results):
         if len(left) == 2:
             break
         given = handles(store, me, left, number + 1)
+        all_come(store, f"ready-{number}", me, left)
         lost, left = left[-1], left[:-1]
         now = list(reversed(left))
-        store.add(f"ready-{number}", 1)
-        while store.add(f"ready-{number}", 0) < len(left) + 1:
-            pass
         end = time.monotonic() + 0.05
         try:
             while True:
@@ -60,10 +58,13 @@ def rank(me, size, backend, port, timeout, results):
         dist.all_reduce(data.fill_(1.0))
         assert data[0] == len(left) and dist.get_rank() == now.index(me), (data[0], left)
         results.put((backend, number, "survivor", (noticed, time.monotonic())))
-    store.add("end", 1)
-    while store.add("end", 0) < 2:
-        pass
+    all_come(store, "end", me, left)
     dist.destroy_process_group()
+
+
+def all_come(store, what, me, left):
+    store.set(f"{what}-{me}", "1")
+    store.wait([f"{what}-{other}" for other in left])
 
 
 def handles(store, me, left, number):
@@ -75,7 +76,7 @@ def turn(context, backend, size, timeout):
     """Milliseconds of the slowest survivor of each kill: from it to the error, from there to the all_reduce, and both."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT, wait_for_workers=False)
     results = context.Queue()
-    processes = [context.Process(target=rank, args=(me, size, backend, store.port, timeout, results)) for me in range(size)]
+    processes = [context.Process(target=rank, args=(me, size, backend, store.port, timeout, results), daemon=True) for me in range(size)]
     for process in processes:
         process.start()
     rounds, kills = {}, {}
