@@ -80,7 +80,7 @@ if [[ ${1-} == --judge ]]; then
 fi
 "$python" -c 'import sys, numpy, torch; print("Python", sys.version.split()[0], "numpy", numpy.__version__, "torch", torch.__version__)'
 failed=0
-for test in test_comm.py test_fork.py test_torch.py test_failures.py test_survive.py test_programs.py "sequences.py --seconds 20"; do
+for test in test_comm.py test_fork.py test_torch.py test_failures.py test_survive.py test_reconfigure.py test_programs.py "sequences.py --seconds 20"; do
     echo "== $test"
     # Words are arguments.
     # shellcheck disable=SC2086

@@ -1,12 +1,15 @@
-"""torchft over a libnccl: replica groups lose and gain members while training goes on. Needs two GPUs, PyTorch and torchft.
+"""torchft over a libnccl, or over the backend "tinynccl": replica groups lose and gain members while training goes on.
 
     python3 scripts/nccl/torchft_trial.py [--rounds 20] [--library $PWD/target/release/libnccl.so] [--timeout 5]
+    python3 scripts/nccl/torchft_trial.py --backend tinynccl|gloo
 
-A lighthouse and two replica groups of one GPU each, every group by torchrun, with torchft's own DDP, Manager and
-ProcessGroupNCCL. Every round kills the process of one group with SIGKILL and starts the group again a second later. The other
-one must go on, the new one must join, and both must have the same parameters after the same step. Rounds kill the groups in
-turn, so each group has been the survivor and the newcomer. A row per round: the survivor's longest step, the time from the
-kill to the first step that both made. Exit status: 0 all rounds passed, 1 one failed, 77 torchft or a GPU is missing.
+Needs PyTorch and torchft, and two GPUs for the backend nccl; the others train on the CPU. A lighthouse and two replica groups of
+one process each, every group by torchrun, with torchft's own Manager and process group, over nccl also its DDP (whose hook in
+torchft 0.2 ends the process when a call's wait raises, as it does on the CPU, over gloo as well). Every round kills the process
+of one group with SIGKILL and starts the group again a second later. The other one must go on, the new one must join, and both
+must have the same parameters after the same step. Rounds kill the groups in turn, so each group has been the survivor and the
+newcomer. A row per round: the survivor's longest step, the time from the kill to the first step that both made. Exit status: 0
+all rounds passed, 1 one failed, 77 torchft, tinynccl or a GPU is missing.
 """
 
 import argparse
@@ -26,17 +29,33 @@ STEPS = 50
 LIMIT = 120
 
 
+def process_group(backend, timeout):
+    """torchft's process group over a backend."""
+    from torchft import process_group as torchft
+
+    if backend != "tinynccl":
+        return (torchft.ProcessGroupNCCL if backend == "nccl" else torchft.ProcessGroupGloo)(timeout=timeout)
+    import tinynccl.torch
+
+    class ProcessGroupTinynccl(torchft.ProcessGroupWrapper):
+        def _create_pg(self, store, rank, world_size):
+            return tinynccl.torch.ProcessGroup(store, rank, world_size, self._timeout)
+
+    return ProcessGroupTinynccl(timeout=timeout)
+
+
 def replica():
     """One group: trains until it is killed, and prints `@STEP PARTICIPANTS SECONDS CHECKSUM` for every step."""
     from datetime import timedelta
 
     import torch
-    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupNCCL
+    from torchft import DistributedDataParallel, Manager, Optimizer
 
     timeout = timedelta(seconds=float(os.environ["TRIAL_TIMEOUT"]))
-    torch.cuda.set_device(0)
+    backend = os.environ["TRIAL_BACKEND"]
+    device = torch.device("cuda" if backend == "nccl" else "cpu")
     torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024)).cuda()
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024)).to(device)
     inner = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def load(state):
@@ -44,7 +63,7 @@ def replica():
         inner.load_state_dict(state["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupNCCL(timeout=timeout),
+        pg=process_group(backend, timeout),
         min_replica_size=1,
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
@@ -52,7 +71,7 @@ def replica():
         timeout=timeout,
         quorum_timeout=timedelta(seconds=60),
     )
-    ddp = DistributedDataParallel(manager, model)
+    ddp = DistributedDataParallel(manager, model) if backend == "nccl" else None
     optimizer = Optimizer(manager, inner)
     print(f"@pid {os.getpid()}", flush=True)
     while True:
@@ -60,10 +79,15 @@ def replica():
         optimizer.zero_grad()
         # Every group has data of its own; the sum tells whether both saw the same gradients.
         torch.manual_seed(1000 * step + int(os.environ["TRIAL_GROUP"]))
-        data = torch.randn(64, 1024, device="cuda")
-        ddp(data).square().mean().backward()
+        data = torch.randn(64, 1024, device=device)
+        (ddp or model)(data).square().mean().backward()
+        if ddp is None:
+            works = [manager.allreduce(parameter.grad) for parameter in model.parameters()]
+            for work in works:
+                work.wait()
         optimizer.step()
-        torch.cuda.synchronize()
+        if backend == "nccl":
+            torch.cuda.synchronize()
         if manager.current_step() == step:
             print(f"@again {step} {time.perf_counter() - begin:.3f}", flush=True)
             continue
@@ -80,6 +104,7 @@ class Group:
             os.environ,
             TRIAL_GROUP=str(number),
             TRIAL_TIMEOUT=str(arguments.timeout),
+            TRIAL_BACKEND=arguments.backend,
             TORCHFT_LIGHTHOUSE=lighthouse,
             CUDA_VISIBLE_DEVICES=str(number),
             REPLICA_GROUP_ID=str(number),
@@ -202,6 +227,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--backend", choices=["nccl", "tinynccl", "gloo"], default="nccl")
     parser.add_argument("--library", help="preloaded into the groups; without it PyTorch's own NCCL")
     parser.add_argument("--timeout", type=float, default=5, help="torchft's time-outs, in seconds")
     parser.add_argument("--heartbeat", type=int, default=5000, help="the lighthouse's heartbeat time-out, in milliseconds")
@@ -214,10 +240,13 @@ def main():
     try:
         import torch
         import torchft  # noqa: F401
+
+        if arguments.backend == "tinynccl":
+            import tinynccl.torch  # noqa: F401
     except ImportError as missing:
         print(f"SKIPPED: {missing}; pip install torch torchft", file=sys.stderr)
         sys.exit(77)
-    if torch.cuda.device_count() < GROUPS:
+    if arguments.backend == "nccl" and torch.cuda.device_count() < GROUPS:
         print(f"SKIPPED: {torch.cuda.device_count()} GPUs, expected {GROUPS}", file=sys.stderr)
         sys.exit(77)
     trial(arguments)

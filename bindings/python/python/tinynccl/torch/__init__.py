@@ -12,7 +12,7 @@ torch 1.13 and with torch 2.
 import torch
 import torch.distributed as dist
 
-from . import collectives, group, meet, messages, streams, survive, tensors, work
+from . import collectives, group, meet, messages, reconfigure, streams, survive, tensors, work
 from .group import Backend, ProcessGroup
 from .survive import grow, join, shrink, ticket, waiting
 from .untraced import leave_untraced
@@ -36,7 +36,9 @@ def _create_2(opts, options=None):
             'pass "tinynccl" alone'
         )
     members = getattr(opts, "global_ranks_in_group", None)
-    return (ProcessGroup if alone else Backend)(opts.store, opts.group_rank, opts.group_size, opts.timeout, members)
+    place = (opts.store, opts.group_rank, opts.group_size, opts.timeout, members)
+    # torch refuses to reconfigure a group of several backends.
+    return ProcessGroup(*place, getattr(opts, "enable_reconfigure", False)) if alone else Backend(*place)
 
 
 def _register():
@@ -50,4 +52,4 @@ def _register():
 
 
 _register()
-leave_untraced(collectives, group, meet, messages, streams, survive, tensors, work)
+leave_untraced(collectives, group, meet, messages, reconfigure, streams, survive, tensors, work)

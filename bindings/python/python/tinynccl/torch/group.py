@@ -11,6 +11,7 @@ from .. import InvalidArgument
 from .collectives import Collectives
 from .meet import Meeting, watch_world
 from .messages import Channel, Deferred, FromAny, Message, close_channels
+from .reconfigure import Reconfigurable, Unmade
 from .streams import Sides
 from .tensors import Plain, as_list, refusal
 from .work import Kept, Work, seconds
@@ -27,8 +28,8 @@ _world = lambda: None  # noqa: E731
 class Group(Collectives):
     """The base of both kinds of groups below: ranks with a communicator of tinynccl."""
 
-    def _join(self, store, rank, size, timeout, members=None):
-        """``members``: the ranks' numbers in the world, if they are known."""
+    def _join(self, store, rank, size, timeout, members=None, later=False):
+        """``members``: the ranks' numbers in the world, if they are known. ``later``: ``reconfigure`` makes the communicator."""
         global _last_store, _world
         self._rank = rank
         self._size = size
@@ -36,7 +37,9 @@ class Group(Collectives):
         self._timeout = seconds(timeout)
         # Of the world all others are parts, whose errors name ranks as the world does.
         is_world = not dist.is_initialized()
-        if is_world and joined is not None:
+        if later:
+            self._comm, self._names = Unmade(rank), None
+        elif is_world and joined is not None:
             self._comm, self._names = joined, None
         else:
             names = None if is_world else list(members) if members else dist.get_rank
@@ -179,6 +182,9 @@ class Group(Collectives):
             last._then(finish)
         return last
 
+    # torch 2.15's names of the same, of a backend.
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
+
     def _on_stream(self, device, tensors, result, make, finish=None):
         """Enqueues calls on our stream, after the current stream's work, so they overlap with the caller's kernels."""
         side = self._sides[device]
@@ -276,12 +282,12 @@ class Group(Collectives):
             message._gpu_end, message._side = work._gpu_end, work._side
 
 
-class ProcessGroup(Group, c10d.ProcessGroup):
+class ProcessGroup(Reconfigurable, Group, c10d.ProcessGroup):
     """A process group that is tinynccl's on every device: torch's functions call it directly."""
 
-    def __init__(self, store, rank, size, timeout, members=None):
+    def __init__(self, store, rank, size, timeout, members=None, later=False):
         c10d.ProcessGroup.__init__(self, rank, size)
-        self._join(store, rank, size, timeout, members)
+        self._join(store, rank, size, timeout, members, later)
 
     # torch 2 asks a group for its backend of a device, and the backend for its capabilities.
     supports_coalescing = supports_splitting = False

@@ -9,6 +9,7 @@ the interpreter's lock, which corrupts the heap as soon as another thread runs P
 """
 
 import os
+import socket
 import time
 
 from .. import Comm, Server
@@ -28,6 +29,19 @@ _BYTES = 7
 def cuda_blocks():
     """Blocks of a GPU for a group's calls, where the environment does not say so."""
     return None if "TINYNCCL_CUDA_BLOCKS" in os.environ else _CUDA_BLOCKS
+
+
+def own_address():
+    """The address of this host on the way to MASTER_ADDR, by which the other ranks reach it as well."""
+    try:
+        master = socket.getaddrinfo(os.environ.get("MASTER_ADDR", "localhost"), 1, type=socket.SOCK_DGRAM)
+        family, _, _, _, address = master[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Sends nothing.
+            probe.connect(address)
+            return probe.getsockname()[0]
+    except OSError:
+        return socket.gethostname()
 
 
 def watch_world(world, members):
@@ -175,9 +189,9 @@ def _unpack(numbers):
 class Pauses:
     """Sleeps with an exponential backoff."""
 
-    def __init__(self):
-        self._next = _FIRST
+    def __init__(self, longest=_LONGEST):
+        self._next, self._longest = _FIRST, longest
 
     def sleep(self):
         time.sleep(self._next)
-        self._next = min(2 * self._next, _LONGEST)
+        self._next = min(2 * self._next, self._longest)

@@ -5,15 +5,13 @@ keep the old group, such as ``DistributedDataParallel``, and groups of some of t
 """
 
 import datetime
-import os
-import socket
 
 import torch
 import torch.distributed as dist
 
 from .. import Comm, Error, InvalidArgument
 from . import group
-from .meet import cuda_blocks
+from .meet import cuda_blocks, own_address
 from .work import seconds
 
 # Longest text of the address of a store.
@@ -89,27 +87,14 @@ def _store(comm):
     limit = datetime.timedelta(seconds=comm.timeout)
     store = None
     if comm.rank == 0:
-        store = dist.TCPStore(_own_address(), 0, is_master=True, timeout=limit, wait_for_workers=False)
-        address = f"{_own_address()} {store.port}".encode()
+        store = dist.TCPStore(own_address(), 0, is_master=True, timeout=limit, wait_for_workers=False)
+        address = f"{own_address()} {store.port}".encode()
         text[: len(address)] = torch.tensor(list(address), dtype=torch.uint8)
     comm.broadcast(text, 0)
     if store is None:
         host, port = bytes(text.tolist()).rstrip(b"\0").decode().split()
         store = dist.TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
     return store
-
-
-def _own_address():
-    """The address of this host on the way to MASTER_ADDR, by which the other ranks reach it as well."""
-    try:
-        master = socket.getaddrinfo(os.environ.get("MASTER_ADDR", "localhost"), 1, type=socket.SOCK_DGRAM)
-        family, _, _, _, address = master[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Sends nothing.
-            probe.connect(address)
-            return probe.getsockname()[0]
-    except OSError:
-        return socket.gethostname()
 
 
 def _world(call):
