@@ -153,6 +153,8 @@ pub fn train(
     agree(comm, "the number of steps already done", state.step as u32)?;
     comm.broadcast_in_place(&mut state.model.values, 0)?;
     engine.start(&state.model, report)?;
+    // A death after the last step brings ranks here again, which then evaluate again.
+    state.history.pop_if(|point| point.train.is_none());
 
     while state.step < config.steps {
         if comm.size() < plan.places && elastic::spares_wait(comm)? {

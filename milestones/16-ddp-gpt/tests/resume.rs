@@ -36,6 +36,21 @@ fn same_losses_and_same_parameters() {
     assert_eq!(checkpoint::load(&path).unwrap().header.step, 13);
 }
 
+/// After a death in the last call of a run the ranks that are left come to the end once more.
+#[test]
+fn a_run_that_ends_twice_has_one_last_point() {
+    let config = TrainConfig { steps: 8, ..Preset::Tiny.train() };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("c");
+    let plan = Plan { checkpoint: Some(path.clone()), ..plan(config) };
+    let mut state = State::new(plan.model, config.seed);
+    run_alone(&plan, &mut state, &corpus()).unwrap();
+    let (once, saved) = (state.history.clone(), std::fs::read(&path).unwrap());
+    run_alone(&plan, &mut state, &corpus()).unwrap();
+    assert_eq!((state.history.len(), &state.history), (9, &once));
+    assert_eq!(std::fs::read(&path).unwrap(), saved);
+}
+
 /// Trains and breaks off, as a killed process would, in step `last`.
 fn stop_at(last: usize, plan: &Plan, state: &mut State) {
     struct Stop(LocalGradients, usize);
