@@ -6,8 +6,9 @@
 //! length        u32: bytes of the header
 //! header        JSON: shape, settings, steps done, vocabulary, history of losses
 //! parameters    f32 × values
-//! AdamW mean    f32 × values
-//! AdamW square  f32 × values
+//! AdamW mean    f32 × values  ┐ of the one optimizer, or,
+//! AdamW square  f32 × values  ┘ with local steps, of each rank's in turn
+//! momentum      f32 × values: with local steps, of the outer optimizer
 //! CRC-32        u32, of all bytes before it
 //! ```
 //!
@@ -56,8 +57,15 @@ pub struct Header {
     pub vocabulary: String,
     /// Number of parameters.
     pub values: usize,
+    /// Number of AdamW states: with local steps every rank has its own.
+    #[serde(default = "one")]
+    pub optimizers: usize,
     /// Losses so far.
     pub history: Vec<Point>,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// A checkpoint in memory.
@@ -67,22 +75,24 @@ pub struct Checkpoint {
     pub header: Header,
     /// Parameters.
     pub values: Vec<f32>,
-    /// Optimizer state.
-    pub adamw: AdamW,
+    /// Optimizer states, by rank, or the one of all ranks.
+    pub adamw: Vec<AdamW>,
+    /// Momentum of the outer optimizer; `None` without local steps.
+    pub momentum: Option<Vec<f32>>,
     /// The file's checksum; ranks compare it.
     pub crc: u32,
 }
 
 /// Writes a checkpoint: to a temporary file beside `path`, flushed to the disk, then renamed over it. A failure at any
-/// moment leaves the earlier file as it was.
-pub fn save(path: &Path, header: &Header, values: &[f32], adamw: &AdamW) -> Result<()> {
+/// moment leaves the earlier file as it was. `arrays`: what follows the header, in the order of the file.
+pub fn save(path: &Path, header: &Header, arrays: &[&Vec<f32>]) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut name = path.file_name().context("the checkpoint's path names no file")?.to_owned();
     name.push(".tmp-");
     clear(folder, &name);
     name.push(std::process::id().to_string());
     let temporary: PathBuf = folder.join(name);
-    let written = write(&temporary, header, [values, &adamw.mean, &adamw.square])
+    let written = write(&temporary, header, arrays)
         .and_then(|()| fs::rename(&temporary, path))
         .and_then(|()| File::open(folder)?.sync_all());
     if written.is_err() {
@@ -104,7 +114,7 @@ fn clear(folder: &Path, name: &OsStr) {
     }
 }
 
-fn write(path: &Path, header: &Header, arrays: [&[f32]; 3]) -> std::io::Result<()> {
+fn write(path: &Path, header: &Header, arrays: &[&Vec<f32>]) -> std::io::Result<()> {
     let json = serde_json::to_vec(header)?;
     let length = u32::try_from(json.len()).map_err(std::io::Error::other)?;
     let mut file = File::create(path)?;
@@ -112,7 +122,7 @@ fn write(path: &Path, header: &Header, arrays: [&[f32]; 3]) -> std::io::Result<(
     // behind.
     let _ = file.lock();
     let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &length.to_le_bytes(), &json].concat();
-    bytes.reserve_exact(12 * header.values + 4);
+    bytes.reserve_exact(4 * arrays.iter().map(|array| array.len()).sum::<usize>() + 4);
     bytes.extend(arrays.iter().copied().flatten().flat_map(|v| v.to_le_bytes()));
     bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
     file.write_all(&bytes)?;
@@ -143,7 +153,12 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint> {
         bail!("cut off: expected a header of {length} bytes, got {}", rest.len());
     };
     let header: Header = serde_json::from_slice(json).context("damaged header")?;
-    let expected = header.values.checked_mul(12).and_then(|n| n.checked_add(4));
+    if header.optimizers == 0 {
+        bail!("damaged header: no optimizer");
+    }
+    let outer = usize::from(header.train.outer.is_some());
+    let arrays = header.optimizers.checked_mul(2).and_then(|n| n.checked_add(1 + outer));
+    let expected = arrays.and_then(|n| n.checked_mul(4)?.checked_mul(header.values)).and_then(|n| n.checked_add(4));
     if expected != Some(rest.len()) {
         let expected = expected.map_or("an impossible number of".to_owned(), |n| n.to_string());
         bail!("cut off or damaged: expected {expected} bytes after the header, got {}", rest.len());
@@ -157,7 +172,10 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint> {
     let array = |i: usize| floats(&data[i * n..(i + 1) * n]);
     Ok(Checkpoint {
         values: array(0),
-        adamw: AdamW { mean: array(1), square: array(2), updates: header.step },
+        adamw: (0..header.optimizers)
+            .map(|i| AdamW { mean: array(1 + 2 * i), square: array(2 + 2 * i), updates: header.step })
+            .collect(),
+        momentum: (outer == 1).then(|| array(1 + 2 * header.optimizers)),
         header,
         crc: computed,
     })
@@ -208,14 +226,16 @@ mod tests {
         let history = vec![Point { step: 0, train: Some(1.0986123), validation: None }];
         let train = Preset::Tiny.train();
         let vocabulary = "abé".to_owned();
-        (Header { preset: Preset::Tiny, model, train, step: 7, vocabulary, values: n, history }, values, adamw)
+        let header =
+            Header { preset: Preset::Tiny, model, train, step: 7, vocabulary, values: n, optimizers: 1, history };
+        (header, values, adamw)
     }
 
     fn example_bytes() -> Vec<u8> {
         let (header, values, adamw) = example();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c");
-        save(&path, &header, &values, &adamw).unwrap();
+        save(&path, &header, &[&values, &adamw.mean, &adamw.square]).unwrap();
         fs::read(path).unwrap()
     }
 
@@ -229,7 +249,7 @@ mod tests {
         }
         let writing = File::open(beside("c.tmp-2")).unwrap();
         writing.lock().unwrap();
-        save(&beside("c"), &header, &values, &adamw).unwrap();
+        save(&beside("c"), &header, &[&values, &adamw.mean, &adamw.square]).unwrap();
         let left = |name: &str| beside(name).exists();
         assert_eq!(["c", "c.tmp-1", "c.tmp-2", "other.tmp-1"].map(left), [true, false, true, true]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
@@ -241,16 +261,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c");
         fs::write(&path, "older").unwrap();
-        save(&path, &header, &values, &adamw).unwrap();
+        save(&path, &header, &[&values, &adamw.mean, &adamw.square]).unwrap();
         let back = load(&path).unwrap();
-        assert_eq!((back.header, back.values, back.adamw), (header, values, adamw));
+        assert_eq!((back.header, back.values, back.adamw, back.momentum), (header, values, vec![adamw], None));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
     fn a_failed_write_names_the_path() {
         let (header, values, adamw) = example();
-        let e = save(Path::new("/nonexistent/folder/c"), &header, &values, &adamw).unwrap_err();
+        let e = save(Path::new("/nonexistent/folder/c"), &header, &[&values, &adamw.mean, &adamw.square]).unwrap_err();
         assert!(format!("{e:#}").contains("/nonexistent/folder/c"), "{e:#}");
     }
 

@@ -9,7 +9,7 @@ use replay::Replay;
 use tinynccl::config::TransportChoice;
 
 use crate::checkpoint::{self, Checkpoint};
-use crate::config::{Preset, TrainConfig};
+use crate::config::{OuterConfig, Preset, TrainConfig};
 use crate::cpu::bench::BenchArgs;
 use crate::cpu::parallel::Threads;
 use crate::data::Corpus;
@@ -103,6 +103,17 @@ pub struct TrainArgs {
     /// [default: 512, on GPUs 8000].
     #[arg(long, value_parser = positive)]
     pub bucket_kib: Option<usize>,
+    /// For slow networks (DiLoCo): every rank takes this many steps alone, then one outer step averages how far they
+    /// went. A round must take less time than TINYNCCL_TIMEOUT.
+    #[arg(long, value_name = "H", value_parser = positive)]
+    pub local_steps: Option<usize>,
+    /// Learning rate of the outer steps [default: 0.7].
+    #[arg(long, requires = "local_steps", value_parser = real("expected a number above 0", |v| v > 0.0))]
+    pub outer_lr: Option<f64>,
+    /// Nesterov momentum of the outer steps [default: 0.9].
+    #[arg(long, requires = "local_steps",
+        value_parser = real("expected a number from 0, below 1", |v| (0.0..1.0).contains(&v)))]
+    pub outer_momentum: Option<f64>,
     /// Goes on without ranks that are lost, on the CPU: the batch is divided among those that are left.
     #[arg(long)]
     pub elastic: bool,
@@ -173,8 +184,19 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         warmup: if stored.is_some() { base.warmup } else { base.warmup.min(steps / 10) },
         dropout: args.dropout.unwrap_or(base.dropout),
         seed: args.seed.unwrap_or(base.seed),
+        outer: match args.local_steps {
+            Some(local_steps) => Some(OuterConfig {
+                local_steps,
+                lr: args.outer_lr.or(base.outer.map(|outer| outer.lr)).unwrap_or(0.7),
+                momentum: args.outer_momentum.or(base.outer.map(|outer| outer.momentum)).unwrap_or(0.9),
+            }),
+            None => base.outer,
+        },
         ..base
     };
+    if config.outer.is_some() && args.device == Device::Cuda {
+        bail!(Usage("--local-steps needs --device cpu: on GPUs a step has its averages in it".to_owned()));
+    }
     if args.elastic && args.device == Device::Cuda {
         bail!(Usage("--elastic needs --device cpu: communicators of GPUs do not lose ranks yet".to_owned()));
     }

@@ -58,9 +58,28 @@ pub struct TrainConfig {
     pub dropout: f64,
     /// Source of all randomness.
     pub seed: u64,
+    /// Local steps between averages of parameters; `None`: gradients are averaged in every step.
+    #[serde(default)]
+    pub outer: Option<OuterConfig>,
+}
+
+/// Settings of training with local steps, and of the outer optimizer that averages them (DiLoCo).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct OuterConfig {
+    /// Steps that a rank takes by itself between two outer steps.
+    pub local_steps: usize,
+    /// Outer learning rate.
+    pub lr: f64,
+    /// Nesterov momentum of the outer steps.
+    pub momentum: f64,
 }
 
 impl TrainConfig {
+    /// Steps from one call for all ranks to the next.
+    pub fn round(&self) -> usize {
+        self.outer.map_or(1, |outer| outer.local_steps)
+    }
+
     /// Learning rate of a step, counted from 0: linear warm-up, then half a cosine down to the minimum (Loshchilov and
     /// Hutter 2017).
     pub fn learning_rate(&self, step: usize) -> f64 {
@@ -111,6 +130,7 @@ impl Preset {
             clip: 1.0,
             dropout: 0.2,
             seed: 1337,
+            outer: None,
         };
         match self {
             Preset::Tiny => {

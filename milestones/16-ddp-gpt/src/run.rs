@@ -7,7 +7,7 @@ use tinynccl::process_group::ProcessGroup;
 use tinynccl::{Comm, Config, launch};
 
 use crate::cli::{self, Device, Job, TrainArgs};
-use crate::cpu::{gradients, step::Cpu};
+use crate::cpu::{gradients, local::LocalSteps, step::Cpu};
 use crate::data::Corpus;
 use crate::elastic;
 use crate::gpu;
@@ -42,10 +42,10 @@ pub fn start(args: &TrainArgs, before_step: BeforeStep) -> Result<i32> {
         }
     } else {
         // Whatever is wrong shows once, here, before any rank starts.
+        job = cli::prepare(args, args.ranks, args.ranks)?;
         if args.device == Device::Cuda {
             gpu::count()?;
         }
-        job = cli::prepare(args, args.ranks, args.ranks)?;
         if args.ranks + args.spare > 1 {
             drop(job);
             return Ok(launch::Launcher::new(args.ranks + args.spare)
@@ -58,7 +58,10 @@ pub fn start(args: &TrainArgs, before_step: BeforeStep) -> Result<i32> {
     let Job { corpus, plan, resume, notes } = job;
     let plan = Plan { before_step, ..plan };
     plan.threads.install().context("cannot start the threads")?;
-    let mut state = resume.map_or_else(|| State::new(plan.model, plan.config.seed), State::resume);
+    let mut state = match resume {
+        Some(checkpoint) => State::resume(checkpoint, &plan.config, comm.rank()),
+        None => State::new(plan.model, &plan.config),
+    };
     let mut group = ProcessGroup::from(comm);
     if group.rank() == 0 {
         notes.iter().for_each(|note| println!("{note}"));
@@ -138,15 +141,18 @@ fn work(
     };
     let (ranks, steps, batch, context, guess) =
         (group.size(), config.steps, config.batch, model.context, (model.vocab as f64).ln());
+    let apart = config.outer.map_or(String::new(), |outer| format!(", {} between outer steps", outer.local_steps));
     report.note(&format!(
-        "{ranks} ranks x {on}, {steps} steps of {batch} x {context} characters; a uniform guess has loss {guess:.4}"
+        "{ranks} ranks x {on}, {steps} steps of {batch} x {context} characters{apart}; a uniform guess has loss \
+         {guess:.4}"
     ));
-    let mut engine: Box<dyn Engine> = match args.device {
-        Device::Cpu => {
+    let mut engine: Box<dyn Engine> = match (args.device, config.outer) {
+        (Device::Cpu, Some(outer)) => Box::new(LocalSteps::new(plan, outer, corpus, comm, &state.model)?),
+        (Device::Cpu, None) => {
             let gradients = gradients::of_group(group, &state.model.layout, plan.bucket_bytes)?;
             Box::new(Cpu::new(plan, corpus, comm, gradients)?)
         }
-        Device::Cuda => gpu::engine(plan, &args.gpu, state, corpus, comm)?,
+        (Device::Cuda, _) => gpu::engine(plan, &args.gpu, state, corpus, comm)?,
     };
     let validation = train(plan, state, corpus, comm, &mut *engine, &report)?;
     if args.elastic {

@@ -8,6 +8,8 @@ use tinynccl::{Comm, ReduceOp};
 use crate::checkpoint::{self, Checkpoint, Header, Point};
 use crate::config::{ModelConfig, Preset, TrainConfig};
 use crate::cpu::adamw::AdamW;
+use crate::cpu::local::Round;
+use crate::cpu::outer::Outer;
 use crate::cpu::parallel::Threads;
 use crate::data::Corpus;
 use crate::elastic;
@@ -48,10 +50,20 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The first step after `step` before which something is to be reported, evaluated or saved.
-    fn pause(&self, step: usize) -> usize {
+    /// The step up to which an engine goes in one call from `step` on: to the next outer step, or, if it `queues`, to
+    /// where something is to be reported, evaluated or saved.
+    fn pause(&self, step: usize, queues: bool) -> usize {
+        if !queues {
+            return (step + 1).next_multiple_of(self.config.round()).min(self.config.steps);
+        }
         let every = [self.log_every, self.eval_every, self.checkpoint_every].into_iter().filter(|&every| every > 0);
         every.map(|every| (step + 1).next_multiple_of(every)).fold(self.config.steps, usize::min)
+    }
+
+    /// Returns true if what happens `every` so many steps is due before `step`: at a multiple, or at the first outer
+    /// step after it.
+    fn due(&self, every: usize, step: usize) -> bool {
+        every > 0 && step % every < self.config.round()
     }
 }
 
@@ -60,8 +72,12 @@ impl Plan {
 pub struct State {
     /// The network.
     pub model: Model,
-    /// The optimizer.
+    /// The optimizer. With local steps each rank has its own.
     pub adamw: AdamW,
+    /// The outer optimizer of a run with local steps.
+    pub outer: Option<Outer>,
+    /// Local steps that no outer step has taken in yet.
+    pub round: Option<Round>,
     /// Steps done.
     pub step: usize,
     /// Losses so far.
@@ -72,17 +88,23 @@ pub struct State {
 
 impl State {
     /// The start of a run.
-    pub fn new(config: ModelConfig, seed: u64) -> Self {
-        let model = Model::new(config, seed);
-        let adamw = AdamW::new(model.values.len());
-        State { model, adamw, step: 0, history: Vec::new(), crc: 0 }
+    pub fn new(model: ModelConfig, config: &TrainConfig) -> Self {
+        let model = Model::new(model, config.seed);
+        let count = model.values.len();
+        let outer = config.outer.map(|_| Outer::new(count));
+        State { model, adamw: AdamW::new(count), outer, round: None, step: 0, history: Vec::new(), crc: 0 }
     }
 
-    /// The middle of a run. The checkpoint must have passed [`Header::check`].
-    pub fn resume(from: Checkpoint) -> Self {
-        let Checkpoint { header, values, adamw, crc } = from;
+    /// The middle of a run, on rank `rank`. The checkpoint must have passed [`Header::check`].
+    pub fn resume(from: Checkpoint, config: &TrainConfig, rank: usize) -> Self {
+        let Checkpoint { header, values, mut adamw, momentum, crc } = from;
         let model = Model { config: header.model, layout: params::layout(&header.model), values };
-        State { model, adamw, step: header.step, history: header.history, crc }
+        // Of another number of ranks, or of a run without local steps, a rank takes one that was another's: see
+        // `elastic::equip`.
+        let adamw = adamw.swap_remove(rank % adamw.len());
+        let outer = momentum.map(|momentum| Outer { momentum });
+        let outer = config.outer.map(|_| outer.unwrap_or_else(|| Outer::new(model.values.len())));
+        State { model, adamw, outer, round: None, step: header.step, history: header.history, crc }
     }
 }
 
@@ -159,6 +181,8 @@ pub fn train(
     agree(comm, "the number of steps already done", state.step as u32)?;
     comm.broadcast_in_place(&mut state.model.values, 0)?;
     engine.start(&state.model, report)?;
+    // A death after the last step brings ranks here again, which then evaluate again.
+    state.history.pop_if(|point| point.train.is_none());
 
     while state.step < config.steps {
         if comm.size() < plan.places && elastic::spares_wait(comm)? {
@@ -166,10 +190,10 @@ pub fn train(
         }
         let from = state.step;
         let mut validation = None;
-        if from.is_multiple_of(plan.eval_every) {
+        if plan.due(plan.eval_every, from) {
             validation = Some(evaluate(state, comm, engine, report)?);
         }
-        let to = if engine.queues() { plan.pause(from) } else { from + 1 };
+        let to = plan.pause(from, engine.queues());
         (plan.before_step)(comm, from)?;
         let losses = engine.steps(state, to)?;
         let (speed, communication) = engine.pace()?.rates(config.batch * plan.model.context);
@@ -184,7 +208,7 @@ pub fn train(
             report.step(step, &format!("loss {loss:.4}"), &format!("lr {lr:.2e}"), &pace);
         }
         state.step = to;
-        if plan.checkpoint_every > 0 && to.is_multiple_of(plan.checkpoint_every) && to < config.steps {
+        if plan.due(plan.checkpoint_every, to) && to < config.steps {
             save(plan, state, corpus, comm, engine)?;
         }
     }
@@ -216,6 +240,15 @@ fn evaluate(state: &State, comm: &Comm, engine: &mut dyn Engine, report: &Report
 /// Brings the state up to date, and writes rank 0's checkpoint where the plan wants one.
 fn save(plan: &Plan, state: &mut State, corpus: &Corpus, comm: &Comm, engine: &dyn Engine) -> Result<()> {
     engine.fetch(state)?;
+    let AdamW { mean, square, .. } = &state.adamw;
+    let (mut arrays, mut optimizers) = (vec![&state.model.values, mean, square], 1);
+    let mut all = Vec::new();
+    if let (Some(Outer { momentum }), Some(_)) = (&state.outer, &plan.checkpoint) {
+        let moments = [&mean[..], square].concat();
+        all.resize(if comm.rank() == 0 { moments.len() * comm.size() } else { 0 }, 0.0);
+        comm.gather(&moments, &mut all, 0)?;
+        (arrays, optimizers) = (vec![&state.model.values, &all, momentum], comm.size());
+    }
     let Some(path) = plan.checkpoint.as_ref().filter(|_| comm.rank() == 0) else { return Ok(()) };
     let header = Header {
         preset: plan.preset,
@@ -224,7 +257,8 @@ fn save(plan: &Plan, state: &mut State, corpus: &Corpus, comm: &Comm, engine: &d
         step: state.step,
         vocabulary: corpus.tokenizer.vocabulary(),
         values: state.model.values.len(),
+        optimizers,
         history: state.history.clone(),
     };
-    checkpoint::save(path, &header, &state.model.values, &state.adamw)
+    checkpoint::save(path, &header, &arrays)
 }

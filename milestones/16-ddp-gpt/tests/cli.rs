@@ -136,9 +136,20 @@ fn wrong_flags_are_usage_errors() {
         &["--threads", "0"],
         &["--temperature", "cold"],
         &["--preset", "huge"],
+        &["--local-steps", "0"],
+        &["--outer-lr", "0", "--local-steps", "5"],
+        &["--outer-momentum", "1", "--local-steps", "5"],
         &["--no-such-flag"],
     ] {
         let mut command = testing::program(env!("CARGO_BIN_EXE_ddp-gpt"));
         testing::refused(command.current_dir(folder.path()).args(args), 2, &[args[0]]);
+    }
+    for (args, parts) in [
+        (&["--local-steps", "5", "--device", "cuda"][..], ["--local-steps", "--device cpu"]),
+        (&["--outer-lr", "0.5"], ["--local-steps", "required"]),
+    ] {
+        let mut command = testing::program(env!("CARGO_BIN_EXE_ddp-gpt"));
+        command.current_dir(folder.path()).args(["--preset", "tiny", "--data", "text.txt"]).args(args);
+        testing::refused(&mut command, 2, &parts);
     }
 }

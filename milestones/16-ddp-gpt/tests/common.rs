@@ -115,7 +115,10 @@ pub(crate) fn run_ranks(size: usize, plan: &Plan, corpus: &Corpus) -> Vec<(Vec<P
             .map(|comm| {
                 scope.spawn(move || {
                     // Other ranks start from other values: the broadcast must make them equal.
-                    let mut state = State::new(plan.model, plan.config.seed + 1000 * comm.rank() as u64);
+                    let mut state = State::new(
+                        plan.model,
+                        &TrainConfig { seed: plan.config.seed + 1000 * comm.rank() as u64, ..plan.config },
+                    );
                     let (layout, comm) = (&state.model.layout, &comm);
                     let local = LocalGradients::new(layout);
                     let gradients = CheckedGradients { local, comm, ready: Vec::new(), params: layout.len() };

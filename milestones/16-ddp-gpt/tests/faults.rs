@@ -12,14 +12,14 @@ use program_kit::testing;
 use tinynccl::Config;
 use tinynccl::bootstrap::{Server, UniqueId};
 
-const RANKS: usize = 4;
+pub(crate) const RANKS: usize = 4;
 /// `TINYNCCL_TIMEOUT` of the ranks: what a stopped rank is noticed by.
 const DEADLINE: Duration = Duration::from_secs(3);
 /// Far above what the machine needs; only a wait without end gets there.
 const HANG: Duration = Duration::from_secs(90);
 
 /// Rendezvous of the ranks.
-enum Meeting<'a> {
+pub(crate) enum Meeting<'a> {
     /// As under our launcher: this process hosts the store.
     Store(&'a UniqueId),
     /// As under torchrun: rank 0 hosts the store.
@@ -27,7 +27,7 @@ enum Meeting<'a> {
 }
 
 /// Ranks that are killed when the test ends, however it ends.
-struct Job(Vec<Child>);
+pub(crate) struct Job(pub(crate) Vec<Child>);
 
 impl Drop for Job {
     fn drop(&mut self) {
@@ -40,9 +40,11 @@ impl Drop for Job {
 
 impl Job {
     /// `spares`: processes beside the ranks, the last ones.
-    fn start(folder: &Path, meeting: &Meeting<'_>, transport: &str, spares: usize, args: &[&str]) -> Job {
+    pub(crate) fn start(folder: &Path, meeting: &Meeting<'_>, transport: &str, spares: usize, args: &[&str]) -> Job {
         let text: String = (0..600).map(|i| ["to be ", "or not ", "to sum\n"][(i * i + i / 5) % 3]).collect();
         std::fs::write(folder.join("text.txt"), text).unwrap();
+        // Those tests stop a rank for a moment, and it must not count as lost.
+        let local = args.contains(&"--local-steps");
         let spawn = |rank: usize| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_ddp-gpt"));
             command
@@ -53,12 +55,12 @@ impl Job {
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", (RANKS + spares).to_string())
                 .env("LOCAL_RANK", rank.to_string())
-                .env("TINYNCCL_TIMEOUT", DEADLINE.as_secs().to_string())
+                .env("TINYNCCL_TIMEOUT", if local { HANG } else { DEADLINE }.as_secs().to_string())
                 .env_remove("RUST_LOG")
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
-            if args.contains(&"--elastic") {
+            if args.contains(&"--elastic") && !local {
                 // Four of these without a sign of life, and the others go on without a rank: a busy machine needs less.
                 command.env("TINYNCCL_HEARTBEAT", "1");
             }
@@ -75,7 +77,7 @@ impl Job {
     }
 
     /// Waits until the rank that reports has reported several steps: training is under way on all ranks.
-    fn wait_for_training(&mut self, reporter: usize) -> BufReader<ChildStdout> {
+    pub(crate) fn wait_for_training(&mut self, reporter: usize) -> BufReader<ChildStdout> {
         let mut out = BufReader::new(self.0[reporter].stdout.take().unwrap());
         let (mut seen, mut log) = (0, String::new());
         while seen < 20 {
@@ -87,13 +89,13 @@ impl Job {
         out
     }
 
-    fn signal(&self, rank: usize, signal: i32) {
+    pub(crate) fn signal(&self, rank: usize, signal: i32) {
         // SAFETY: a plain system call; the child is ours and has not been waited for.
         assert_eq!(unsafe { libc::kill(self.0[rank].id() as i32, signal) }, 0);
     }
 
     /// Exit code and error output of a rank that must end by itself.
-    fn end_of(&mut self, rank: usize) -> (Option<i32>, String) {
+    pub(crate) fn end_of(&mut self, rank: usize) -> (Option<i32>, String) {
         let start = Instant::now();
         let status = loop {
             match self.0[rank].try_wait().unwrap() {

@@ -178,11 +178,11 @@ fn a_run_has_the_losses_of_the_cpus() {
     let corpus = common::corpus();
     let config = TrainConfig { steps: 23, dropout: 0.1, clip: 0.7, ..Preset::Tiny.train() };
     let model = Preset::Tiny.model(corpus.tokenizer.size());
-    let mut cpu = State::new(model, config.seed);
+    let mut cpu = State::new(model, &config);
     common::run_alone(&common::plan(config), &mut cpu, &corpus).unwrap();
     let mut runs = Vec::new();
     for graph in [false, true] {
-        let mut state = State::new(model, config.seed);
+        let mut state = State::new(model, &config);
         let text = on_gpu(&common::plan(config), &options(Precision::F32, graph), &mut state);
         assert_eq!(text.chars().count(), 20);
         assert_eq!(state.history.len(), cpu.history.len());
@@ -205,14 +205,14 @@ fn a_run_has_the_losses_of_the_cpus() {
     plan.checkpoint_every = 10;
     let half = TrainConfig { steps: 10, ..config };
     // The schedule must be the whole run's: stop by steps in the header, not in the settings.
-    let mut state = State::new(model, config.seed);
+    let mut state = State::new(model, &config);
     let short = Plan { config: half, ..plan.clone() };
     let options = options(Precision::Bf16, true);
     on_gpu(&short, &options, &mut state);
     let saved = checkpoint::load(plan.checkpoint.as_ref().unwrap()).unwrap();
     assert_eq!((saved.header.step, saved.values.len()), (10, state.model.values.len()));
-    assert_eq!((&saved.values, &saved.adamw), (&state.model.values, &state.adamw));
-    let mut resumed = State::resume(saved);
+    assert_eq!((&saved.values, &saved.adamw[0]), (&state.model.values, &state.adamw));
+    let mut resumed = State::resume(saved, &config, 0);
     on_gpu(&plan, &options, &mut resumed);
     let last = resumed.history.last().unwrap();
     assert_eq!((last.step, resumed.adamw.updates), (23, 23));

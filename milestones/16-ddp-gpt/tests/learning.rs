@@ -13,7 +13,7 @@ fn loss_falls_and_threads_agree() {
     let model = Preset::Tiny.model(corpus.tokenizer.size());
     let mut losses = Vec::new();
     for threads in [1, 2, 3] {
-        let mut state = State::new(model, config.seed);
+        let mut state = State::new(model, &config);
         run_alone(&Plan { threads: Threads::new(threads), ..plan(config) }, &mut state, &corpus).unwrap();
         losses.push(state.history);
     }

@@ -6,6 +6,8 @@ mod faults;
 mod gpu;
 mod gradients;
 mod learning;
+mod local;
+mod local_faults;
 mod ranks;
 mod resume;
 mod sharding;

@@ -117,7 +117,7 @@ fn a_training_has_the_losses_of_pytorchs() {
     // A tenth of the preset's rate: with all of it, roundings grow to differences within 20 steps.
     let config = TrainConfig { steps: 43, lr: 1e-3, min_lr: 1e-4, warmup: 4, clip: 1.0, ..Preset::Tiny.train() };
     let corpus = Corpus::new("text", &text).unwrap();
-    let mut state = State::new(Preset::Tiny.model(corpus.tokenizer.size()), config.seed);
+    let mut state = State::new(Preset::Tiny.model(corpus.tokenizer.size()), &config);
     common::run_alone(&common::plan(config), &mut state, &corpus).unwrap();
 
     let paths = [data, history.clone()].map(|path| path.to_str().unwrap().to_owned());

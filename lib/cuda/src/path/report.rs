@@ -238,7 +238,9 @@ impl Report {
             Some(reader) => reader.0,
             None => reader.insert(Reader(stream::create(stream::StreamKind::NonBlocking)?)).0,
         };
-        let is_over = || match unsafe { sys::cuStreamQuery(stream) }.result() {
+        // SAFETY: our own stream, which the caller's lock keeps.
+        let query = || unsafe { sys::cuStreamQuery(stream) }.result();
+        let is_over = || match query() {
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             other => other.map(|()| true),
         };

@@ -2,8 +2,8 @@
 //!
 //! Reading order: one file per operation, each with its forward and its backward pass ([`embedding`], [`layernorm`],
 //! [`matmul`], [`attention`], [`residual`], [`gelu`], [`loss`]); [`model`] (the passes, built from these);
-//! [`gradients`] (where gradients live, and how ranks average them); [`adamw`]; [`step`]. [`parallel`] and [`simd`]
-//! make the loops fast; [`profile`] and [`mod@bench`] say how fast.
+//! [`gradients`] (where gradients live, and how ranks average them); [`adamw`]; [`step`]; [`local`] and [`outer`] (many
+//! steps between averages). [`parallel`] and [`simd`] make the loops fast; [`profile`] and [`mod@bench`] say how fast.
 //!
 //! A batch of B sequences of T characters is B·T rows. No operation allocates; outputs and scratch come from the
 //! caller.
@@ -15,9 +15,11 @@ pub mod embedding;
 pub mod gelu;
 pub mod gradients;
 pub mod layernorm;
+pub mod local;
 pub mod loss;
 pub mod matmul;
 pub mod model;
+pub mod outer;
 pub mod parallel;
 pub mod profile;
 pub mod residual;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 use tinynccl::{Comm, ReduceOp};
 
+use super::adamw::AdamW;
 use super::gradients::Gradients;
 use super::model::Workspace;
 use crate::data::{Batch, Corpus, Split};
@@ -16,13 +17,13 @@ use crate::train::{Engine, Pace, Plan, State};
 pub struct Cpu<'a> {
     plan: &'a Plan,
     corpus: &'a Corpus,
-    comm: &'a Comm,
+    pub(super) comm: &'a Comm,
     gradients: Box<dyn Gradients + 'a>,
     batch: Batch,
     workspace: Workspace,
     /// For one sequence, when a sample is drawn.
     sampler: Option<Workspace>,
-    pace: Pace,
+    pub(super) pace: Pace,
 }
 
 impl<'a> Cpu<'a> {
@@ -33,25 +34,37 @@ impl<'a> Cpu<'a> {
         let workspace = Workspace::new(&plan.model, batch.samples(), context, true, plan.threads);
         Ok(Cpu { plan, corpus, comm, gradients, batch, workspace, sampler: None, pace: Pace::default() })
     }
+
+    /// Both passes over this rank's part of batch number `step`. Gives its loss.
+    pub(super) fn passes(&mut self, model: &Model, step: usize) -> Result<f64> {
+        let config = &self.plan.config;
+        self.batch.fill(self.corpus, Split::Train, config.seed, step);
+        let dropout = Dropout::new(config.dropout, config.seed, step, self.batch.first);
+        self.workspace.forward(model, &self.batch.inputs, &dropout);
+        let loss = self.workspace.cross_entropy(&self.batch.targets, true);
+        self.workspace.backward(model, &self.batch.inputs, &dropout, &mut *self.gradients)?;
+        Ok(loss)
+    }
+
+    /// The update of step number `step`, after [`Cpu::passes`].
+    pub(super) fn update(&mut self, model: &mut Model, adamw: &mut AdamW, step: usize) -> Result<()> {
+        let config = &self.plan.config;
+        adamw.step(model, &mut *self.gradients, config, config.learning_rate(step), self.plan.threads)?;
+        Ok(())
+    }
 }
 
 impl Engine for Cpu<'_> {
     fn steps(&mut self, state: &mut State, to: usize) -> Result<Vec<f64>> {
-        let config = &self.plan.config;
         let mut losses = Vec::new();
         for step in state.step..to {
             let start = Instant::now();
-            self.batch.fill(self.corpus, Split::Train, config.seed, step);
-            let dropout = Dropout::new(config.dropout, config.seed, step, self.batch.first);
-            self.workspace.forward(&state.model, &self.batch.inputs, &dropout);
-            let mut loss = [self.workspace.cross_entropy(&self.batch.targets, true)];
-            self.workspace.backward(&state.model, &self.batch.inputs, &dropout, &mut *self.gradients)?;
+            let mut loss = [self.passes(&state.model, step)?];
             let backward_ended = Instant::now();
             self.gradients.finish()?;
             self.comm.all_reduce_in_place(&mut loss, ReduceOp::Avg)?;
             self.pace.waited += backward_ended.elapsed().as_secs_f64();
-            let lr = config.learning_rate(step);
-            state.adamw.step(&mut state.model, &mut *self.gradients, config, lr, self.plan.threads)?;
+            self.update(&mut state.model, &mut state.adamw, step)?;
             self.pace.seconds += start.elapsed().as_secs_f64();
             self.pace.steps += 1;
             losses.extend(loss);

@@ -11,7 +11,6 @@ use tinynccl::cuda::DeviceComm;
 use tinynccl::wire::Collective;
 use tinynccl::{Call, DType, ReduceOp};
 
-
 /// One operation of one size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Task {
