@@ -296,7 +296,8 @@ fn another_user_is_refused() {
     std::fs::set_permissions(job.folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
     let program = job.folder.path().join("client");
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    // By another process: a child that this one forks meanwhile would hold the file open for writing.
+    testing::output(Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program));
     let mut command: Command = testing::program(&program);
     command
         .args(["--exact", "status::a_client_of_another_user", "--nocapture"])
