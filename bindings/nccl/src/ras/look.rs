@@ -28,17 +28,13 @@ pub(super) struct Look {
 pub(super) fn look(limit: Duration) -> Look {
     let begin = Instant::now();
     let config = settings::config().unwrap_or_default();
-    let folder = place::folder(&config.status);
-    let asked = folder.map(|folder| ask::all(&folder, limit));
-    let answers = match asked {
-        Some(Ok(answers)) if !answers.reports.is_empty() => answers,
-        other => {
-            if let Some(Err(error)) = other {
-                log::debug!("RAS: other processes are not asked: {error}");
-            }
-            ask::Answers { reports: vec![here()], silent: Vec::new() }
-        }
-    };
+    let mut answers = ask::all(&place::folders(&config.status), limit);
+    for why in &answers.unread {
+        log::debug!("RAS: processes are not asked: {why}");
+    }
+    if answers.reports.is_empty() {
+        answers.reports.push(here());
+    }
     let mut view = view(&answers);
     // Those of CPUs have no place in NCCL's report.
     view.comms.retain(|comm| comm.ranks.iter().any(|rank| rank.device.is_some()));

@@ -36,16 +36,21 @@ pub struct Answers {
     pub reports: Vec<Report>,
     /// Processes that gave none.
     pub silent: Vec<Silent>,
+    /// Folders that were not read, and why.
+    pub unread: Vec<String>,
 }
 
-/// Asks every process with a socket in `folder`, each for at most `limit`. Where a rank of one of them gave no report,
-/// also what the rendezvous store knows of it.
-///
-/// # Errors
-/// The folder cannot be read, or other users can write to it.
-pub fn all(folder: &Path, limit: Duration) -> io::Result<Answers> {
-    let sockets = place::sockets(folder)?;
+/// Asks every process with a socket in one of the folders, each for at most `limit`. Where a rank of one of them gave no
+/// report, also what the rendezvous store knows of it. A folder that other users can write to is left out.
+pub fn all(folders: &[PathBuf], limit: Duration) -> Answers {
     let mut answers = Answers::default();
+    let mut sockets = Vec::new();
+    for folder in folders {
+        match place::sockets(folder) {
+            Ok(found) => sockets.extend(found),
+            Err(error) => answers.unread.push(error.to_string()),
+        }
+    }
     for some in sockets.chunks(TOGETHER) {
         for (pid, answer) in together(some, STATUS, limit) {
             match answer {
@@ -75,7 +80,7 @@ pub fn all(folder: &Path, limit: Duration) -> io::Result<Answers> {
             }
         }
     }
-    Ok(answers)
+    answers
 }
 
 /// True if the reports have all ranks of a job.
@@ -182,7 +187,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(format!("{}-0.sock", std::process::id()));
         let _listener = UnixListener::bind(&path).unwrap();
-        let answers = all(folder.path(), Duration::from_millis(50)).unwrap();
+        let answers = all(&[folder.path().to_owned()], Duration::from_millis(50));
         assert_eq!(answers.reports, []);
         let expected = Silent { pid: std::process::id(), stopped: false, why: "no answer in time".to_owned() };
         assert_eq!(answers.silent, [expected]);

@@ -49,10 +49,11 @@ fn failed(comm: &Comm) -> Found {
 /// Ranks that wait in a collective.
 fn stuck(view: &View, comm: &Comm, after: u64) -> Found {
     let begun = |rank: &Rank| rank.standing.as_ref().map_or(0, |standing| standing.begun);
-    let waits = |rank: &&Rank| {
-        rank.state == State::InCall && rank.standing.as_ref().is_some_and(|standing| standing.quiet_ms >= after)
-    };
-    let last = comm.ranks.iter().filter(waits).reduce(|a, b| if is_later(begun(b), begun(a)) { b } else { a })?;
+    let waits = |rank: &&Rank| rank.state == State::InCall;
+    let long = |rank: &&Rank| rank.standing.as_ref().is_some_and(|standing| standing.quiet_ms >= after);
+    // One that waits for so long counts for all that are in its call.
+    let last =
+        comm.ranks.iter().filter(waits).filter(long).reduce(|a, b| if is_later(begun(b), begun(a)) { b } else { a })?;
     let (number, standing) = (begun(last), last.standing.as_ref()?);
     let here: Vec<&Rank> = comm.ranks.iter().filter(|rank| waits(rank) && begun(rank) == number).collect();
     let longest = here.iter().filter_map(|rank| Some(rank.standing.as_ref()?.quiet_ms)).max().unwrap_or(0);

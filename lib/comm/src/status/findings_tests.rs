@@ -47,7 +47,11 @@ fn the_missing_rank_is_named_with_its_last_call() {
 fn a_call_that_has_just_begun_is_nothing_odd() {
     let mut ranks = vec![rank(0, State::InCall, call("barrier", 1, 0)), rank(1, State::Idle, None)];
     ranks[0].standing.as_mut().unwrap().quiet_ms = 4_999;
-    assert_eq!(found(vec![comm(0, ranks)]), []);
+    assert_eq!(found(vec![comm(0, ranks.clone())]), []);
+    // Whoever is in the call of one that has waited for long waits, too.
+    ranks.push(rank(2, State::InCall, call("barrier", 1, 0)));
+    let text = &found(vec![comm(0, ranks)])[0].1;
+    assert!(text.contains("ranks 0, 2 wait in barrier #1"), "{text}");
     assert_eq!(found(vec![comm(0, (0..9).map(|r| rank(r, State::Idle, call("barrier", 3, 0))).collect())]), []);
 }
 

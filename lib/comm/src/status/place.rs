@@ -22,6 +22,18 @@ pub fn folder(place: &StatusPlace) -> Option<PathBuf> {
     }
 }
 
+/// Returns the folders in which processes of our user may have their sockets: the variable need not be set for all.
+pub fn folders(place: &StatusPlace) -> Vec<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let mut all: Vec<PathBuf> = folder(place).into_iter().collect();
+    if *place == StatusPlace::Auto {
+        all.extend([format!("/run/user/{uid}/tinynccl").into(), format!("/tmp/tinynccl-{uid}").into()]);
+        all.sort_unstable();
+        all.dedup();
+    }
+    all
+}
+
 /// Checks that only our user can put sockets into the folder.
 ///
 /// # Errors
@@ -122,6 +134,8 @@ mod tests {
     fn a_setting_names_the_folder_or_none() {
         assert_eq!(folder(&StatusPlace::Off), None);
         assert_eq!(folder(&StatusPlace::Folder("/a/b".into())), Some("/a/b".into()));
-        assert!(folder(&StatusPlace::Auto).unwrap().to_str().unwrap().contains("tinynccl"));
+        let own = folder(&StatusPlace::Auto).unwrap();
+        assert!(own.to_str().unwrap().contains("tinynccl") && folders(&StatusPlace::Auto).contains(&own));
+        assert_eq!(folders(&StatusPlace::Folder("/a/b".into())), [PathBuf::from("/a/b")]);
     }
 }

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::place;
 use super::report::{Call, Device, Event, Heard, Job, Member, Place, Report, Standing, Start, VERSION, by_name};
-use super::serve::Server;
+use super::serve::{Server, Source};
 use crate::executor::Supervisor as _;
 use crate::state::State;
 use tinynccl_plan::Error;
@@ -69,7 +70,8 @@ impl Registry {
         if let Some(server) = &self.server {
             return server.wake();
         }
-        let started = super::place::folder(&config.status).map(|folder| Server::start(&folder, config.heartbeat));
+        let source = Source { look, report };
+        let started = place::folder(&config.status).map(|folder| Server::start(&folder, config.heartbeat, source));
         // A program runs without it as well.
         let unseen = |e: &Error| log::warn!("tinynccl-cli status will not see this process: {e}");
         self.server = started.and_then(|server| server.inspect_err(unseen).ok());
@@ -90,7 +92,7 @@ pub(crate) struct Listed(Arc<State>);
 impl Listed {
     /// Enters a communicator, unless its settings keep it out.
     pub(crate) fn new(state: &Arc<State>) -> Option<Listed> {
-        super::place::folder(&state.config.status)?;
+        place::folder(&state.config.status)?;
         with(|registry| {
             registry.states.push(Arc::downgrade(state));
             registry.happened(format!("{} was made", name(state)));
@@ -124,7 +126,7 @@ pub(crate) struct Starting(Option<(u64, Origin)>);
 impl Starting {
     /// Enters a start as `rank` of `size` at the store of this address, unless the settings keep it out.
     pub(crate) fn new(store: String, rank: usize, size: usize, config: &Config) -> Starting {
-        if super::place::folder(&config.status).is_none() {
+        if place::folder(&config.status).is_none() {
             return Starting(None);
         }
         let number = with(|registry| {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::{place, registry};
+use super::place;
+use super::report::Report;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::doorbell::Doorbell;
 use tinynccl_sys::fork::Kept;
@@ -29,6 +30,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Sleep between waits when there is nothing to look at, which the doorbell ends.
 const LONG: Duration = Duration::from_secs(3600);
 
+/// What the thread asks its process.
+#[derive(Clone, Copy)]
+pub(super) struct Source {
+    /// Looks at communicators that no heartbeat looks at; true if there are any.
+    pub(super) look: fn() -> bool,
+    /// Makes the report, with what the store knows of other ranks if it is asked for.
+    pub(super) report: fn(bool) -> Report,
+}
+
 /// The socket of this process. Dropping it removes the socket and ends the thread, and waits for neither.
 pub(super) struct Server {
     path: PathBuf,
@@ -39,7 +49,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Listens in `folder`; looks at communicators that have no heartbeat every `beat`.
-    pub(super) fn start(folder: &Path, beat: Duration) -> Result<Server> {
+    pub(super) fn start(folder: &Path, beat: Duration, source: Source) -> Result<Server> {
         let failed = |e: io::Error| Error::io("status", format!("a socket in {}", folder.display()), &e);
         let path = place::prepare(folder).map_err(failed)?;
         let listener = UnixListener::bind(&path).map_err(failed)?;
@@ -48,7 +58,7 @@ impl Server {
         let (listener, stop, ring, own) = (Kept::new(listener), ended.clone(), bell.clone(), folder.to_owned());
         let run = move || {
             place::sweep(&own);
-            listen(&listener, &stop, &ring, beat);
+            listen(&listener, &stop, (&ring, beat), source);
         };
         let thread = Thread::start("status", "tinynccl-status".to_owned(), "the status thread".to_owned(), run);
         let thread = thread.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
@@ -73,9 +83,9 @@ impl Drop for Server {
     }
 }
 
-fn listen(listener: &Kept<UnixListener>, ended: &AtomicBool, bell: &Doorbell, beat: Duration) {
+fn listen(listener: &Kept<UnixListener>, ended: &AtomicBool, (bell, beat): (&Doorbell, Duration), source: Source) {
     while !ended.load(Ordering::Acquire) {
-        let sleep = if registry::look() { beat } else { LONG };
+        let sleep = if (source.look)() { beat } else { LONG };
         let ready = {
             let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
             poll(&mut fds, sleep)
@@ -86,7 +96,7 @@ fn listen(listener: &Kept<UnixListener>, ended: &AtomicBool, bell: &Doorbell, be
         }
         match listener.accept() {
             Ok((client, _)) => {
-                if let Err(error) = answer(&client) {
+                if let Err(error) = answer(&client, source) {
                     log::debug!("a client of the status socket: {error}");
                 }
             }
@@ -101,22 +111,22 @@ fn listen(listener: &Kept<UnixListener>, ended: &AtomicBool, bell: &Doorbell, be
     }
 }
 
-fn answer(client: &UnixStream) -> io::Result<()> {
+fn answer(client: &UnixStream, source: Source) -> io::Result<()> {
     // A socket that is accepted from one that does not block may inherit that.
     client.set_nonblocking(false)?;
     let refused = unix::same_user(client).err();
     let line = request(client)?;
     let text = match (refused, line.as_str()) {
         (Some(why), _) => format!("error: {why}\n"),
-        (None, STATUS) => json(false)?,
-        (None, HEARD) => json(true)?,
+        (None, STATUS) => json(source, false)?,
+        (None, HEARD) => json(source, true)?,
         (None, other) => format!("error: unknown request {other:?}: expected {STATUS:?} or {HEARD:?}\n"),
     };
     send(client, text.as_bytes())
 }
 
-fn json(heard: bool) -> io::Result<String> {
-    serde_json::to_string(&registry::report(heard)).map_err(io::Error::other)
+fn json(source: Source, heard: bool) -> io::Result<String> {
+    serde_json::to_string(&(source.report)(heard)).map_err(io::Error::other)
 }
 
 /// A client's line.

@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use super::Finding;
 use super::view::{Comm, Rank, Source, State, View, seconds};
 
-/// Ranks of a communicator in one row if they agree in all but their numbers and processes: a list of 1024 ranks is
-/// read by no one.
+/// Most ranks of a communicator that are all shown. Of more there are two of each kind: a list of 1024 is not read.
 const ROWS: usize = 16;
 
 /// Returns the whole page: what is odd, then the tables. `verbose`: all ranks, their last calls, and the events.
@@ -18,6 +17,12 @@ pub fn page(view: &View, found: &[Finding], verbose: bool) -> String {
     for finding in found {
         let _ = writeln!(page, "{}", finding.text);
     }
+    page + &tables(view, verbose)
+}
+
+/// Returns the tables of [`page`] alone.
+pub fn tables(view: &View, verbose: bool) -> String {
+    let mut page = String::new();
     for comm in &view.comms {
         table(&mut page, comm, verbose);
     }
@@ -42,7 +47,6 @@ fn table(page: &mut String, comm: &Comm, verbose: bool) {
     let shown: Vec<&Rank> = if size <= ROWS || verbose {
         comm.ranks.iter().collect()
     } else {
-        // Those that differ from the most common state, and the first of each.
         let kind = |rank: &Rank| (rank.state, rank.standing.as_ref().map(|standing| standing.begun));
         let mut seen = Vec::new();
         let first = |rank: &&Rank| {

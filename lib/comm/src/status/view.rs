@@ -172,6 +172,8 @@ fn one(answers: &Answers, job: &str, comm: u32, members: &[(&Report, &Member)]) 
     let (first, any) = members.first()?;
     let places = &first.jobs.iter().find(|known| known.job == job)?.ranks;
     let heard = members.iter().find_map(|(_, member)| member.heard.as_ref());
+    // Heartbeats tell the calls of the hosts, not those of the devices.
+    let on_devices = members.iter().any(|(_, member)| member.device.is_some());
     let ranks = any.members.iter().enumerate().map(|(rank, &world)| {
         let place = places.get(world).cloned().unwrap_or(Place { host: "?".to_owned(), pid: 0, address: None });
         match members.iter().find(|(_, member)| member.rank == rank) {
@@ -181,7 +183,9 @@ fn one(answers: &Answers, job: &str, comm: u32, members: &[(&Report, &Member)]) 
                 let silent = answers.silent.iter().find(|silent| here && silent.pid == place.pid);
                 let answered = answers.reports.iter().any(|r| (r.pid, &r.host) == (place.pid, &place.host));
                 let heard = heard.and_then(|all| all.get(rank));
-                unreported((rank, world), place, silent, answered, heard)
+                let heard =
+                    heard.cloned().map(|heard| Heard { standing: heard.standing.filter(|_| !on_devices), ..heard });
+                unreported((rank, world), place, silent, answered, heard.as_ref())
             }
         }
     });

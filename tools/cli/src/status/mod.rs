@@ -4,7 +4,7 @@ mod ras;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use program_kit::end::Usage;
 use serde::Serialize;
@@ -59,7 +59,7 @@ struct Document<'a> {
 /// The exit status.
 ///
 /// # Errors
-/// The folder of the sockets cannot be read, or another user can write to it; no process answers at the address.
+/// No folder of sockets can be read, or other users can write to it; no process answers at the address.
 pub(crate) fn run(options: &Options) -> Result<i32> {
     let pid = match options.address.as_deref() {
         Some(address) if address.contains(':') => return ras::run(address, options),
@@ -70,10 +70,17 @@ pub(crate) fn run(options: &Options) -> Result<i32> {
         None => None,
     };
     let config = Config::from_env()?;
-    let Some(folder) = place::folder(&config.status) else {
+    let folders = place::folders(&config.status);
+    if folders.is_empty() {
         bail!(Usage("TINYNCCL_STATUS=off: there are no sockets to look at".to_owned()));
-    };
-    let answers = ask::all(&folder, options.timeout).with_context(|| format!("looking into {}", folder.display()))?;
+    }
+    let answers = ask::all(&folders, options.timeout);
+    if let (Some(why), true) = (answers.unread.first(), answers.unread.len() == folders.len()) {
+        bail!("{why}");
+    }
+    for why in &answers.unread {
+        eprintln!("not looked at: {why}");
+    }
     let view = view(&of_process(answers, pid));
     let found = findings(&view, options.after);
     let none = view.comms.is_empty() && view.starts.is_empty() && view.silent.is_empty();
@@ -81,8 +88,9 @@ pub(crate) fn run(options: &Options) -> Result<i32> {
         let document = Document { ok: found.is_empty(), findings: &found, view: &view };
         serde_json::to_string_pretty(&document)? + "\n"
     } else if none {
+        let places: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
         let of = pid.map_or_else(String::new, |pid| format!(" in process {pid}"));
-        format!("no job{of}: no process of this user has a communicator (sockets in {})\n", folder.display())
+        format!("no job{of}: no process of this user has a communicator (sockets in {})\n", places.join(", "))
     } else {
         text::page(&view, &found, options.verbose)
     })?;
