@@ -187,16 +187,16 @@ impl Comm {
         let offer = || {
             let mut change = lock(&self.change);
             let (attempt, server) = match change.offered.take() {
-                Some(before) => before,
+                Some(before) => *before,
                 None => (u64::from_le_bytes(secret::random()?), self.host(membership)?),
             };
             let offer = Offer { attempt, size, store: server.unique_id().addresses().to_vec() };
-            change.offered = Some((attempt, server));
+            change.offered = Some(Box::new((attempt, server)));
             encode(op, &offer)
         };
         let vote = Vote { value: 0, newcomers: named.clone() };
         let mut outcome = self.ask(op, membership, vote, Some(&offer))?;
-        let server = lock(&self.change).offered.take().map(|(_, server)| server);
+        let server = lock(&self.change).offered.take().map(|offered| offered.1);
         let Offer { attempt, size, store } = decode(op, &outcome.offer)?;
         outcome.newcomers.truncate(size.saturating_sub(outcome.alive.len()));
         let id = UniqueId::new(membership.secret(&self.inner.state.key(SHRINK)), store);
@@ -267,7 +267,7 @@ impl Comm {
 #[derive(Default)]
 pub(crate) struct Change {
     /// Attempt and store that this rank has offered as the leader: the others may have accepted them.
-    offered: Option<(u64, Server)>,
+    offered: Option<Box<(u64, Server)>>,
     unsealed: Option<Box<Unsealed>>,
 }
 
