@@ -70,7 +70,7 @@ __device__ __forceinline__ void await_kernel_before() {
 #endif
 }
 
-// Says to the host that call `number` has begun, or is over. Nobody waits for these writes.
+// Says to the host that call `number` has begun, or is over. No thread waits for these writes.
 __device__ __forceinline__ void count_started(const Team& team, u32 number) {
     if (blockIdx.x == 0 && threadIdx.x == 0) store_relaxed(&team.report->started, number);
 }
