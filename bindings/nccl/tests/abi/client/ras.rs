@@ -107,7 +107,9 @@ apart! {
             return all_but_the_last_wait(rank, size, &id);
         }
         let (address, folder) = (free_address(), tempfile::tempdir().unwrap());
-        let settings = [("NCCL_RAS_ADDR", address.as_str()), ("TINYNCCL_STATUS", folder.path().to_str().unwrap()), ("TINYNCCL_TIMEOUT", "600")];
+        let sockets = folder.path().to_str().unwrap();
+        let settings =
+            [("NCCL_RAS_ADDR", address.as_str()), ("TINYNCCL_STATUS", sockets), ("TINYNCCL_TIMEOUT", "600")];
         let name = concat!(module_path!(), "::a_job_that_hangs_shows_completed_calls_and_the_missing_rank");
         let ranks = Processes::start(name, 3, &settings);
         (0..3).for_each(|rank| assert_eq!(ranks.hear(rank), "there"));
