@@ -73,8 +73,10 @@ fn present(look: &Look, rank: &Rank) -> Value {
             "destroy_flag": rank.state == State::Closed,
             "abort_flag": false,
         },
-        // Calls that are over on the device, not those that were enqueued.
-        "collective_counts": counts(device.map(|device| device.over.as_ref().unwrap_or(&device.made))),
+        // Calls that the device has begun: those that are over may be as many on a rank that is absent from the next one,
+        // and so may those that were enqueued. Readers compare this field over ranks.
+        "collective_counts": counts(device.map(|device| device.started.as_ref().unwrap_or(&device.made))),
+        "completed_counts": counts(device.map(|device| device.over.as_ref().unwrap_or(&device.made))),
         "enqueued_counts": counts(device.map(|device| &device.made)),
         "call": rank.standing.as_ref().and_then(|standing| standing.call.clone()),
         "state": rank.state,

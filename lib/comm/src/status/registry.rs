@@ -244,6 +244,7 @@ fn member(state: &State, job: String) -> Member {
             enqueued: on.enqueued,
             finished: on.finished,
             made: by_name(&on.made),
+            started: on.started.as_deref().map(by_name),
             over: on.over.as_deref().map(by_name),
         }
     });

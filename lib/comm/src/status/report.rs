@@ -134,6 +134,8 @@ pub struct Device {
     pub finished: Option<u32>,
     /// Calls that were enqueued, by the name of the collective.
     pub made: BTreeMap<String, u64>,
+    /// Those of them that the device has begun; `None` where that is not known.
+    pub started: Option<BTreeMap<String, u64>>,
     /// Those of them that are over on the device; `None` where that is not known.
     pub over: Option<BTreeMap<String, u64>>,
 }

@@ -78,18 +78,18 @@ impl Ledger {
         })
     }
 
-    /// Calls that are over, by the code of the collective; `None` where more are under way than are remembered.
-    fn over(&self, last: u32, finished: u32) -> Option<Vec<u64>> {
-        let mut over = self.made();
-        let under_way = last.wrapping_sub(finished);
-        if under_way as usize > KEPT {
+    /// Calls up to a number, by the code of the collective; `None` where more came after it than are remembered.
+    fn up_to(&self, number: u32, last: u32) -> Option<Vec<u64>> {
+        let mut counts = self.made();
+        let later = last.wrapping_sub(number);
+        if later as usize > KEPT {
             return None;
         }
-        for number in 1..=under_way {
-            let code = self.get(finished.wrapping_add(number))?.collective;
-            over[usize::from(code)] = over[usize::from(code)].saturating_sub(1);
+        for after in 1..=later {
+            let code = self.get(number.wrapping_add(after))?.collective;
+            counts[usize::from(code)] = counts[usize::from(code)].saturating_sub(1);
         }
-        Some(over)
+        Some(counts)
     }
 
     fn made(&self) -> Vec<u64> {
@@ -117,7 +117,8 @@ impl OnDevice for Ledger {
             finished,
             call: self.get(begun.unwrap_or(next)),
             made: self.made(),
-            over: finished.and_then(|finished| self.over(enqueued, finished)),
+            started: begun.and_then(|begun| self.up_to(begun, enqueued)),
+            over: finished.and_then(|finished| self.up_to(finished, enqueued)),
         }
     }
 }
@@ -184,7 +185,9 @@ mod tests {
         let next = calls.call.unwrap();
         assert_eq!((next.seq, next.count, next.collective), (1986, 1986, Collective::AllReduce as u8));
         assert_eq!(calls.made[Collective::AllReduce as usize], 1800);
-        assert_eq!(at(Some(1990), Some(1985)).call.unwrap().collective, Collective::Broadcast as u8);
+        let calls = at(Some(1990), Some(1985));
+        assert_eq!(calls.call.unwrap().collective, Collective::Broadcast as u8);
+        assert_eq!(calls.started.unwrap()[Collective::Broadcast as usize], 199);
         // More than are remembered, and one that is not recorded yet.
         assert_eq!(at(None, Some(2000 - KEPT as u32 - 1)).over, None);
         assert_eq!((at(None, Some(2001)).finished, at(None, None).finished), (Some(2000), None));

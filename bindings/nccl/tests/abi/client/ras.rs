@@ -116,8 +116,9 @@ apart! {
         let found = until(&address, |report| report["tinynccl"]["findings"].as_array().is_some_and(|all| !all.is_empty()));
         assert_eq!((&found["communicators_count"], &found["communicators"][0]["size"]), (&json!(1), &json!(3)));
         assert_eq!(found["communicators"][0]["missing_ranks"], json!([]));
-        // The third one is enqueued on two ranks, and over on none.
-        assert_eq!(each(&found, "/collective_counts/AllReduce"), [2, 2, 2]);
+        // The third one has begun on two ranks, and is over on none.
+        assert_eq!(each(&found, "/collective_counts/AllReduce"), [3, 3, 2]);
+        assert_eq!(each(&found, "/completed_counts/AllReduce"), [2, 2, 2]);
         assert_eq!(each(&found, "/enqueued_counts/AllReduce"), [3, 3, 2]);
         assert_eq!(each(&found, "/status/async_error"), [0, 0, 0]);
         let pids: Vec<u32> = ranks.children.iter().map(|child| child.as_ref().unwrap().id()).collect();
