@@ -18,6 +18,8 @@ use crate::survive::{HEARTBEAT, LIMIT};
 const LONG: Duration = HEARTBEAT.saturating_mul(2);
 /// Most descriptors, threads and mappings of a process, whatever the number of changes behind it.
 const POSSESSIONS: [usize; 3] = [64, 24, 16];
+/// The same over rails and RDMA, whose links have several streams or queue pairs each.
+const MORE: [usize; 3] = [200, 48, 16];
 
 type Random<'a> = &'a mut dyn FnMut(usize) -> usize;
 
@@ -25,7 +27,7 @@ type Random<'a> = &'a mut dyn FnMut(usize) -> usize;
 pub(super) struct Storm {
     /// Held while rank 0 has yet to listen.
     port: Port,
-    transport: &'static str,
+    transport: String,
     seed: u64,
     all: Vec<Process>,
     lines: Receiver<Line>,
@@ -49,11 +51,11 @@ pub(super) struct Storm {
 
 impl Storm {
     /// Starts `ranks` ranks, and waits until they train.
-    pub(super) fn start(transport: &'static str, seed: u64, ranks: usize) -> Storm {
+    pub(super) fn start(transport: &str, seed: u64, ranks: usize) -> Storm {
         let (sender, lines) = channel();
         let mut storm = Storm {
             port: Port::loopback(),
-            transport,
+            transport: transport.to_owned(),
             seed,
             all: Vec::new(),
             lines,
@@ -79,7 +81,7 @@ impl Storm {
 
     fn add(&mut self, set: impl FnOnce(&mut Command) -> &mut Command) -> usize {
         let number = self.all.len();
-        self.all.push(Process::start(number, self.transport, &self.sender, set));
+        self.all.push(Process::start(number, &self.transport, &self.sender, set));
         self.note(format!("process {number} starts"));
         number
     }
@@ -214,9 +216,10 @@ impl Storm {
             }) else {
                 return false;
             };
+            let most = if matches!(storm.transport.as_str(), "shm" | "tcp") { POSSESSIONS } else { MORE };
             let mut members = storm.history.eras[&group].members.iter().map(|&member| &storm.all[member as usize]);
             members.all(|one| {
-                let few = one.possessions.iter().zip(POSSESSIONS).all(|(has, most)| *has <= most);
+                let few = one.possessions.iter().zip(most).all(|(has, most)| *has <= most);
                 one.group == group && one.step > before + 2 && few
             }) && {
                 storm.group = group;

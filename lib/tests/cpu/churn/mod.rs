@@ -7,7 +7,8 @@
 //!
 //! | setting | |
 //! |---|---|
-//! | `TINYNCCL_TEST_STORM_SECONDS` | seconds that it lasts, half of them over each transport; 20 |
+//! | `TINYNCCL_TEST_STORM_SECONDS` | seconds that it lasts, equal parts of them over each transport; 20 |
+//! | `TINYNCCL_TEST_STORM_TRANSPORTS` | `shm,tcp`; also `verbs` (the card in user space) and `rails` (TCP over all NICs) |
 //! | `TINYNCCL_TEST_STORM_SEED` | seed of what is drawn: a seed gives the same draws, not the same moments in a call |
 //! | `TINYNCCL_TEST_STORM_SHOW` | 1: print all lines of the processes |
 
@@ -43,10 +44,12 @@ fn seconds() -> f64 {
 fn a_storm_of_lost_and_gained_members_costs_no_step() {
     let (seed, length) = (setting("SEED", 1), Duration::from_secs(setting("SECONDS", 20)));
     let mut random = numbers(seed);
-    for transport in ["shm", "tcp"] {
+    let chosen = std::env::var("TINYNCCL_TEST_STORM_TRANSPORTS").unwrap_or_else(|_| "shm,tcp".to_owned());
+    let transports: Vec<_> = chosen.split(',').collect();
+    for &transport in &transports {
         let mut storm = Storm::start(transport, seed, 2 + random(4));
         let start = Instant::now();
-        while start.elapsed() < length / 2 {
+        while start.elapsed() < length / transports.len() as u32 {
             storm.round(&mut random);
         }
         eprintln!("storm: {}", storm.finish());

@@ -58,7 +58,8 @@ impl Process {
         command
             .args(["--exact", "churn::rank::a_process", "--nocapture", "--test-threads=1"])
             .env(NUMBER, number.to_string())
-            .env("TINYNCCL_TRANSPORT", transport)
+            .env("TINYNCCL_TRANSPORT", if transport == "rails" { "tcp" } else { transport })
+            .env("TINYNCCL_TCP_RAILS", if transport == "rails" { "1" } else { "0" })
             .env("TINYNCCL_TIMEOUT", TIMEOUT)
             .env("TINYNCCL_CONNECT_TIMEOUT", CONNECT_TIMEOUT)
             .stdin(Stdio::piped())
