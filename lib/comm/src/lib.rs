@@ -94,7 +94,7 @@ pub use tinynccl_sys::Config;
 /// nothing.
 pub struct Comm {
     inner: Arc<Inner>,
-    /// What a failed [`Comm::shrink`] or [`Comm::grow`] goes on with.
+    /// State that a failed [`Comm::shrink`] or [`Comm::grow`] goes on with.
     change: Mutex<survive::Change>,
 }
 

@@ -70,7 +70,7 @@ fn run(size: usize, plan: &Plan, from: Option<&Checkpoint>, until: usize) -> Vec
     })
 }
 
-/// The same algorithm as the paper has it, one rank after the other, and outer steps in f64. Gives the losses and the
+/// The paper's algorithm, one rank after the other, and outer steps in f64. Gives the losses and the
 /// outer parameters.
 fn by_hand(size: usize, plan: &Plan, corpus: &Corpus) -> (Vec<f64>, Vec<f64>) {
     let (config, outer) = (plan.config, plan.config.outer.unwrap());

@@ -36,7 +36,7 @@ const CONNECT: &str = r"^error: connect: rank \d made no progress for";
 const TIMED_OUT: &str = r"^\[rank \d+\] error: .* made no progress for .*; not arrived: rank";
 const WARNING: &str = r"^\[WARN +tinynccl";
 
-/// What differs between runs that lose ranks: checksums, which call fails first, and whether a spare is there at once.
+/// Differences between runs that lose ranks: checksums, the call that fails first, and whether a spare is there at once.
 const SURVIVED: &[&str] = &[
     r"^(\[rank \d\] )?parameters [0-9a-f]{8} on all \d ranks$",
     r"^(\[rank \d\] )?[a-z_ ]+: rank \d lost rank \d ",

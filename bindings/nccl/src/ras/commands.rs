@@ -6,7 +6,7 @@ use std::time::Duration;
 const PROTOCOL: u32 = 2;
 /// Time for the answers of other processes, as NCCL has it.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The same where a client turns the limit off.
+/// Limit where a client turns it off.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Settings of one client.
@@ -30,7 +30,7 @@ pub(super) struct Groups {
     pub(super) trace: bool,
 }
 
-/// What to do after a line.
+/// Next step after a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Send this answer.

@@ -7,7 +7,7 @@ use tinynccl_transport::Endpoint;
 use super::super::Letter;
 use super::{Agreement, Message, Out, Vote};
 
-/// What an agreement cost.
+/// Cost of an agreement.
 #[derive(Debug, PartialEq)]
 struct Cost {
     messages: usize,

@@ -54,7 +54,7 @@ pub(crate) struct Shown {
     name: OnceLock<String>,
     hidden: AtomicBool,
     device: Mutex<Option<Weak<dyn OnDevice>>>,
-    /// Of the calls that were enqueued, as of the heartbeats.
+    /// Number of the last call that was enqueued, as of the heartbeats.
     change: Change,
     asked: Mutex<Asked>,
 }

@@ -48,7 +48,7 @@ fn a_call_that_has_just_begun_is_nothing_odd() {
     let mut ranks = vec![rank(0, State::InCall, call("barrier", 1, 0)), rank(1, State::Idle, None)];
     ranks[0].standing.as_mut().unwrap().quiet_ms = 4_999;
     assert_eq!(found(vec![comm(0, ranks.clone())]), []);
-    // Whoever is in the call of one that has waited for long waits, too.
+    // A rank in the call of one that has waited for long waits, too.
     ranks.push(rank(2, State::InCall, call("barrier", 1, 0)));
     let text = &found(vec![comm(0, ranks)])[0].1;
     assert!(text.contains("ranks 0, 2 wait in barrier #1"), "{text}");

@@ -1,4 +1,4 @@
-//! What this process has to report: its communicators, its starts, its events.
+//! Content of this process's report: its communicators, its starts, its events.
 
 use std::collections::VecDeque;
 use std::path::Path;

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Sleep between waits when there is nothing to look at, which the doorbell ends.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What the thread asks its process.
+/// Questions of the thread to its process.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
     /// Looks at communicators that no heartbeat looks at; true if there are any.

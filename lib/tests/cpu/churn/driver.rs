@@ -18,7 +18,7 @@ use crate::survive::{HEARTBEAT, LIMIT};
 const LONG: Duration = HEARTBEAT.saturating_mul(2);
 /// Most descriptors, threads and mappings of a process, whatever the number of changes behind it.
 const POSSESSIONS: [usize; 3] = [64, 24, 16];
-/// The same over rails and RDMA, whose links have several streams or queue pairs each.
+/// [`POSSESSIONS`] over rails and RDMA, whose links have several streams or queue pairs each.
 const MORE: [usize; 3] = [200, 48, 16];
 
 type Random<'a> = &'a mut dyn FnMut(usize) -> usize;

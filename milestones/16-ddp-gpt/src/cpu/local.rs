@@ -21,7 +21,7 @@ use crate::data::Corpus;
 use crate::params::Model;
 use crate::train::{Engine, Pace, Plan, State};
 
-/// What a rank brings to an outer step.
+/// A rank's contribution to an outer step.
 #[derive(Debug, Clone)]
 pub struct Round {
     /// Step with which the round begins.

@@ -34,7 +34,7 @@ pub struct Progress {
     change: Change,
 }
 
-/// Moment at which numbers of calls were last seen to change. Whoever looks notices it, a heartbeat for example: the
+/// Moment at which numbers of calls were last seen to change. Each look notices it, a heartbeat for example: the
 /// thread that makes the calls reads no clock.
 #[derive(Debug)]
 pub struct Change {
