@@ -226,7 +226,7 @@ fn job() {
     (config.tune, config.heartbeat) = (Tune::Off, HEARTBEAT);
     let mut comm = Comm::from_env_with(config).expect("a communicator");
     let ours = 1u64 << comm.rank();
-    let mut members = (1 << comm.size()) - 1;
+    let mut members = u64::MAX >> (64 - comm.size());
     let input = vec![ours; count];
     let (mut output, mut calls) = (vec![0; count], 0);
     while comm.size() > expected || calls < CALLS {
