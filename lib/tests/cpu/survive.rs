@@ -15,6 +15,7 @@ use tinynccl::config::Tune;
 use tinynccl::{Comm, Config, Error, ReduceOp, interrupt};
 
 use crate::common::{self, Fabric, run};
+use crate::storm::numbers;
 
 /// A rank is taken for gone after four of these: far more than a busy machine needs for a reply.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -129,7 +130,7 @@ fn a_part_of_a_split_shrinks() {
 
 thread_local! {
     /// Checks of this thread's call until one interrupts it, and whether later ones do so, too.
-    static UNTIL: Cell<(u64, bool)> = const { Cell::new((0, false)) };
+    static UNTIL: Cell<(usize, bool)> = const { Cell::new((0, false)) };
 }
 
 /// A check for [`interrupt::watched`] that follows [`UNTIL`].
@@ -139,38 +140,26 @@ fn interrupts() -> bool {
     left == 1 || left == 0 && stays
 }
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
-    }
-}
-
 #[test]
 fn a_shrink_that_is_interrupted_at_any_point_is_repeated() {
     for fabric in [Fabric::Shm, Fabric::Tcp] {
         let interrupted = run(fabric, 3, &config(), |mut comm| {
-            let mut random = Random(comm.rank() as u64);
+            let mut random = numbers(comm.rank() as u64);
             let mut interrupted = 0;
             for round in 0..40 {
                 assert_eq!(sum(&comm), 3);
                 let mut attempts = 0;
                 comm = loop {
                     // Later attempts end.
-                    let stays = attempts < 4 && random.below(2) == 0;
-                    let most = 1 << random.below(6);
-                    UNTIL.set((if attempts < 4 { 1 + random.below(most) } else { 0 }, stays));
+                    let stays = attempts < 4 && random(2) == 0;
+                    let most = 1 << random(6);
+                    UNTIL.set((if attempts < 4 { 1 + random(most) } else { 0 }, stays));
                     match interrupt::watched(interrupts, || comm.shrink()) {
                         Ok(comm) => break comm,
                         Err(error) => assert!(attempts < 20, "round {round}: {error}"),
                     }
                     // Where this is not the call of the others it says so, and changes nothing.
-                    if random.below(2) == 0
+                    if random(2) == 0
                         && let Err(error) = comm.agree(1)
                     {
                         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");

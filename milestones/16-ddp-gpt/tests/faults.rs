@@ -167,21 +167,26 @@ fn the_rank_that_hosts_the_store_is_named_when_stopped() {
     lose(0, libc::SIGSTOP, "tcp", true);
 }
 
-/// Trains, kills `victim`, and compares the losses with those of a run that nothing happened to.
-fn go_on_without(victim: usize, transport: &str, spares: usize) {
-    const STEPS: [&str; 8] = ["--steps", "200", "--batch", "12", "--lr", "0.003", "--sample-chars", "10"];
-    let folder = tempfile::tempdir().unwrap();
+/// Trains with `steps` in `folder` (its `o`), where `kill` kills `victim`: all others end well, with equal parameters.
+pub(crate) fn train_on_without(
+    folder: &Path,
+    steps: &[&str],
+    victim: usize,
+    transport: &str,
+    spares: usize,
+    kill: impl FnOnce(&Job),
+) {
     let port = Port::loopback();
     let spare = spares.to_string();
-    let args: Vec<&str> = STEPS.into_iter().chain(["--elastic", "--spare", &spare, "--out", "o"]).collect();
-    let mut job = Job::start(folder.path(), &Meeting::Address(port.at.port()), transport, spares, &args);
+    let args: Vec<&str> = steps.iter().copied().chain(["--elastic", "--spare", &spare, "--out", "o"]).collect();
+    let mut job = Job::start(folder, &Meeting::Address(port.at.port()), transport, spares, &args);
     let mut out = job.wait_for_training(0);
     let drain = std::thread::spawn(move || {
         let mut text = String::new();
         out.read_to_string(&mut text).unwrap();
         text
     });
-    job.signal(victim, libc::SIGKILL);
+    kill(&job);
     let survivors: Vec<usize> = (0..RANKS + spares).filter(|rank| *rank != victim).collect();
     for &rank in &survivors {
         let (code, text) = job.end_of(rank);
@@ -193,10 +198,15 @@ fn go_on_without(victim: usize, transport: &str, spares: usize) {
     }
     let left = survivors.len().min(RANKS);
     assert!(all.contains(&format!("{left} ranks go on with parameters")), "{all}");
-    assert!(
-        all.lines().any(|line| line.starts_with("parameters ") && line.ends_with(&format!("all {left} ranks"))),
-        "{all}"
-    );
+    let last = format!("all {left} ranks");
+    assert!(all.lines().any(|line| line.starts_with("parameters ") && line.ends_with(&last)), "{all}");
+}
+
+/// Trains, kills `victim`, and compares the losses with those of a run that nothing happened to.
+fn go_on_without(victim: usize, transport: &str, spares: usize) {
+    const STEPS: [&str; 8] = ["--steps", "200", "--batch", "12", "--lr", "0.003", "--sample-chars", "10"];
+    let folder = tempfile::tempdir().unwrap();
+    train_on_without(folder.path(), &STEPS, victim, transport, spares, |job| job.signal(victim, libc::SIGKILL));
 
     let mut alone = testing::program(env!("CARGO_BIN_EXE_ddp-gpt"));
     alone.current_dir(folder.path()).args(["--preset", "tiny", "--data", "text.txt", "--threads", "1", "--ranks", "1"]);

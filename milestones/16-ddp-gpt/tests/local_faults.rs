@@ -2,14 +2,12 @@
 //! the round that they have done, and a spare joins.
 
 use std::fs;
-use std::io::Read;
 use std::path::Path;
 
 use ddp_gpt::checkpoint;
-use program_kit::port::Port;
 use program_kit::testing;
 
-use crate::faults::{Job, Meeting, RANKS};
+use crate::faults::{Job, RANKS, train_on_without};
 
 const STEPS: [&str; 10] =
     ["--steps", "400", "--batch", "12", "--lr", "0.003", "--sample-chars", "0", "--local-steps", "10"];
@@ -43,29 +41,7 @@ fn kill(job: &Job, victim: usize, in_call: bool) {
 
 fn lose(victim: usize, transport: &str, spares: usize, in_call: bool) {
     let folder = tempfile::tempdir().unwrap();
-    let port = Port::loopback();
-    let spare = spares.to_string();
-    let args: Vec<&str> = STEPS.into_iter().chain(["--elastic", "--spare", &spare, "--out", "o"]).collect();
-    let mut job = Job::start(folder.path(), &Meeting::Address(port.at.port()), transport, spares, &args);
-    let mut out = job.wait_for_training(0);
-    let drain = std::thread::spawn(move || {
-        let mut text = String::new();
-        out.read_to_string(&mut text).unwrap();
-        text
-    });
-    kill(&job, victim, in_call);
-    for rank in (0..RANKS + spares).filter(|&rank| rank != victim) {
-        let (code, text) = job.end_of(rank);
-        assert_eq!(code, Some(0), "rank {rank}: {text}");
-    }
-    let mut all = drain.join().unwrap();
-    for out in job.0.iter_mut().filter_map(|child| child.stdout.as_mut()) {
-        out.read_to_string(&mut all).unwrap();
-    }
-    let left = (RANKS + spares - 1).min(RANKS);
-    assert!(all.contains(&format!("{left} ranks go on with parameters")), "{all}");
-    let last = format!("all {left} ranks");
-    assert!(all.lines().any(|line| line.starts_with("parameters ") && line.ends_with(&last)), "{all}");
+    train_on_without(folder.path(), &STEPS, victim, transport, spares, |job| kill(job, victim, in_call));
 
     let (calm, got) = (undisturbed(folder.path()), losses(folder.path(), "o"));
     // Each round was done once, but from the death on with other batches: losses are near, not equal.

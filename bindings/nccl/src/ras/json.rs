@@ -56,16 +56,22 @@ fn communicator(look: &Look, comm: &Comm) -> Value {
     })
 }
 
+/// A rank with its process and GPU, and what else is known of it.
+fn rank_with(look: &Look, rank: &Rank, mut more: Value) -> Value {
+    let gpu = rank.device.as_ref().map_or(0, |device: &Device| device.device);
+    more["rank"] = json!(rank.rank);
+    more["host"] = json!(look.host(rank));
+    more["pid"] = json!(rank.place.pid);
+    more["cuda_dev"] = json!(gpu);
+    more["nvml_dev"] = json!(gpu);
+    more["state"] = json!(rank.state);
+    more
+}
+
 fn present(look: &Look, rank: &Rank) -> Value {
     let device = rank.device.as_ref();
-    let gpu = device.map_or(0, |device| device.device);
     let failed = rank.state == State::Failed;
-    json!({
-        "rank": rank.rank,
-        "host": look.host(rank),
-        "pid": rank.place.pid,
-        "cuda_dev": gpu,
-        "nvml_dev": gpu,
+    let more = json!({
         "status": {
             "init_state": Status::Success as i32,
             "async_error": if failed { Status::RemoteError as i32 } else { Status::Success as i32 },
@@ -73,15 +79,15 @@ fn present(look: &Look, rank: &Rank) -> Value {
             "destroy_flag": rank.state == State::Closed,
             "abort_flag": false,
         },
-        // Calls that the device has begun: those that are over may be as many on a rank that is absent from the next one,
-        // and so may those that were enqueued. Readers compare this field over ranks.
+        // Calls that the device has begun, as readers compare this field over ranks. Those that are over may be as many
+        // on a rank that is absent from the next one, and so may those that were enqueued.
         "collective_counts": counts(device.map(|device| device.started.as_ref().unwrap_or(&device.made))),
         "completed_counts": counts(device.map(|device| device.over.as_ref().unwrap_or(&device.made))),
         "enqueued_counts": counts(device.map(|device| &device.made)),
         "call": rank.standing.as_ref().and_then(|standing| standing.call.clone()),
-        "state": rank.state,
         "error": rank.detail,
-    })
+    });
+    rank_with(look, rank, more)
 }
 
 fn counts(device: Option<&BTreeMap<String, u64>>) -> Value {
@@ -94,18 +100,12 @@ fn counts(device: Option<&BTreeMap<String, u64>>) -> Value {
 }
 
 fn absent(look: &Look, rank: &Rank) -> Value {
-    let gpu = rank.device.as_ref().map_or(0, |device: &Device| device.device);
-    json!({
-        "rank": rank.rank,
-        "host": look.host(rank),
-        "pid": rank.place.pid,
-        "cuda_dev": gpu,
-        "nvml_dev": gpu,
+    let more = json!({
         "status": {
             "unresponsive": matches!(rank.state, State::Stopped | State::Silent | State::Lost),
             "considered_dead": rank.state == State::Lost,
         },
-        "state": rank.state,
         "detail": rank.detail,
-    })
+    });
+    rank_with(look, rank, more)
 }

@@ -16,7 +16,8 @@ struct Cost {
     longest: usize,
 }
 
-/// All members call, but for `dead`, whose deaths only member `knows` has proven. Messages come in the order of sending.
+/// Lets all members call, but for `dead`, whose deaths only member `knows` has proven. Messages come in the order of
+/// sending.
 fn run(size: usize, dead: &[usize], knows: usize) -> Cost {
     let mut members: Vec<_> = (0..size).map(|rank| Agreement::new(rank, size, BTreeSet::new())).collect();
     let mut network: VecDeque<(usize, usize, Message, usize)> = VecDeque::new();

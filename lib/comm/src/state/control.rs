@@ -74,7 +74,7 @@ pub(crate) trait Topology {
     fn address(&self, _peer: usize) -> Option<IpAddr> {
         None
     }
-    /// How `peer` was lost, if this process knows of it.
+    /// The loss of `peer` in words, if this process knows of it.
     fn loss(&self, _peer: usize) -> Option<String> {
         None
     }

@@ -26,9 +26,9 @@ pub struct DeviceCalls {
     pub call: Option<Header>,
     /// Calls that were enqueued, by the code of the collective.
     pub made: Vec<u64>,
-    /// Those of them that have begun to exchange data, where that is known.
+    /// Calls of `made` that have begun to exchange data, where that is known.
     pub started: Option<Vec<u64>>,
-    /// Those of them that are over, where that is known.
+    /// Calls of `made` that are over, where that is known.
     pub over: Option<Vec<u64>>,
 }
 

@@ -57,10 +57,7 @@ fn stuck(view: &View, comm: &Comm, after: u64) -> Found {
     let (number, standing) = (begun(last), last.standing.as_ref()?);
     let here: Vec<&Rank> = comm.ranks.iter().filter(|rank| waits(rank) && begun(rank) == number).collect();
     let longest = here.iter().filter_map(|rank| Some(rank.standing.as_ref()?.quiet_ms)).max().unwrap_or(0);
-    let call = standing.call.as_ref().map_or_else(
-        || format!("call #{number}"),
-        |call| format!("{} #{} ({})", call.name, call.number, call.arguments),
-    );
+    let call = standing.call.as_ref().map_or_else(|| format!("call #{number}"), ToString::to_string);
     let waiting = format!("{} in {call} for {}", verb(&here, "waits", "wait"), seconds(longest));
     let missing: Vec<&Rank> = comm.ranks.iter().filter(|rank| is_later(number, begun(rank))).collect();
     if !missing.is_empty() {
@@ -131,7 +128,7 @@ fn different(comm: &Comm, number: u32) -> Option<String> {
     let mut calls: Vec<(String, Vec<usize>)> = Vec::new();
     for rank in &comm.ranks {
         let call = rank.standing.as_ref()?.call.as_ref()?;
-        let text = format!("{} #{} ({})", call.name, call.number, call.arguments);
+        let text = call.to_string();
         if call.number != number {
             continue;
         }

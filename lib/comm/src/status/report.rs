@@ -1,6 +1,7 @@
 //! One process's report: its communicators, each rank's standing in them, and what has happened last.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -134,9 +135,9 @@ pub struct Device {
     pub finished: Option<u32>,
     /// Calls that were enqueued, by the name of the collective.
     pub made: BTreeMap<String, u64>,
-    /// Those of them that the device has begun; `None` where that is not known.
+    /// Calls of `made` that the device has begun; `None` where that is not known.
     pub started: Option<BTreeMap<String, u64>>,
-    /// Those of them that are over on the device; `None` where that is not known.
+    /// Calls of `made` that are over on the device; `None` where that is not known.
     pub over: Option<BTreeMap<String, u64>>,
 }
 
@@ -147,7 +148,7 @@ pub struct Heard {
     pub silent_ms: u64,
     /// True if that is longer than a rank that runs is silent.
     pub silent: bool,
-    /// How it ended; `None` if it has not.
+    /// Its end, as text; `None` if it has not ended.
     pub gone: Option<String>,
     /// True if it left in order.
     pub left: bool,
@@ -164,6 +165,12 @@ pub struct Event {
     pub at_ms: u64,
     /// The event, as text.
     pub text: String,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{} ({})", self.name, self.number, self.arguments)
+    }
 }
 
 impl Call {

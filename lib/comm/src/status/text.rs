@@ -76,8 +76,7 @@ fn table(page: &mut String, comm: &Comm, verbose: bool) {
                 writeln!(page, "  rank {}: GPU {gpu}, path {path}: {enqueued} calls enqueued, {over} over", rank.rank);
         }
         if verbose && !rank.recent.is_empty() {
-            let calls: Vec<String> =
-                rank.recent.iter().map(|call| format!("{} #{} ({})", call.name, call.number, call.arguments)).collect();
+            let calls: Vec<String> = rank.recent.iter().map(|call| call.to_string()).collect();
             let _ = writeln!(page, "  rank {}, last calls: {}", rank.rank, calls.join(", "));
         }
     }
@@ -88,8 +87,8 @@ fn row(rank: &Rank) -> [String; 6] {
     let call = standing.and_then(|standing| standing.call.as_ref());
     let call = match (call, rank.state) {
         (None, _) => "-".to_owned(),
-        (Some(call), State::InCall) => format!("{} #{} ({})", call.name, call.number, call.arguments),
-        (Some(call), _) => format!("after {} #{} ({})", call.name, call.number, call.arguments),
+        (Some(call), State::InCall) => call.to_string(),
+        (Some(call), _) => format!("after {call}"),
     };
     let heard = if rank.source == Source::Heartbeat { " (heartbeat)" } else { "" };
     [
