@@ -26,6 +26,9 @@ const SILENT: Duration = Duration::from_secs(12);
 /// Time within which a stream that ended may go on over another. Its end is that of the process, if nothing listens any
 /// more; otherwise the store's kernel gave the stream up while nothing got through.
 const RESET: Duration = Duration::from_secs(1);
+/// Limit of the first attempt within [`RESET`]; each has twice that of the one before. A process that is being killed may
+/// drop a connection's first packet, which the kernel repeats after a second: a new attempt finds out at once.
+const FIRST_ATTEMPT: Duration = Duration::from_millis(20);
 /// Heartbeats by which this thread must be late for its process to count as one that was stopped: others take it for
 /// gone then.
 const STOPPED_BEATS: u32 = 3;
@@ -138,13 +141,15 @@ impl Monitor {
     fn replace(&mut self, why: &str, limit: Duration) -> Result<(), End> {
         let until = deadline_after(limit);
         let ended = || lock(&self.mailbox.outbox).bye;
+        let mut attempt = FIRST_ATTEMPT;
         loop {
             let found = if limit > RESET {
                 self.ways.resume(&mut self.connection, ended)
             } else {
                 // The end of a stream came over the address in use: there is a path.
-                self.ways.resume_here(&mut self.connection)
+                self.ways.resume_here(&mut self.connection, attempt)
             };
+            attempt = attempt.saturating_mul(2).min(RESET);
             match found {
                 Ok(_) => return Ok(()),
                 Err(NoPath::Ever(reason)) => return Err(End::Lost(reason)),

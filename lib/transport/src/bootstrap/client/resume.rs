@@ -69,7 +69,7 @@ impl Ways {
             if stop() {
                 break;
             }
-            match self.resume_at(address, connection) {
+            match self.resume_at(address, connection, LIMIT) {
                 // The host has another address that it gave to the store, perhaps.
                 Err(NoPath::Yet | NoPath::Nobody) => {}
                 outcome => return outcome,
@@ -78,14 +78,19 @@ impl Ways {
         Err(NoPath::Yet)
     }
 
-    /// As [`Ways::resume`], over the address in use.
-    pub(crate) fn resume_here(&mut self, connection: &mut Connection) -> Result<Connection, NoPath> {
-        self.resume_at(self.address, connection)
+    /// As [`Ways::resume`], over the address in use, which replies within `limit`.
+    pub(crate) fn resume_here(&mut self, connection: &mut Connection, limit: Duration) -> Result<Connection, NoPath> {
+        self.resume_at(self.address, connection, limit)
     }
 
-    fn resume_at(&mut self, address: SocketAddr, connection: &mut Connection) -> Result<Connection, NoPath> {
+    fn resume_at(
+        &mut self,
+        address: SocketAddr,
+        connection: &mut Connection,
+        limit: Duration,
+    ) -> Result<Connection, NoPath> {
         let (rank, before) = (self.rank, self.address);
-        match self.over(address, connection) {
+        match self.over(address, connection, limit) {
             Ok(former) => {
                 log::warn!(
                     "rank {rank}: nothing gets through to the rendezvous store at {before} any more: it goes on over {address}"
@@ -102,10 +107,15 @@ impl Ways {
         }
     }
 
-    fn over(&mut self, address: SocketAddr, connection: &mut Connection) -> Result<Connection, Failed> {
+    fn over(
+        &mut self,
+        address: SocketAddr,
+        connection: &mut Connection,
+        limit: Duration,
+    ) -> Result<Connection, Failed> {
         let hello = Hello::new(self.rank, self.world_size).map_err(|e| e.to_string())?;
-        let until = deadline_after(LIMIT);
-        let mut other = dial(address, &hello, LIMIT).map_err(|e| match e.kind() {
+        let until = deadline_after(limit);
+        let mut other = dial(address, &hello, limit).map_err(|e| match e.kind() {
             std::io::ErrorKind::ConnectionRefused => Failed::Nobody,
             _ => Failed::Silent(e.to_string()),
         })?;
