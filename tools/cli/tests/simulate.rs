@@ -70,6 +70,22 @@ fn the_example_of_the_documentation() {
     }
 }
 
+/// Hosts alternate between two switches: an order of the ranks that the ring does not know crosses between them four times.
+#[test]
+fn the_limit_of_the_links_and_the_link_that_sets_it() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/topologies/dumb-bell.toml");
+    let text = output(&["all-gather", "--algo", "ring", "-n", "4", "-s", "64M", "-t", path, "--format", "json"]);
+    let case = &serde_json::from_str::<Value>(&text).unwrap()[0];
+    // Two of four segments pass between the switches.
+    approx::assert_relative_eq!(case["limit_us"].as_f64().unwrap(), 33554.432, max_relative = 1e-9);
+    assert!(case["time_us"].as_f64().unwrap() > 1.4 * 33554.432, "{text}");
+    assert_eq!(case["limited_by"].as_array().unwrap().len(), 1);
+    let text = output(&["broadcast", "-n", "4", "-s", "64M", "-t", path]);
+    assert!(text.contains("limit   67109 us, whatever the schedule: 67%; set by left to right"), "{text}");
+    // Those that are computed have none yet.
+    assert!(!output(&["broadcast", "-n", "4", "-t", "switch"]).contains("limit"));
+}
+
 #[test]
 fn sixty_five_thousand_ranks() {
     for (topology, algorithm) in

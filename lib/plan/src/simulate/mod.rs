@@ -2,6 +2,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | [`mod@bound`] | the least time that a machine's links allow, whatever the schedule |
 //! | [`machine`] | ranks, links and routes: built in, or from a description |
 //! | `system` | the programs of all ranks on a machine: dependencies, and the links of each message |
 //! | `refine` | simulates indistinguishable ranks once |
@@ -50,6 +51,7 @@
 //! Bertsekas and R. Gallager, "Data Networks", section 6.5.2, for max-min fairness; R. Paige and R. E. Tarjan, "Three
 //! partition refinement algorithms" (1987) for the classes.
 
+pub mod bound;
 mod engine;
 pub mod machine;
 mod refine;
@@ -60,6 +62,7 @@ mod system;
 #[cfg(test)]
 mod tests;
 
+pub use bound::Bound;
 pub use machine::{Costs, Machine};
 pub use report::{LinkLoad, Method, Report};
 

@@ -115,6 +115,8 @@ struct Case {
     message: usize,
     machine: String,
     report: Report,
+    /// Least seconds that the machine's links allow, and the links that forbid less.
+    limit: Option<(f64, Vec<String>)>,
 }
 
 impl Case {
@@ -229,7 +231,9 @@ fn fastest_protocol(options: &Options, topology: &Topology, by: &By, shape: Shap
             }
         };
         if best.as_ref().is_none_or(|b| report.time < b.report.time) {
-            best = Some(Case { by: by.clone(), shape, size, message, machine: machine.name(), report });
+            let limit = machine.bound(&shape);
+            let limit = limit.map(|bound| (bound.seconds_per_byte * (count * ELEMENT) as f64, bound.links));
+            best = Some(Case { by: by.clone(), shape, size, message, machine: machine.name(), report, limit });
         }
     }
     best.context("the topology has no machine")

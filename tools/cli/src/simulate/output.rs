@@ -64,6 +64,10 @@ fn full(out: &mut String, case: &Case, links: usize) {
     let _ = writeln!(out, "\nrates   algbw {:.2}, busbw {:.2} GB/s", algbw * 1e-9, busbw * 1e-9);
     let bound = report.bandwidth_bound();
     let _ = writeln!(out, "bound   {} us, the fullest link alone: {:.0}%", us(bound), percent(bound, case));
+    if let Some((time, names)) = &case.limit {
+        let (time, share) = (us(*time), percent(*time, case));
+        let _ = writeln!(out, "limit   {time} us, whatever the schedule: {share:.0}%; set by {}", names.join(", "));
+    }
     let plural = if report.hops.round() == 1.0 { "" } else { "s" };
     let _ = writeln!(out, "\nthe critical path, {:.0} message{plural}, is made of", report.hops);
     for (name, time) in &report.critical {
@@ -117,6 +121,8 @@ fn object(case: &Case, links: usize) -> Value {
         "time_us": report.time * 1e6,
         "uncertainty_us": report.uncertainty() * 1e6,
         "bound_us": report.bandwidth_bound() * 1e6,
+        "limit_us": case.limit.as_ref().map(|(time, _)| time * 1e6),
+        "limited_by": case.limit.as_ref().map(|(_, names)| names),
         "algbw_gb_s": algbw * 1e-9,
         "busbw_gb_s": busbw * 1e-9,
         "hops": report.hops,

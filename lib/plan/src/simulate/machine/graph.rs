@@ -13,6 +13,8 @@ use serde::Deserialize;
 
 use super::{Costs, LinkId, MOST_KINDS, Machine};
 use crate::error::{Error, Result};
+use crate::schedule::Shape;
+use crate::simulate::bound::{Bound, Wiring, bound};
 
 /// The content of a file.
 #[derive(Debug, Clone, Deserialize)]
@@ -342,6 +344,20 @@ impl PartialOrd for Reach {
     }
 }
 
+impl Graph {
+    fn wiring(&self) -> Wiring {
+        let link = |at: u32| &self.links[at as usize];
+        let inside = |inside: &Option<(f64, u32)>| inside.map(|(_, at)| (link(at).1, link(at).0.clone()));
+        // The first link of an edge is its own; the others are shared.
+        let own = |edge: &Edge| edge.links.first().map(|&at| (edge.from, edge.to, link(at).1, link(at).0.clone()));
+        Wiring {
+            place: self.place.clone(),
+            inside: self.inside.iter().map(inside).collect(),
+            links: self.edges.iter().filter_map(own).collect(),
+        }
+    }
+}
+
 impl Machine for Graph {
     fn name(&self) -> String {
         self.name.clone()
@@ -365,6 +381,10 @@ impl Machine for Graph {
 
     fn link_name(&self, link: LinkId) -> String {
         self.links[link.at as usize].0.clone()
+    }
+
+    fn bound(&self, shape: &Shape) -> Option<Bound> {
+        bound(&self.wiring(), shape)
     }
 
     fn route(&self, from: usize, to: usize, links: &mut Vec<LinkId>) -> f64 {

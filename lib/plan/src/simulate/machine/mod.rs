@@ -19,6 +19,9 @@ pub use host::Host;
 pub use switch::Switch;
 pub use torus::Torus;
 
+use super::bound::Bound;
+use crate::schedule::Shape;
+
 /// One direction of a link, or something else that transfers share: a bus, a processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId {
@@ -71,6 +74,10 @@ pub trait Machine: Debug + Sync {
     fn link_name(&self, link: LinkId) -> String;
     /// Writes the links that a message takes, in order, into `links`; returns its latency (alpha) in seconds.
     fn route(&self, from: usize, to: usize, links: &mut Vec<LinkId>) -> f64;
+    /// Least time of a call of `shape` that the links allow; `None` where that is not computed.
+    fn bound(&self, _shape: &Shape) -> Option<Bound> {
+        None
+    }
     /// The smallest b such that renumbering `ranks` ranks by a multiple of b changes no route and no bandwidth; `None`
     /// if there is none. It divides `ranks`; for [`Translation::Xor`] both are powers of two.
     fn period(&self, _: Translation, _ranks: usize) -> Option<usize> {
