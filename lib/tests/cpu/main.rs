@@ -15,6 +15,7 @@ mod churn;
 mod closing;
 mod collectives;
 mod config_docs;
+mod described;
 mod disagree;
 mod exhaustive;
 mod exits;

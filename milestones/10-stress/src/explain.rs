@@ -200,6 +200,9 @@ fn why(choice: &Choice, chosen: &Estimate) -> String {
     if choice.estimates.first().is_some_and(|best| best.algorithm != chosen.algorithm) {
         text.push("asked for".to_owned());
     }
+    if choice.packed {
+        text.push("packed trees are taken instead (TINYNCCL_TOPOLOGY)".to_owned());
+    }
     if let Some(refused) = choice.refused {
         text.push(format!("{refused} cannot do this"));
     }

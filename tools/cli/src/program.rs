@@ -6,10 +6,11 @@ use anyhow::{Context as _, Result};
 use tinynccl_plan::schedule::Schedule;
 use tinynccl_plan::wire::Algorithm;
 
-/// The executor of a collective: an algorithm of the library, or a schedule of the user.
+/// The executor of a collective: an algorithm of the library, trees packed for the machine, or a schedule of the user.
 #[derive(Debug, Clone)]
 pub(crate) enum By {
     Library(Algorithm),
+    Packed,
     Own(Schedule),
 }
 
@@ -17,7 +18,7 @@ impl By {
     pub(crate) fn algorithm(&self) -> Option<Algorithm> {
         match self {
             By::Library(algorithm) => Some(*algorithm),
-            By::Own(_) => None,
+            By::Packed | By::Own(_) => None,
         }
     }
 }
@@ -26,6 +27,7 @@ impl std::fmt::Display for By {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             By::Library(algorithm) => algorithm.fmt(f),
+            By::Packed => f.write_str("packed trees"),
             By::Own(schedule) => write!(f, "program {:014x}", schedule.fingerprint()),
         }
     }

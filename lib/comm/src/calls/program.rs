@@ -1,7 +1,7 @@
 //! Calls by a schedule of the caller's making.
 
 use crate::RawCall;
-use crate::{Comm, Inner};
+use crate::{Comm, Engine, Inner};
 use tinynccl_plan::Call;
 use tinynccl_plan::dtype::{Element, ReduceOp};
 use tinynccl_plan::error::{Error, Result};
@@ -86,6 +86,14 @@ fn in_range(call: RawCall) -> Result<RawCall> {
     Ok(call)
 }
 
+impl Engine {
+    /// Keeps a schedule until its plan is compiled.
+    pub(crate) fn remember(&mut self, schedule: Schedule) {
+        self.schedules.truncate(REMEMBERED - 1);
+        self.schedules.insert(0, schedule);
+    }
+}
+
 impl Inner {
     /// The call that `schedule` executes, still without memory. The engine knows the schedule from here on.
     fn by_program(&self, schedule: &Schedule, op: ReduceOp) -> Result<Call> {
@@ -106,10 +114,7 @@ impl Inner {
                     format!("rank {}: another schedule has the same fingerprint, {program:014x}", self.state.rank);
                 return Err(Error::invalid(OP, detail));
             }
-            None => {
-                known.truncate(REMEMBERED - 1);
-                known.insert(0, schedule.clone());
-            }
+            None => engine.remember(schedule.clone()),
         }
         let op = shape.collective.reduces().then_some(op);
         Ok(Call { op, root: shape.root, program, ..Call::of(shape.collective) })

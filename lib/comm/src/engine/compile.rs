@@ -52,6 +52,11 @@ impl Inner {
             }
             collective => {
                 let choice = self.choice(engine, collective, call.root, bytes)?;
+                if let Some(schedule) = self.packed_for(engine, call, &choice) {
+                    let program = schedule.fingerprint();
+                    engine.remember(schedule);
+                    return self.compile(engine, &Call { program, ..*call });
+                }
                 let shape = self.shape(collective, call.root);
                 self.warn_refused(&shape, &choice);
                 log::debug!("rank {rank}: {call:?}: {}", choice.algorithm);

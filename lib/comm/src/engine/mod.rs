@@ -5,6 +5,7 @@ pub(crate) mod batch;
 pub(crate) mod board;
 pub(crate) mod choice;
 mod compile;
+pub(crate) mod described;
 pub(crate) mod message;
 pub(crate) mod pack;
 pub(crate) mod queue;

@@ -136,12 +136,14 @@ impl Comm {
         let inner = &self.inner;
         inner.peer_in_range(call.collective.name(), "root", call.root)?;
         inner.state.origin.check(|| "explain".to_owned(), inner.state.rank)?;
-        let engine = lock(&inner.engine);
+        let mut engine = lock(&inner.engine);
         let mut choice = inner.choice(&engine, call.collective, call.root, call.bytes())?;
         let InMemory { two_shot, any } = inner.in_memory(&engine, call);
         if let Some((algorithm, chunk)) = any {
             let shape = inner.shape(call.collective, call.root);
             choice.prefer(algorithm, &shape, call.bytes(), chunk, &engine.tuned.model);
+        } else {
+            choice.packed = inner.packed_for(&mut engine, call, &choice).is_some();
         }
         choice.symmetric = two_shot.then_some(Algorithm::TwoShot);
         Ok(choice)

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::described::Described;
 use crate::State;
 use crate::topology::host::{Cores, Host};
 use crate::topology::{CostModel, Placement, Relays};
@@ -50,6 +51,8 @@ pub(crate) struct Tuned {
     pub(crate) model: CostModel,
     pub(crate) tuning: Tuning,
     pub(crate) seats: Vec<Seat>,
+    /// The machine, if there is a description of it.
+    pub(crate) described: Option<Described>,
 }
 
 impl Tuned {
@@ -69,14 +72,16 @@ impl Tuned {
 
     /// `model` for ranks in this placement.
     pub(crate) fn new(model: CostModel, tuning: Tuning, seats: Vec<Seat>) -> Tuned {
-        let tuned = Tuned { model, tuning, seats }.placed();
+        let tuned = Tuned { model, tuning, seats, described: None }.placed();
         let (ranks, cores) = tuned.crowd(0);
         Tuned { model: tuned.model.on_cores(ranks, cores), ..tuned }
     }
 
-    /// Returns this model for the listed ranks only. The ranks of a host still share its cores with all the others.
+    /// Returns this model for the listed ranks only, without a description. The ranks of a host still share its cores with
+    /// all the others.
     pub(crate) fn among(&self, ranks: impl Iterator<Item = usize>) -> Tuned {
-        Tuned { seats: ranks.filter_map(|r| self.seats.get(r).copied()).collect(), ..self.clone() }.placed()
+        let seats = ranks.filter_map(|r| self.seats.get(r).copied()).collect();
+        Tuned { seats, described: None, ..self.clone() }.placed()
     }
 
     /// Returns this model with the relays of this communicator.

@@ -18,11 +18,13 @@ use serde::{Deserialize, Serialize};
 use super::agree;
 use super::probe;
 use crate::Comm;
+use crate::engine::described::{self, Described};
 use crate::engine::tuned::{Seat, Source, Tuned, Tuning};
 use crate::topology::CostModel;
 use crate::topology::host::{Cores, Host};
 use crate::topology::store::{Key, Store, hex};
 use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::simulate::machine::graph::Description;
 use tinynccl_sys::config::{Config, TransportChoice, Tune};
 use tinynccl_sys::threads::lock;
 
@@ -51,6 +53,20 @@ struct Figures {
     cached: Option<(CostModel, PathBuf)>,
     /// Only this source is allowed.
     measure: bool,
+    /// Of the machine, or the reason why its file cannot be read.
+    machine: Option<Result<Description, String>>,
+}
+
+/// The description that the settings name.
+fn description(config: &Config) -> Option<Result<Description, String>> {
+    config.topology.as_deref().map(described::read)
+}
+
+fn described(comm: &Comm, machine: Option<Result<Description, String>>) -> Result<Option<Described>> {
+    // The file is rank 0's; others may not have its name.
+    let path = comm.config().topology.as_deref().unwrap_or("rank 0's");
+    let wrong = |detail| Error::Config { name: described::SETTING.to_owned(), value: path.to_owned(), detail };
+    machine.map(|machine| Described::new(&machine.map_err(wrong)?, path, comm.size())).transpose()
 }
 
 /// Compares settings and agrees on a cost model. Every rank calls it once, before any other call.
@@ -58,20 +74,32 @@ struct Figures {
 /// # Errors
 /// [`Error::Config`], on every rank, when a setting differs that must be equal.
 pub(super) fn start(comm: &Comm) -> Result<()> {
-    if comm.size() == 1 || comm.inner.state.control.one_process() {
+    if comm.size() == 1 {
+        return Ok(());
+    }
+    if comm.inner.state.control.one_process() {
+        let machine = description(comm.config());
+        lock(&comm.inner.engine).tuned.described = described(comm, machine)?;
         return Ok(());
     }
     let place = if comm.rank() == 0 { Place::find(comm) } else { None };
-    agree_on_model(comm, place, comm.config().tune != Tune::Off)
+    let machine = (comm.rank() == 0).then(|| description(comm.config())).flatten();
+    agree_on_model(comm, place, comm.config().tune != Tune::Off, machine)
 }
 
 /// [`start`] for a group with newcomers: rank 0's model, which it has from before, is everyone's. Measures nothing.
 pub(super) fn take_over(comm: &Comm) -> Result<()> {
-    agree_on_model(comm, None, false)
+    agree_on_model(comm, None, false, None)
 }
 
-/// `place` and `may_measure` are rank 0's: where to find figures, and whether to measure them where there are none.
-fn agree_on_model(comm: &Comm, place: Option<Place>, may_measure: bool) -> Result<()> {
+/// `place`, `may_measure` and `machine` are rank 0's: where to find figures, whether to measure them where there are none,
+/// and the description of the machine.
+fn agree_on_model(
+    comm: &Comm,
+    place: Option<Place>,
+    may_measure: bool,
+    machine: Option<Result<Description, String>>,
+) -> Result<()> {
     let state = &comm.inner.state;
     let (rank, size) = (comm.rank(), comm.size());
     let first = |shares: &dyn Fn(usize) -> bool| (0..size).find(|&r| shares(state.members[r])).unwrap_or(rank);
@@ -80,7 +108,7 @@ fn agree_on_model(comm: &Comm, place: Option<Place>, may_measure: bool) -> Resul
         memory: first(&|member| state.control.shares_memory(member)),
         host: first(&|member| state.control.shares_host(member)),
         cores: Cores::here(),
-        figures: (rank == 0).then(|| figures(comm, place.as_ref(), may_measure)),
+        figures: (rank == 0).then(|| figures(comm, place.as_ref(), may_measure, machine)),
     };
     let arrivals: Vec<Arrival> = comm.exchange("start", &arrival)?;
     let settings: Vec<&[String]> = arrivals.iter().map(|a| a.settings.as_slice()).collect();
@@ -93,6 +121,7 @@ fn agree_on_model(comm: &Comm, place: Option<Place>, may_measure: bool) -> Resul
     };
     let tuning = Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None };
     let mut tuned = Tuned::new(figures.built_in, tuning, seats);
+    let machine = described(comm, figures.machine)?;
     // All ranks come to the same conclusion. Ranks that share a core would measure the scheduler: the built-in
     // figures say as much.
     if !tuned.is_oversubscribed(0) {
@@ -111,6 +140,7 @@ fn agree_on_model(comm: &Comm, place: Option<Place>, may_measure: bool) -> Resul
         tuned.tuning,
         serde_json::to_string(&tuned.model).unwrap_or_default()
     );
+    tuned.described = machine;
     adopt(comm, tuned);
     Ok(())
 }
@@ -123,14 +153,14 @@ fn adopt(comm: &Comm, tuned: Tuned) {
     engine.forget_routes();
 }
 
-fn figures(comm: &Comm, place: Option<&Place>, measure: bool) -> Figures {
+fn figures(comm: &Comm, place: Option<&Place>, measure: bool, machine: Option<Result<Description, String>>) -> Figures {
     let tune = comm.config().tune;
     let cached = place.filter(|_| tune == Tune::Cached).and_then(|Place { store, key }| {
         let model = store.load(key)?;
         Some((model, store.path(key)))
     });
     let built_in = lock(&comm.inner.engine).tuned.model.clone();
-    Figures { built_in, cached, measure }
+    Figures { built_in, cached, measure, machine }
 }
 
 /// Measures on rank 0 and one peer per kind of link, and sends the result to all ranks.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`mod@bound`] | the least time that a machine's links allow, whatever the schedule |
 //! | [`machine`] | ranks, links and routes: built in, or from a description |
+//! | [`packing`] | schedules of trees for the links of a machine |
 //! | `system` | the programs of all ranks on a machine: dependencies, and the links of each message |
 //! | `refine` | simulates indistinguishable ranks once |
 //! | `engine` | events: steps, messages, the critical path |
@@ -54,6 +55,7 @@
 pub mod bound;
 mod engine;
 pub mod machine;
+pub mod packing;
 mod refine;
 pub mod report;
 mod sharing;

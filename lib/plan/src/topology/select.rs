@@ -37,6 +37,8 @@ pub struct Choice {
     pub refused: Option<Algorithm>,
     /// The algorithm that is taken instead by a call whose buffers are all in symmetric memory, on every rank.
     pub symmetric: Option<Algorithm>,
+    /// Trees packed for the links of a described machine (`TINYNCCL_TOPOLOGY`) are taken over links instead.
+    pub packed: bool,
 }
 
 impl Choice {
@@ -83,7 +85,7 @@ pub fn choose(
     let asked = forced.and_then(|algorithm| estimates.iter().find(|e| e.algorithm == algorithm));
     let Estimate { algorithm, message, .. } = *asked.or(estimates.first())?;
     let refused = forced.filter(|_| asked.is_none());
-    Some(Choice { algorithm, message, estimates, refused, symmetric: None })
+    Some(Choice { algorithm, message, estimates, refused, symmetric: None, packed: false })
 }
 
 /// A case that the estimates miss: two trees send two messages instead of one. They pay if each half is worth a

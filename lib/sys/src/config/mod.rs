@@ -146,6 +146,8 @@ config! {
     fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
         "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
          Algorithms in another order are not taken, TINYNCCL_ALGO included. On GPUs too, where 16- and 8-bit floats are added in f32 and rounded once, and on the CPU after every step.", same;
+    topology: Option<String> = None, "TINYNCCL_TOPOLOGY", "a file",
+        "Description of the machine and its network (docs/topologies, TOML or JSON), in the order of the ranks. Calls over links of 16 KiB and more then take trees that are packed for these links, where they are predicted to be faster than the cost model's choice. Rank 0's file counts. Empty: none.", own, advanced;
     interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; = in front: whole names; ^ in front excludes",
         "Network interfaces whose addresses are advertised to the peers; empty: all that are up. Ranks that are all of one host use loopback alone.", own;
     port_range: Option<PortRange> = None, "TINYNCCL_PORT_RANGE", "LOW-HIGH, 1 to 65535",

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use program_kit::{Usage, size};
 use tinynccl_plan::algorithm::Shape;
+use tinynccl_plan::simulate::packing::pack;
 use tinynccl_plan::simulate::{Cut, Limits, Report, Scenario, simulate, simulate_schedule};
 use tinynccl_plan::wire::{Algorithm, Collective};
 
@@ -29,7 +30,11 @@ pub(crate) struct Options {
     /// A schedule of your own, as `tinynccl::schedule::Schedule` writes it, in place of a collective and its ranks.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algo", "ranks", "root", "channels"])]
     program: Option<PathBuf>,
-    /// Algorithms, separated by commas; auto: the fastest of those that can be simulated; all: each of them.
+    /// Writes the packed schedule to this file, for --program and `tinynccl::schedule::Schedule`.
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Algorithms, separated by commas; auto: the fastest of those that can be simulated; all: each of them; packed: trees
+    /// that are packed for the links of the topology.
     #[arg(long, default_value = "auto", value_parser = algorithms)]
     algo: Algorithms,
     /// Numbers of ranks, separated by commas.
@@ -102,6 +107,7 @@ enum Algorithms {
     /// The fastest.
     Auto,
     All,
+    Packed,
     These(Vec<Algorithm>),
 }
 
@@ -131,6 +137,7 @@ fn algorithms(text: &str) -> Result<Algorithms, String> {
     match text {
         "auto" => Ok(Algorithms::Auto),
         "all" => Ok(Algorithms::All),
+        "packed" => Ok(Algorithms::Packed),
         names => names.split(',').map(str::parse).collect::<Result<_, _>>().map(Algorithms::These),
     }
 }
@@ -184,6 +191,9 @@ fn simulated(
     left_out: &mut Vec<String>,
 ) -> Result<Vec<Case>> {
     let ranks = shape.ranks;
+    if options.algo == Algorithms::Packed {
+        return Ok(vec![fastest_protocol(options, topology, &By::Packed, shape, size)?]);
+    }
     let asked = match &options.algo {
         Algorithms::These(asked) => asked.clone(),
         _ => Algorithm::ALL.into_iter().filter(|&a| has_schedule(a, &shape)).collect(),
@@ -218,6 +228,7 @@ fn fastest_protocol(options: &Options, topology: &Topology, by: &By, shape: Shap
         options.message.unwrap_or_else(|| topology.message(by.algorithm(), &shape, count * ELEMENT)).max(ELEMENT);
     let limits = Limits { messages: options.events, ..Limits::default() };
     let mut best: Option<Case> = None;
+    let cut = Cut { count, elem_size: ELEMENT, max_message: message };
     for machine in topology.machines(shape.ranks, footprint)? {
         let report = match by {
             By::Library(algorithm) => {
@@ -225,9 +236,14 @@ fn fastest_protocol(options: &Options, topology: &Topology, by: &By, shape: Shap
                 let call = Scenario { algorithm, shape, count, elem_size: ELEMENT, max_message: message };
                 simulate(&call, &*machine, &limits)?
             }
-            By::Own(schedule) => {
-                let cut = Cut { count, elem_size: ELEMENT, max_message: message };
-                simulate_schedule(schedule, cut, &*machine, &limits)?
+            By::Own(schedule) => simulate_schedule(schedule, cut, &*machine, &limits)?,
+            By::Packed => {
+                let schedule = pack(&*machine, &shape, cut)?;
+                if let Some(path) = &options.save {
+                    std::fs::write(path, schedule.to_string())
+                        .with_context(|| format!("writing {}", path.display()))?;
+                }
+                simulate_schedule(&schedule, cut, &*machine, &limits)?
             }
         };
         if best.as_ref().is_none_or(|b| report.time < b.report.time) {

@@ -9,7 +9,7 @@
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Costs, LinkId, MOST_KINDS, Machine};
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ use crate::schedule::Shape;
 use crate::simulate::bound::{Bound, Wiring, bound};
 
 /// The content of a file.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
     /// To print.
@@ -38,7 +38,7 @@ pub struct Description {
 }
 
 /// Costs of a rank's processor.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CostsDescription {
     /// Microseconds of a call.
@@ -52,7 +52,7 @@ pub struct CostsDescription {
 }
 
 /// A host, or a switch.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
     /// Name by which links refer to it.
@@ -65,7 +65,7 @@ pub struct Node {
 }
 
 /// The connection of a node's ranks.
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inside {
     /// Latency of a message, in microseconds.
@@ -75,7 +75,7 @@ pub struct Inside {
 }
 
 /// A link between two nodes.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// Names of the nodes.
@@ -94,7 +94,7 @@ pub struct Link {
 }
 
 /// Use of a link's bandwidth by its two directions.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Duplex {
     /// Each direction has the whole bandwidth.
@@ -105,7 +105,7 @@ pub enum Duplex {
 }
 
 /// Something that several links share.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shared {
     /// Name by which links refer to it.
