@@ -4,6 +4,8 @@
 mod doctor;
 #[cfg(feature = "doctor")]
 mod mesh;
+#[cfg(feature = "doctor")]
+mod record;
 mod replay;
 #[cfg(feature = "doctor")]
 mod run;

@@ -23,7 +23,7 @@ const ID: &str = "TINYNCCL_TEST_ID";
 const SCRIPT: &str = "TINYNCCL_TEST_SCRIPT";
 const SOCKET: &str = "TINYNCCL_TEST_SOCKET";
 /// Longest wait for a job to show what is expected.
-const LONG: Duration = Duration::from_secs(90);
+pub(crate) const LONG: Duration = Duration::from_secs(90);
 
 /// Waits until the test closes the pipe.
 fn hold() {
@@ -37,6 +37,10 @@ fn a_rank() {
     let (Some(rank), Some(id), Some(script)) = (variable(RANK), variable(ID), variable(SCRIPT)) else { return };
     let (rank, world) = rank.split_once('/').expect("RANK/WORLD");
     let (rank, world) = (rank.parse().expect("a rank"), world.parse().expect("a number"));
+    if script == "ignore" {
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
+    }
     if script == "late" && rank == world - 1 {
         hold();
     }
@@ -54,7 +58,7 @@ fn play(comm: &Comm, script: &str) -> Result<()> {
     let all_reduce = |comm: &Comm, count: usize| comm.all_reduce_in_place(&mut vec![1f32; count], ReduceOp::Sum);
     let last = comm.rank() == comm.size() - 1;
     match script {
-        "absent" => {
+        "absent" | "ignore" => {
             comm.broadcast_in_place(&mut [1f32], 0)?;
             if last { Ok(()) } else { all_reduce(comm, 8) }
         }
@@ -65,19 +69,32 @@ fn play(comm: &Comm, script: &str) -> Result<()> {
             let first = usize::from(last);
             all_reduce(&two[first], 8).and_then(|()| all_reduce(&two[1 - first], 8))
         }
+        // Rank 0 waits for a second message, which rank 1 does not send.
+        "messages" => {
+            let one = [1f32; 8];
+            match comm.rank() {
+                0 => comm.send(&one, 1).and_then(|()| (0..2).try_for_each(|_| comm.recv(&mut [0f32; 8], 1))),
+                _ => comm.recv(&mut [0f32; 8], 0).and_then(|()| comm.send(&one, 0)),
+            }
+        }
         other => panic!("no script {other:?}"),
     }
 }
 
 /// The ranks of a job, which end with it, and the folder of their sockets.
-struct Job {
-    ranks: Vec<Child>,
-    folder: TempDir,
+pub(crate) struct Job {
+    pub(crate) ranks: Vec<Child>,
+    pub(crate) folder: TempDir,
     _server: Server,
 }
 
 impl Job {
-    fn start(world: usize, script: &str) -> Job {
+    pub(crate) fn start(world: usize, script: &str) -> Job {
+        Job::with(world, script, &[])
+    }
+
+    /// With these settings, too.
+    pub(crate) fn with(world: usize, script: &str, settings: &[(&str, &str)]) -> Job {
         let server = Server::start((std::net::Ipv4Addr::LOCALHOST, 0).into(), world, &Config::default()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let start = |rank: usize| {
@@ -90,6 +107,7 @@ impl Job {
                 .env("TINYNCCL_TUNE", "off")
                 .env("TINYNCCL_TIMEOUT", "600")
                 .env("TINYNCCL_CONNECT_TIMEOUT", "600")
+                .envs(settings.iter().copied())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::null())
                 .spawn()
@@ -98,20 +116,20 @@ impl Job {
         Job { ranks: (0..world).map(start).collect(), folder, _server: server }
     }
 
-    fn pid(&self, rank: usize) -> u32 {
+    pub(crate) fn pid(&self, rank: usize) -> u32 {
         self.ranks[rank].id()
     }
 
-    fn signal(&self, rank: usize, signal: Signal) {
+    pub(crate) fn signal(&self, rank: usize, signal: Signal) {
         kill_process(Pid::from_child(&self.ranks[rank]), signal).unwrap();
     }
 
-    fn status(&self, arguments: &[&str]) -> Outcome {
+    pub(crate) fn status(&self, arguments: &[&str]) -> Outcome {
         status(self.folder.path(), arguments)
     }
 
     /// Looks again until a finding satisfies `is`, and gives it.
-    fn finding(&self, is: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn finding(&self, is: impl Fn(&Value) -> bool) -> Value {
         let begin = Instant::now();
         loop {
             let outcome = self.status(&["--json", "--after", "0"]);
@@ -135,13 +153,13 @@ impl Drop for Job {
     }
 }
 
-fn status(folder: &Path, arguments: &[&str]) -> Outcome {
+pub(crate) fn status(folder: &Path, arguments: &[&str]) -> Outcome {
     let mut command = testing::program(env!("CARGO_BIN_EXE_tinynccl-cli"));
     // Machines are busy, and a process that answers need not be quick.
     testing::run(command.args(["status", "--timeout", "20"]).args(arguments).env("TINYNCCL_STATUS", folder))
 }
 
-fn text(finding: &Value) -> &str {
+pub(crate) fn text(finding: &Value) -> &str {
     finding["text"].as_str().unwrap()
 }
 
@@ -255,7 +273,7 @@ fn clients_that_ask_nonsense_slowly_or_at_length_do_not_end_it() {
     assert!(reply(b"shutdown\n").starts_with("error: unknown request \"shutdown\""));
     assert_eq!(reply(&[b'x'; 100_000]), "");
     assert!(reply(b"\xff\xfe\n").starts_with("error: unknown request"));
-    assert!(reply(b"status heard\r\nmore\n").starts_with("{\"version\":1,"));
+    assert!(reply(b"status heard\r\nmore\n").starts_with("{\"version\":2,"));
     // One that sends nothing, and one that takes nothing.
     let _silent = UnixStream::connect(&path).unwrap();
     let mut deaf = UnixStream::connect(&path).unwrap();

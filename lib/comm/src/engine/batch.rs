@@ -146,6 +146,8 @@ impl Inner {
             let digests = progress.start(&carrying(Header { op, ..header }));
             engine.board.made(&digests);
             turn.before = digests.before;
+        } else {
+            progress.message(&message::recorded(&call.call, self.state.rank, seq));
         }
         let plan = match &call.ranges {
             Some(ranges) => Arc::new(self.compile_ranges(engine, &call.call, ranges)?),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::place;
 use super::report::{Report, VERSION};
-use super::serve::{HEARD, STATUS, send, some};
+use super::serve::{DUMP, HEARD, STATUS, send, some};
 use tinynccl_sys::threads::deadline_after;
 use tinynccl_sys::unix;
 
@@ -96,6 +96,43 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 fn together(sockets: &[(u32, PathBuf)], request: &str, limit: Duration) -> Vec<(u32, io::Result<Report>)> {
+    each(sockets, limit, request).into_iter().map(|(pid, text)| (pid, text.and_then(|text| read(&text)))).collect()
+}
+
+/// Makes every process with a socket in one of the folders write its records into `into`, which must be absolute.
+/// Returns the files of each, or why there are none.
+///
+/// # Errors
+/// No folder of sockets can be read.
+pub fn dump(
+    folders: &[PathBuf],
+    into: &Path,
+    pid: Option<u32>,
+    limit: Duration,
+) -> io::Result<Vec<(u32, io::Result<Vec<PathBuf>>)>> {
+    let (mut sockets, mut unread) = (Vec::new(), None);
+    for folder in folders {
+        match place::sockets(folder) {
+            Ok(found) => sockets.extend(found),
+            Err(error) => unread = Some(error),
+        }
+    }
+    if let (true, Some(error)) = (sockets.is_empty(), unread) {
+        return Err(error);
+    }
+    sockets.retain(|(one, _)| pid.is_none_or(|pid| pid == *one));
+    let request = format!("{DUMP}{}", into.display());
+    let files = |text: Vec<u8>| {
+        refusal(&text)?;
+        serde_json::from_slice(&text).map_err(|e| io::Error::other(format!("its answer does not parse: {e}")))
+    };
+    let answers = sockets.chunks(TOGETHER).flat_map(|some| each(some, limit, &request));
+    let answers = answers.filter(|(_, answer)| !answer.as_ref().is_err_and(is_gone));
+    Ok(answers.map(|(pid, text)| (pid, text.and_then(files))).collect())
+}
+
+/// The answer of each process.
+fn each(sockets: &[(u32, PathBuf)], limit: Duration, request: &str) -> Vec<(u32, io::Result<Vec<u8>>)> {
     std::thread::scope(|scope| {
         let threads: Vec<_> =
             sockets.iter().map(|(pid, path)| (*pid, scope.spawn(move || one(path, request, limit)))).collect();
@@ -105,7 +142,7 @@ fn together(sockets: &[(u32, PathBuf)], request: &str, limit: Duration) -> Vec<(
 }
 
 /// Asks the process at one socket.
-fn one(path: &Path, request: &str, limit: Duration) -> io::Result<Report> {
+fn one(path: &Path, request: &str, limit: Duration) -> io::Result<Vec<u8>> {
     let until = deadline_after(limit);
     // Does not wait where the backlog is full, unlike a stream's connect.
     let socket = unix::socket(rustix::net::SocketType::STREAM)?;
@@ -126,7 +163,15 @@ fn one(path: &Path, request: &str, limit: Duration) -> io::Result<Report> {
             Err(error) => return Err(error),
         }
     }
-    read(&text)
+    Ok(text)
+}
+
+/// Fails with the words of a process that refuses.
+fn refusal(text: &[u8]) -> io::Result<()> {
+    match text.strip_prefix(b"error: ") {
+        Some(why) => Err(io::Error::other(String::from_utf8_lossy(why).trim().to_owned())),
+        None => Ok(()),
+    }
 }
 
 /// Reads a report.
@@ -135,9 +180,7 @@ pub(super) fn read(text: &[u8]) -> io::Result<Report> {
     struct Version {
         version: u32,
     }
-    if let Some(why) = text.strip_prefix(b"error: ") {
-        return Err(io::Error::other(String::from_utf8_lossy(why).trim().to_owned()));
-    }
+    refusal(text)?;
     let unreadable = |e: serde_json::Error| io::Error::other(format!("its report does not parse: {e}"));
     let Version { version } = serde_json::from_slice(text).map_err(unreadable)?;
     if version != VERSION {
@@ -175,7 +218,7 @@ mod tests {
         let text = |bytes: &[u8]| read(bytes).unwrap_err().to_string();
         let report = serde_json::to_vec(&Report { version: VERSION, pid: 7, ..Report::default() }).unwrap();
         assert_eq!(read(&report).unwrap().pid, 7);
-        assert!(text(br#"{"version": 99, "and": "more"}"#).contains("version 99, expected 1"));
+        assert!(text(br#"{"version": 99, "and": "more"}"#).contains("version 99, expected 2"));
         assert!(text(b"error: expected a process of user 0\n").contains("of user 0"));
         for cut in 0..report.len() {
             assert!(read(&report[..cut]).is_err());

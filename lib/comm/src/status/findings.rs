@@ -24,7 +24,10 @@ pub struct Finding {
 pub fn findings(view: &View, after: Duration) -> Vec<Finding> {
     let after = after.as_millis() as u64;
     let comms = view.comms.iter().filter_map(|comm| {
-        let found = failed(comm).or_else(|| stuck(view, comm, after)).or_else(|| unwell(comm));
+        let found = failed(comm)
+            .or_else(|| stuck(view, comm, after))
+            .or_else(|| messages(view, comm, after))
+            .or_else(|| unwell(comm));
         found.map(|(missing, text)| Finding {
             job: Some(comm.job.clone()),
             comm: Some(comm.comm),
@@ -82,6 +85,42 @@ fn stuck(view: &View, comm: &Comm, after: u64) -> Found {
         Vec::new(),
         format!("{waiting}{whom}, and so has every rank made it: its data does not arrive, or takes long"),
     ))
+}
+
+/// Ranks that wait for a message.
+fn messages(view: &View, comm: &Comm, after: u64) -> Found {
+    let awaited = |rank: &Rank| if rank.state == State::Message { rank.standing.as_ref()?.waits_for } else { None };
+    let long = |rank: &&Rank| rank.standing.as_ref().is_some_and(|standing| standing.quiet_ms >= after);
+    let waiting: Vec<&Rank> = comm.ranks.iter().filter(|rank| awaited(rank).is_some()).filter(long).collect();
+    let each: Vec<String> = waiting
+        .iter()
+        .filter_map(|rank| {
+            let (peer, standing) = (awaited(rank)?, rank.standing.as_ref()?);
+            let with = |call: &&super::report::Call| {
+                call.arguments.ends_with(&format!(" to rank {peer}"))
+                    || call.arguments.ends_with(&format!(" from rank {peer}"))
+            };
+            let call = rank.messages.iter().find(with).or(rank.messages.first());
+            let call = call.map_or_else(String::new, |call| format!(" in {call}"));
+            Some(format!("rank {} waits for rank {peer}{call} for {}", rank.rank, seconds(standing.quiet_ms)))
+        })
+        .collect();
+    // Whom they wait for in the end: ranks that do not themselves wait for a message.
+    let mut missing: Vec<&Rank> = waiting
+        .iter()
+        .filter_map(|rank| comm.ranks.get(awaited(rank)?))
+        .filter(|peer| awaited(peer).is_none())
+        .collect();
+    missing.sort_by_key(|rank| rank.rank);
+    missing.dedup_by_key(|rank| rank.rank);
+    let why: Vec<String> = missing.iter().map(|rank| absence(view, comm, rank)).collect();
+    let why = match (waiting.is_empty(), why.is_empty()) {
+        (true, _) => return None,
+        (false, false) => why.join("; "),
+        // In a circle.
+        (false, true) => "none of them goes on: put such messages into one group".to_owned(),
+    };
+    Some((missing.iter().map(|rank| rank.rank).collect(), format!("{}; {why}", each.join(", "))))
 }
 
 /// Why a rank has not made the call of the others.

@@ -21,6 +21,7 @@ fn rank(rank: usize, state: State, last: Option<Call>) -> Rank {
         detail: None,
         device: None,
         recent: Vec::new(),
+        messages: Vec::new(),
     }
 }
 

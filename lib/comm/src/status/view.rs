@@ -68,6 +68,8 @@ pub struct Rank {
     pub device: Option<Device>,
     /// The last collectives, the last one at the end.
     pub recent: Vec<Call>,
+    /// Messages to and from single ranks that are under way.
+    pub messages: Vec<Call>,
 }
 
 /// State of a rank.
@@ -154,7 +156,11 @@ pub fn view(answers: &Answers) -> View {
             comms.entry((&member.job, member.comm)).or_default().push((report, member));
         }
     }
-    let processes = answers.reports.iter().map(|report| Process {
+    // Records of one process have a report for each of its ranks.
+    let first = |(at, report): &(usize, &Report)| {
+        answers.reports[..*at].iter().all(|other| (&other.host, other.pid) != (&report.host, report.pid))
+    };
+    let processes = answers.reports.iter().enumerate().filter(first).map(|(_, report)| Process {
         host: report.host.clone(),
         pid: report.pid,
         program: report.program.clone(),
@@ -214,6 +220,7 @@ fn reported(member: &Member, place: Place) -> Rank {
         detail: member.failure.clone(),
         device: member.device.clone(),
         recent: member.recent.clone(),
+        messages: member.messages.clone(),
     }
 }
 
@@ -246,7 +253,7 @@ fn unreported(
         },
     };
     let source = if standing.is_some() { Source::Heartbeat } else { Source::Nothing };
-    Rank { rank, world, place, state, source, standing, detail, device: None, recent: Vec::new() }
+    Rank { rank, world, place, state, source, standing, detail, device: None, recent: Vec::new(), messages: Vec::new() }
 }
 
 /// The starts that wait, by store.

@@ -1,7 +1,10 @@
 //! `status`: the jobs that run on this host, the call that each rank is in, and the rank that the others wait for.
 
 mod ras;
+mod records;
+mod torch;
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -25,8 +28,15 @@ const NONE: i32 = 3;
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// A process id: the jobs of this process alone. HOST:PORT: the report of NCCL's RAS protocol there, as libnccl.so
-    /// and NVIDIA's library give it (localhost:28028).
+    /// and NVIDIA's library give it (localhost:28028). A folder: the records in it (--dump, or TINYNCCL_DUMP).
     address: Option<String>,
+    /// Makes the processes write the last 4,096 calls of each rank, to DIR/JOB/rank_RANK.json, and writes them for
+    /// PyTorch's flight-recorder analyser (torchfrtrace DIR/JOB).
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "tinynccl-dump")]
+    dump: Option<PathBuf>,
+    /// Of a folder of records: writes them for PyTorch's analyser, too.
+    #[arg(long, requires = "address", conflicts_with = "dump")]
+    torch: bool,
     /// Writes JSON.
     #[arg(long)]
     json: bool,
@@ -62,10 +72,14 @@ struct Document<'a> {
 /// No folder of sockets can be read, or other users can write to it; no process answers at the address.
 pub(crate) fn run(options: &Options) -> Result<i32> {
     let pid = match options.address.as_deref() {
+        Some(folder) if Path::new(folder).is_dir() => {
+            let answers = records::answers(Path::new(folder), options.torch)?;
+            return show(&answers, "no job: the records have no communicators", options);
+        }
         Some(address) if address.contains(':') => return ras::run(address, options),
         Some(text) => match text.parse::<u32>() {
             Ok(pid) => Some(pid),
-            Err(_) => bail!(Usage(format!("{text:?} is no address: expected a process id, or HOST:PORT"))),
+            Err(_) => bail!(Usage(format!("{text:?} is no address: expected a process id, HOST:PORT, or a folder"))),
         },
         None => None,
     };
@@ -74,6 +88,9 @@ pub(crate) fn run(options: &Options) -> Result<i32> {
     if folders.is_empty() {
         bail!(Usage("TINYNCCL_STATUS=off: there are no sockets to look at".to_owned()));
     }
+    if let Some(into) = &options.dump {
+        return records::dump(&folders, into, pid, options);
+    }
     let answers = ask::all(&folders, options.timeout);
     if let (Some(why), true) = (answers.unread.first(), answers.unread.len() == folders.len()) {
         bail!("{why}");
@@ -81,20 +98,33 @@ pub(crate) fn run(options: &Options) -> Result<i32> {
     for why in &answers.unread {
         eprintln!("not looked at: {why}");
     }
-    let view = view(&of_process(answers, pid));
+    let answers = of_process(answers, pid);
+    let places: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    let of = pid.map_or_else(String::new, |pid| format!(" in process {pid}"));
+    let none = format!("no job{of}: no process of this user has a communicator (sockets in {})", places.join(", "));
+    show(&answers, &none, options)
+}
+
+/// Prints the view of the answers, or `none` if there is no job in them. Returns the exit status.
+fn show(answers: &Answers, none: &str, options: &Options) -> Result<i32> {
+    let view = view(answers);
     let found = findings(&view, options.after);
-    let none = view.comms.is_empty() && view.starts.is_empty() && view.silent.is_empty();
+    let empty = view.comms.is_empty() && view.starts.is_empty() && view.silent.is_empty();
     crate::print(&if options.json {
         let document = Document { ok: found.is_empty(), findings: &found, view: &view };
         serde_json::to_string_pretty(&document)? + "\n"
-    } else if none {
-        let places: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-        let of = pid.map_or_else(String::new, |pid| format!(" in process {pid}"));
-        format!("no job{of}: no process of this user has a communicator (sockets in {})\n", places.join(", "))
+    } else if empty {
+        format!("{none}\n")
     } else {
         text::page(&view, &found, options.verbose)
     })?;
-    Ok(if none { NONE } else { if found.is_empty() { 0 } else { ODD } })
+    Ok(if empty {
+        NONE
+    } else if found.is_empty() {
+        0
+    } else {
+        ODD
+    })
 }
 
 /// Keeps the jobs of one process, with the other processes in them.

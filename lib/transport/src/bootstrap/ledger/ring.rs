@@ -1,0 +1,151 @@
+//! A ring of the last calls: written by the thread that makes them with a few stores, read by any.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use tinynccl_sys::ticks;
+
+/// Calls that are kept. A communicator takes 160 KiB for them, and of those the pages that it has written to.
+pub const RECORDED: usize = 4096;
+
+/// One call, as its owner wrote it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Recorded {
+    /// Its number (the upper half), and what its owner adds; not 0.
+    pub stamp: u64,
+    /// Elements.
+    pub count: u64,
+    /// The other arguments.
+    pub kind: u64,
+    /// Ticks when it was recorded.
+    pub begun: u64,
+    /// Ticks when it was over; 0 before that, and for a call that was over together with a later one.
+    pub over: u64,
+}
+
+impl Recorded {
+    /// Returns the number of the call.
+    pub fn number(&self) -> u32 {
+        (self.stamp >> 32) as u32
+    }
+}
+
+/// A sequence lock around a [`Recorded`]: the stamp is 0 while the others are written.
+#[derive(Debug)]
+#[repr(C)]
+struct Entry {
+    stamp: AtomicU64,
+    count: AtomicU64,
+    kind: AtomicU64,
+    begun: AtomicU64,
+    over: AtomicU64,
+}
+
+const WORDS: usize = size_of::<Entry>() / 8;
+
+/// The last [`RECORDED`] calls, by number. One thread writes at a time.
+#[derive(Debug)]
+pub struct Ring(Box<[Entry]>);
+
+impl Default for Ring {
+    fn default() -> Ring {
+        // Zeroed by the system when a page is first touched: a communicator with few calls takes little.
+        let words: Box<[[u64; WORDS]]> = vec![[0; WORDS]; RECORDED].into_boxed_slice();
+        // SAFETY: an entry is `WORDS` atomics, each with the size, alignment and valid values of a u64, without gaps
+        // (`repr(C)`), and the box is given away here.
+        Ring(unsafe { Box::from_raw(Box::into_raw(words) as *mut [Entry]) })
+    }
+}
+
+const _: () = assert!(align_of::<Entry>() == align_of::<u64>() && size_of::<Entry>() == 8 * WORDS);
+
+impl Ring {
+    fn entry(&self, number: u32) -> &Entry {
+        &self.0[number as usize % RECORDED]
+    }
+
+    /// Records a call, whose number is in the upper half of `stamp`.
+    #[inline]
+    pub fn write(&self, stamp: u64, count: u64, kind: u64) {
+        let entry = self.entry((stamp >> 32) as u32);
+        entry.stamp.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        entry.count.store(count, Ordering::Relaxed);
+        entry.kind.store(kind, Ordering::Relaxed);
+        entry.begun.store(ticks::now(), Ordering::Relaxed);
+        entry.over.store(0, Ordering::Relaxed);
+        entry.stamp.store(stamp, Ordering::Release);
+    }
+
+    /// Records that the call with this number, written last, is over.
+    #[inline]
+    pub fn over(&self, number: u32) {
+        self.entry(number).over.store(ticks::now(), Ordering::Relaxed);
+    }
+
+    /// Returns the call with this number, if it is kept and not being written.
+    pub fn get(&self, number: u32) -> Option<Recorded> {
+        let entry = self.entry(number);
+        let stamp = entry.stamp.load(Ordering::Acquire);
+        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let (count, kind) = (word(&entry.count), word(&entry.kind));
+        let (begun, over) = (word(&entry.begun), word(&entry.over));
+        fence(Ordering::Acquire);
+        let whole = stamp != 0 && (stamp >> 32) as u32 == number && word(&entry.stamp) == stamp;
+        whole.then_some(Recorded { stamp, count, kind, begun, over })
+    }
+
+    /// Returns up to `most` calls that are kept, in order, of which the last has number `newest`.
+    pub fn last(&self, newest: u32, most: usize) -> Vec<Recorded> {
+        let back = (0..most.min(RECORDED) as u32).rev();
+        back.filter_map(|back| self.get(newest.wrapping_sub(back))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    fn stamp(number: u32) -> u64 {
+        u64::from(number) << 32 | 1
+    }
+
+    #[test]
+    fn the_last_calls_are_kept_in_order_also_where_numbers_begin_again() {
+        let ring = Ring::default();
+        assert_eq!((ring.last(0, 9), ring.get(0)), (vec![], None));
+        let first = u32::MAX - 5000;
+        for i in 0..10_000 {
+            ring.write(stamp(first.wrapping_add(i)), u64::from(i), 7);
+            ring.over(first.wrapping_add(i));
+        }
+        let newest = first.wrapping_add(9_999);
+        let all = ring.last(newest, usize::MAX);
+        let counts: Vec<u64> = all.iter().map(|call| call.count).collect();
+        assert_eq!(counts, (10_000 - RECORDED as u64..10_000).collect::<Vec<u64>>());
+        assert!(all.is_sorted_by_key(|call| call.begun) && all.iter().all(|call| call.over >= call.begun));
+        assert_eq!(ring.last(newest, 2).iter().map(Recorded::number).collect::<Vec<_>>(), [newest - 1, newest]);
+        assert_eq!(ring.get(newest.wrapping_add(1)), None, "another is in its place");
+    }
+
+    #[test]
+    fn a_call_that_is_written_meanwhile_is_read_whole_or_not_at_all() {
+        let (ring, ended) = (Ring::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 0..400_000u32 {
+                    ring.write(stamp(i), u64::from(i), !u64::from(i));
+                }
+                ended.store(true, Ordering::Release);
+            });
+            while !ended.load(Ordering::Acquire) {
+                for call in (0..RECORDED as u32).filter_map(|at| {
+                    let stamp = ring.0[at as usize].stamp.load(Ordering::Relaxed);
+                    ring.get((stamp >> 32) as u32)
+                }) {
+                    assert_eq!((call.count, call.kind), (u64::from(call.number()), !u64::from(call.number())));
+                }
+            }
+        });
+    }
+}
