@@ -3,6 +3,8 @@
 #[cfg(feature = "doctor")]
 mod doctor;
 #[cfg(feature = "doctor")]
+mod hangs;
+#[cfg(feature = "doctor")]
 mod mesh;
 #[cfg(feature = "doctor")]
 mod record;

@@ -115,6 +115,7 @@ impl State {
 
     /// Every member's value, by rank; once per `what`. A failure of the communicator ends the wait.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
+        let _meets = self.shown.meets(what);
         let values = exchange(&*self.control, &self.key(what), &self.members, value, &|| self.has_failed());
         values.map_err(|error| self.exchange_failed(what, error))
     }

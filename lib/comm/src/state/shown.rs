@@ -69,6 +69,8 @@ struct Asked {
 /// Facts for reports, on one communicator.
 #[derive(Default)]
 pub(crate) struct Shown {
+    /// Something outside of calls that this rank does with all others, by name, and since when.
+    meets: Mutex<Option<(String, Instant)>>,
     name: OnceLock<String>,
     hidden: AtomicBool,
     device: Mutex<Option<Weak<dyn OnDevice>>>,
@@ -77,7 +79,27 @@ pub(crate) struct Shown {
     asked: Mutex<Asked>,
 }
 
+/// A wait for all other ranks, which ends with this.
+pub(crate) struct Meets<'a>(&'a Shown);
+
+impl Drop for Meets<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.meets) = None;
+    }
+}
+
 impl Shown {
+    /// From now on this rank waits for the others in `what`, which has the same name on all.
+    pub(crate) fn meets(&self, what: &str) -> Meets<'_> {
+        *lock(&self.meets) = Some((what.to_owned(), Instant::now()));
+        Meets(self)
+    }
+
+    /// Name of what this rank waits for the others in, outside of calls, and the milliseconds since it came.
+    pub(crate) fn met(&self) -> Option<(String, u64)> {
+        lock(&self.meets).as_ref().map(|(what, since)| (what.clone(), since.elapsed().as_millis() as u64))
+    }
+
     pub(crate) fn name(&self) -> Option<&str> {
         self.name.get().map(String::as_str)
     }

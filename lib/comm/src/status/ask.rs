@@ -17,6 +17,8 @@ use tinynccl_sys::unix;
 const LONGEST: u64 = 64 << 20;
 /// Processes that are asked at the same time.
 const TOGETHER: usize = 64;
+/// Interval at which the state of a process that has not answered is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A process that has a socket and gave no report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,14 +137,14 @@ pub fn dump(
 fn each(sockets: &[(u32, PathBuf)], limit: Duration, request: &str) -> Vec<(u32, io::Result<Vec<u8>>)> {
     std::thread::scope(|scope| {
         let threads: Vec<_> =
-            sockets.iter().map(|(pid, path)| (*pid, scope.spawn(move || one(path, request, limit)))).collect();
+            sockets.iter().map(|(pid, path)| (*pid, scope.spawn(move || one((*pid, path), request, limit)))).collect();
         let lost = || Err(io::Error::other("the thread that asked it panicked"));
         threads.into_iter().map(|(pid, thread)| (pid, thread.join().unwrap_or_else(|_| lost()))).collect()
     })
 }
 
 /// Asks the process at one socket.
-fn one(path: &Path, request: &str, limit: Duration) -> io::Result<Vec<u8>> {
+fn one((pid, path): (u32, &Path), request: &str, limit: Duration) -> io::Result<Vec<u8>> {
     let until = deadline_after(limit);
     // Does not wait where the backlog is full, unlike a stream's connect.
     let socket = unix::socket(rustix::net::SocketType::STREAM)?;
@@ -154,9 +156,11 @@ fn one(path: &Path, request: &str, limit: Duration) -> io::Result<Vec<u8>> {
     send(&stream, format!("{request}\n").as_bytes())?;
     let (mut text, mut piece) = (Vec::new(), vec![0; 64 << 10]);
     loop {
-        stream.set_read_timeout(Some(some(until)?))?;
+        stream.set_read_timeout(Some(some(until)?.min(LOOK)))?;
         match (&stream).read(&mut piece) {
             Ok(0) => break,
+            // One that is stopped need not be waited for.
+            Err(error) if is_late(&error) && !is_stopped(pid) => {}
             Ok(n) if (text.len() + n) as u64 > LONGEST => return Err(io::Error::other("its report is too long")),
             Ok(n) => text.extend(&piece[..n]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -191,15 +195,23 @@ pub(super) fn read(text: &[u8]) -> io::Result<Report> {
 }
 
 fn silent(pid: u32, error: &io::Error) -> Silent {
-    let state = process_state(pid);
-    let stopped = matches!(state, Some('T' | 't'));
-    let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+    let (stopped, late) = (is_stopped(pid), is_late(error));
     let why = match (stopped, late) {
         (true, _) => "stopped".to_owned(),
         (false, true) => "no answer in time".to_owned(),
         (false, false) => error.to_string(),
     };
     Silent { pid, stopped, why }
+}
+
+/// Returns true if the time for the answer is over.
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Returns true if the system has stopped the process (SIGSTOP, or a debugger).
+fn is_stopped(pid: u32) -> bool {
+    matches!(process_state(pid), Some('T' | 't'))
 }
 
 /// State of a process as `ps` shows it, in our namespace of process ids.

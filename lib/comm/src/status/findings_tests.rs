@@ -22,6 +22,7 @@ fn rank(rank: usize, state: State, last: Option<Call>) -> Rank {
         device: None,
         recent: Vec::new(),
         messages: Vec::new(),
+        meets: None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::report::{Call, Device, Heard, Member, Place, Standing, by_name};
+use super::report::{Call, Device, Heard, Meets, Member, Place, Standing, Underway, by_name};
 use crate::state::State;
 use tinynccl_transport::bootstrap::{Host, Message, Recorded, is_later};
 
@@ -61,18 +61,20 @@ pub(super) fn member(state: &State, job: String) -> Member {
         failure: state.first_failure().map(|error| error.to_string()),
         device,
         messages: messages(state),
+        meets: state.shown.met().map(|(what, waits_ms)| Meets { what, waits_ms }),
         recent: recent.map(|call| Call::of(&call.header(state.id))).collect(),
         heard: None,
     }
 }
 
 /// The last messages that are under way.
-fn messages(state: &State) -> Vec<Call> {
+fn messages(state: &State) -> Vec<Underway> {
     let all = state.progress.messages(RECENT).into_iter().filter(|(_, over)| !over);
     let call = |one: Recorded| {
         let Message { peer, sends, dtype, count, .. } = Message::from(&one);
-        let peer = |is: bool| is.then_some(peer as usize);
-        Call::message(one.number(), (dtype, count), peer(sends), peer(!sends))
+        let end = |is: bool| is.then_some(peer as usize);
+        let call = Call::message(one.number(), (dtype, count), end(sends), end(!sends));
+        Underway { peer: peer as usize, call }
     };
     all.map(|(one, _)| call(one)).collect()
 }

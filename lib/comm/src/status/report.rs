@@ -89,9 +89,20 @@ pub struct Member {
     /// The last collectives, the last one at the end; not those on a device.
     pub recent: Vec<Call>,
     /// Messages to and from single ranks that are under way.
-    pub messages: Vec<Call>,
+    pub messages: Vec<Underway>,
+    /// Wait for all ranks outside of calls.
+    pub meets: Option<Meets>,
     /// State of all ranks as the rendezvous store knows it, by rank; only where it was asked for.
     pub heard: Option<Vec<Heard>>,
+}
+
+/// A wait for all ranks of a communicator outside of its calls: in split, agree, shrink.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meets {
+    /// Its name, the same on all ranks.
+    pub what: String,
+    /// Milliseconds since the rank came.
+    pub waits_ms: u64,
 }
 
 /// Calls of a rank on a communicator.
@@ -122,6 +133,16 @@ pub struct Call {
     pub arguments: String,
     /// Bytes of the count.
     pub bytes: u64,
+}
+
+/// A message that is under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Underway {
+    /// Rank at its other end.
+    pub peer: usize,
+    /// The message; its number counts the messages of the rank.
+    #[serde(flatten)]
+    pub call: Call,
 }
 
 /// Calls that a rank has enqueued on its device.

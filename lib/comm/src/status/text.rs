@@ -75,6 +75,11 @@ fn table(page: &mut String, comm: &Comm, verbose: bool) {
             let _ =
                 writeln!(page, "  rank {}: GPU {gpu}, path {path}: {enqueued} calls enqueued, {over} over", rank.rank);
         }
+        if rank.state == State::Message || verbose {
+            for message in &rank.messages {
+                let _ = writeln!(page, "  rank {}: in {}", rank.rank, message.call);
+            }
+        }
         if verbose && !rank.recent.is_empty() {
             let calls: Vec<String> = rank.recent.iter().map(|call| call.to_string()).collect();
             let _ = writeln!(page, "  rank {}, last calls: {}", rank.rank, calls.join(", "));
@@ -86,6 +91,7 @@ fn row(rank: &Rank) -> [String; 6] {
     let standing = rank.standing.as_ref();
     let call = standing.and_then(|standing| standing.call.as_ref());
     let call = match (call, rank.state) {
+        (_, State::Meets) => rank.meets.as_ref().map_or_else(String::new, |meets| meets.what.clone()),
         (None, _) => "-".to_owned(),
         (Some(call), State::InCall) => call.to_string(),
         (Some(call), _) => format!("after {call}"),
@@ -95,9 +101,13 @@ fn row(rank: &Rank) -> [String; 6] {
         rank.rank.to_string(),
         format!("{}@{}", rank.place.pid, rank.place.host),
         format!("{}{heard}", rank.state),
-        standing.map_or_else(|| "-".to_owned(), |standing| seconds(standing.quiet_ms)),
+        match (&rank.meets, standing) {
+            (Some(meets), _) if rank.state == State::Meets => seconds(meets.waits_ms),
+            (_, Some(standing)) => seconds(standing.quiet_ms),
+            (_, None) => "-".to_owned(),
+        },
         call,
-        standing.and_then(|one| one.waits_for).map_or_else(|| "-".to_owned(), |peer| format!("rank {peer}")),
+        rank.awaits().map_or_else(|| "-".to_owned(), |peer| format!("rank {peer}")),
     ]
 }
 
