@@ -353,4 +353,5 @@ fn a_cut_cable() {
     println!("| a cut cable | {} |", text(&found));
     a.kill();
     b.kill();
+    again::say("done");
 }
