@@ -197,17 +197,39 @@ fn the_rank_that_is_absent_is_named_with_its_last_call() {
 }
 
 #[test]
+fn a_watch_into_a_pipe_prints_what_has_changed() {
+    let job = Job::start(3, "absent");
+    let waits = |finding: &Value| {
+        ["ranks 0, 1 wait in all_reduce #2", "its last call was broadcast #1"].iter().all(|w| text(finding).contains(w))
+    };
+    job.finding(waits);
+    let watch = |count: &str| {
+        let mut command = testing::program(env!("CARGO_BIN_EXE_tinynccl-cli"));
+        command.args(["watch", "--timeout", "20", "--after", "0", "--every", "0.01", "--count", count]);
+        testing::run(command.env("TINYNCCL_STATUS", job.folder.path()))
+    };
+    let pages = |outcome: &Outcome| outcome.stdout.matches("ranks 0, 1 wait in all_reduce #2").count();
+    let several = watch("5");
+    assert_eq!((several.code, pages(&several)), (Some(1), 1), "{several:?}");
+    // The row of the missing rank stands out, and no other.
+    let marked: Vec<&str> = several.stdout.lines().filter(|line| line.starts_with("> ")).collect();
+    assert!(marked.len() == 1 && marked[0].starts_with("> 2 ") && marked[0].contains("idle"), "{several:?}");
+    assert!(!several.stdout.contains('\x1b'), "{several:?}");
+    let none = tempfile::tempdir().unwrap();
+    let mut command = testing::program(env!("CARGO_BIN_EXE_tinynccl-cli"));
+    let calm = testing::run(command.args(["watch", "--count", "1"]).env("TINYNCCL_STATUS", none.path()));
+    assert!(calm.code == Some(3) && calm.stdout.starts_with("no job: "), "{calm:?}");
+}
+
+#[test]
 fn a_rank_that_is_stopped_is_named_as_such() {
     let job = Job::start(3, "absent");
     job.finding(|finding| text(finding).contains("ranks 0, 1 wait in all_reduce #2"));
     job.signal(2, Signal::STOP);
-    let mut command = testing::program(env!("CARGO_BIN_EXE_tinynccl-cli"));
-    let folder = job.folder.path();
-    // It answers no more, so the limit is reached.
-    let page = testing::run(command.args(["status", "--timeout", "1", "--after", "0"]).env("TINYNCCL_STATUS", folder));
+    // The signal is on its way for a moment. Then the system says that the process cannot answer.
     let words = format!("rank 2 (process {} on", job.pid(2));
-    assert!(page.stdout.contains(&words) && page.stdout.contains("is stopped"), "{}", page.stdout);
-    assert_eq!(page.code, Some(1));
+    let found = job.finding(|finding| text(finding).contains(&words) && text(finding).contains("is stopped"));
+    assert_eq!(found["missing"], serde_json::json!([2]), "{found}");
     job.signal(2, Signal::CONT);
 }
 

@@ -2,22 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use tinynccl::status::ask::{self, Answers};
 use tinynccl::status::record::{self, Record};
 
-use super::{NONE, ODD, Options, torch};
+use super::{Asked, Look, NONE, ODD, torch};
 
 /// Makes the processes write their records into `into`, and writes those for PyTorch beside them.
 ///
 /// # Errors
 /// No process can be asked, or a file cannot be read or written.
-pub(super) fn dump(folders: &[PathBuf], into: &Path, pid: Option<u32>, options: &Options) -> Result<i32> {
+pub(super) fn dump(asked: &Asked, into: &Path, timeout: Duration) -> Result<Look> {
     let into = std::path::absolute(into)?;
     let mut page = String::new();
     let (mut jobs, mut refused): (Vec<PathBuf>, bool) = (Vec::new(), false);
-    for (pid, files) in ask::dump(folders, &into, pid, options.timeout)? {
+    for (pid, files) in ask::dump(&asked.folders, &into, asked.pid, timeout)? {
         match files {
             Ok(files) => jobs.extend(files.iter().filter_map(|file| file.parent().map(Path::to_owned))),
             Err(error) => {
@@ -30,7 +31,7 @@ pub(super) fn dump(folders: &[PathBuf], into: &Path, pid: Option<u32>, options: 
     jobs.dedup();
     for job in &jobs {
         let records = read(job)?;
-        for_torch(&records)?;
+        write_for_torch(&records)?;
         let ranks: Vec<String> = records.iter().map(|(_, record)| record.rank.to_string()).collect();
         page += &format!(
             "{}: the last calls of rank{} {} (rank_*.json), and for torchfrtrace (fr_rank_*)\n",
@@ -42,26 +43,29 @@ pub(super) fn dump(folders: &[PathBuf], into: &Path, pid: Option<u32>, options: 
     if jobs.is_empty() && !refused {
         page += "no job: no process of this user has a communicator\n";
     }
-    crate::print(&page)?;
-    Ok(if refused {
-        ODD
-    } else if jobs.is_empty() {
-        NONE
-    } else {
-        0
-    })
+    let code = match (refused, jobs.is_empty()) {
+        (true, _) => ODD,
+        (false, true) => NONE,
+        (false, false) => 0,
+    };
+    Ok(Look { page, code })
 }
 
 /// Reads the records in a folder as answers of the processes.
 ///
 /// # Errors
 /// There are none, or a file is no record.
-pub(super) fn answers(folder: &Path, torch: bool) -> Result<Answers> {
+pub(super) fn answers(folder: &Path) -> Result<Answers> {
     let records = read(folder)?;
-    if torch {
-        for_torch(&records)?;
-    }
     Ok(Answers { reports: records.into_iter().map(|(_, record)| record.report).collect(), ..Answers::default() })
+}
+
+/// Writes the records in a folder for PyTorch's analyser, too.
+///
+/// # Errors
+/// As [`answers`], and a file cannot be written.
+pub(super) fn for_torch(folder: &Path) -> Result<()> {
+    write_for_torch(&read(folder)?)
 }
 
 fn read(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
@@ -73,7 +77,7 @@ fn read(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
 }
 
 /// Writes each job's records for PyTorch's analyser, beside them: `fr_rank_RANK`.
-fn for_torch(records: &[(PathBuf, Record)]) -> Result<()> {
+fn write_for_torch(records: &[(PathBuf, Record)]) -> Result<()> {
     let mut jobs: BTreeMap<&str, Vec<&(PathBuf, Record)>> = BTreeMap::new();
     for one in records {
         jobs.entry(&one.1.report.jobs[0].job).or_default().push(one);
