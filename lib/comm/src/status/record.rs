@@ -58,9 +58,10 @@ pub struct CallRecord {
     pub message: Option<u32>,
     /// How far it is.
     pub state: Stage,
-    /// Nanoseconds since 1970 when the rank made it.
+    /// Nanoseconds since 1970 when the rank made it. Of short calls that did not wait one in sixteen has its time; the
+    /// others have that of the one before.
     pub begun_ns: u64,
-    /// Nanoseconds since 1970 when it was over, where that is known.
+    /// Nanoseconds since 1970 when it was over, where that was noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over_ns: Option<u64>,
 }
@@ -112,13 +113,32 @@ fn calls(state: &State, scale: &Scale) -> Vec<CallRecord> {
         return enqueued.iter().map(|one| on_device(one, &device, scale)).collect();
     }
     let done = state.progress.snapshot().seq_done as u32;
-    let collectives =
-        state.progress.recorded().into_iter().map(|one| (one.begun, collective(&one, state.id, done, scale)));
-    let messages =
-        state.progress.messages(RECORDED).into_iter().map(|(one, over)| (one.begun, message(&one, over, scale)));
+    let mut collectives = state.progress.recorded();
+    fill(collectives.iter_mut().map(|one| &mut one.begun));
+    let mut messages = state.progress.messages(RECORDED);
+    fill(messages.iter_mut().map(|(one, _)| &mut one.begun));
+    let collectives = collectives.iter().map(|one| (one.begun, collective(one, state.id, done, scale)));
+    let messages = messages.iter().map(|(one, over)| (one.begun, message(one, *over, scale)));
     let mut all: Vec<(u64, CallRecord)> = collectives.chain(messages).collect();
     all.sort_by_key(|(begun, _)| *begun);
     all.into_iter().map(|(_, call)| call).collect()
+}
+
+/// Gives a call whose time was not noted that of the one before, or of the first one that has any.
+fn fill<'a>(ticks: impl Iterator<Item = &'a mut u64>) {
+    let all: Vec<&mut u64> = ticks.collect();
+    let mut last = all.iter().map(|one| **one).find(|&one| one != 0).unwrap_or(0);
+    for one in all {
+        if *one == 0 {
+            *one = last;
+        }
+        last = *one;
+    }
+}
+
+/// The time of these ticks; 0 if no call has any.
+fn time(scale: &Scale, ticks: u64) -> u64 {
+    known(scale, ticks).unwrap_or(0)
 }
 
 fn known(scale: &Scale, ticks: u64) -> Option<u64> {
@@ -135,7 +155,7 @@ fn collective(one: &Recorded, comm: u32, done: u32, scale: &Scale) -> CallRecord
     CallRecord {
         collective: Some(header.seq),
         state: if over { Stage::Over } else { Stage::Begun },
-        begun_ns: scale.ns(one.begun),
+        begun_ns: time(scale, one.begun),
         over_ns: known(scale, one.over).filter(|_| over),
         ..of(&header)
     }
@@ -151,7 +171,7 @@ fn message(one: &Recorded, over: bool, scale: &Scale) -> CallRecord {
         from: peer(!sends),
         message: Some(seq),
         state: if over { Stage::Over } else { Stage::Begun },
-        begun_ns: scale.ns(one.begun),
+        begun_ns: time(scale, one.begun),
         over_ns: known(scale, one.over).filter(|_| over),
         ..of(&header)
     }

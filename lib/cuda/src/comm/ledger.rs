@@ -56,7 +56,7 @@ impl Ledger {
         made.store(made.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         let seq = self.collectives.load(Ordering::Relaxed);
         let kind = u64::from(upper) << 32 | u64::from_le_bytes([op, dtype, what as u8, 1, 0, 0, 0, 0]);
-        self.kept.write(u64::from(number) << 32 | u64::from(seq), count, kind);
+        self.kept.write(u64::from(number) << 32 | u64::from(seq), [count, kind], u64::MAX);
         self.last.store(number, Ordering::Release);
     }
 

@@ -93,6 +93,12 @@ pub fn is_later(seq: u32, than: u32) -> bool {
     seq != than && seq.wrapping_sub(than) < 1 << 31
 }
 
+/// Bytes of a call, about: a type has eight at most, and the count of a pack is longer than it is.
+#[inline(always)]
+fn bytes(call: &Header) -> u64 {
+    call.count.saturating_mul(4)
+}
+
 #[inline(always)]
 fn digest(running: u64) -> u32 {
     ((running >> 32) as u32).max(1)
@@ -144,8 +150,13 @@ impl Calls {
         let running = self.keys.add(before, [call.count, kind]);
         self.running.store(running, Ordering::Relaxed);
         let stamp = u64::from(call.seq) << 32 | u64::from(digest(running));
-        self.ring.write(stamp, call.count, kind);
+        self.ring.write(stamp, [call.count, kind], bytes(call));
         Digests { before: digest(before), stamp }
+    }
+
+    /// The call with this number waits.
+    pub(crate) fn waits(&self, seq: u32) {
+        self.ring.waits(seq);
     }
 
     /// The call with this number is over.

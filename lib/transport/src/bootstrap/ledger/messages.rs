@@ -54,8 +54,17 @@ impl Messages {
         let kind =
             u64::from(message.peer) << 32 | u64::from_le_bytes([message.sends.into(), message.dtype, 0, 0, 0, 0, 0, 0]);
         let stamp = u64::from(number) << 32 | u64::from(message.seq);
-        self.ring.get_or_init(Ring::default).write(stamp, message.count, kind);
+        self.ring.get_or_init(Ring::default).write(stamp, [message.count, kind], message.count.saturating_mul(4));
         self.begun.store(number, Ordering::Release);
+    }
+
+    /// The last message waits.
+    pub(crate) fn waits(&self) {
+        if let (begun, Some(ring)) = (self.begun.load(Ordering::Relaxed), self.ring.get())
+            && begun != self.over.load(Ordering::Relaxed)
+        {
+            ring.waits(begun);
+        }
     }
 
     /// All messages so far are over.
@@ -99,6 +108,7 @@ mod tests {
         messages.over();
         messages.push(&message(0, false));
         messages.push(&message(1, true));
+        messages.waits();
         let last = |most| messages.last(most).iter().map(|(one, over)| (Message::from(one), *over)).collect::<Vec<_>>();
         assert_eq!(last(9), [(message(u32::MAX, true), true), (message(0, false), false), (message(1, true), false)]);
         messages.over();

@@ -145,13 +145,26 @@ impl Progress {
 
     /// Records that the running call waits for `rank`, or for no rank.
     pub fn wait_on(&self, rank: Option<usize>) {
+        if rank.is_some() {
+            self.waits();
+        }
         self.waiting_on.store(rank.map_or(Self::NOBODY, |r| r as u32), Relaxed);
+    }
+
+    /// Notes the time of what is under way: it takes long.
+    #[cold]
+    fn waits(&self) {
+        let started = self.seq_started.load(Relaxed);
+        if started != self.seq_done.load(Relaxed) {
+            self.calls.waits(started as u32);
+        }
+        self.messages.waits();
     }
 
     /// Call `seq` is done, and the messages before it.
     #[inline]
     pub fn done(&self, seq: u64) {
-        self.wait_on(None);
+        self.waiting_on.store(Self::NOBODY, Relaxed);
         if self.seq_done.load(Relaxed) != seq {
             self.calls.over(seq as u32);
             self.seq_done.store(seq, Relaxed);

@@ -1,4 +1,7 @@
 //! A ring of the last calls: written by the thread that makes them with a few stores, read by any.
+//!
+//! The clock is the dearest part: a read takes as long as all stores. Long calls have their times, those that wait for
+//! a rank for long, and of the others one in [`TIMED`].
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -6,6 +9,11 @@ use tinynccl_sys::ticks;
 
 /// Calls that are kept. A communicator takes 160 KiB for them, and of those the pages that it has written to.
 pub const RECORDED: usize = 4096;
+
+/// Of so many short calls one has its times.
+const TIMED: u32 = 16;
+/// Bytes from which a call is long: it takes a hundred times as long as a look at the clock.
+const LONG: u64 = 16 << 10;
 
 /// One call, as its owner wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,9 +24,9 @@ pub struct Recorded {
     pub count: u64,
     /// The other arguments.
     pub kind: u64,
-    /// Ticks when it was recorded.
+    /// Ticks when it was recorded; 0 where that was not noted.
     pub begun: u64,
-    /// Ticks when it was over; 0 before that, and for a call that was over together with a later one.
+    /// Ticks when it was over; 0 before that, and where that was not noted.
     pub over: u64,
 }
 
@@ -63,23 +71,37 @@ impl Ring {
         &self.0[number as usize % RECORDED]
     }
 
-    /// Records a call, whose number is in the upper half of `stamp`.
+    /// Records a call of this many bytes, whose number is in the upper half of `stamp`.
     #[inline]
-    pub fn write(&self, stamp: u64, count: u64, kind: u64) {
-        let entry = self.entry((stamp >> 32) as u32);
+    pub fn write(&self, stamp: u64, [count, kind]: [u64; 2], bytes: u64) {
+        let number = (stamp >> 32) as u32;
+        let timed = bytes >= LONG || number % TIMED == 0;
+        let entry = self.entry(number);
         entry.stamp.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         entry.count.store(count, Ordering::Relaxed);
         entry.kind.store(kind, Ordering::Relaxed);
-        entry.begun.store(ticks::now(), Ordering::Relaxed);
+        entry.begun.store(if timed { ticks::now() } else { 0 }, Ordering::Relaxed);
         entry.over.store(0, Ordering::Relaxed);
         entry.stamp.store(stamp, Ordering::Release);
+    }
+
+    /// Notes the time of the call with this number, written last, which waits.
+    #[cold]
+    pub fn waits(&self, number: u32) {
+        let begun = &self.entry(number).begun;
+        if begun.load(Ordering::Relaxed) == 0 {
+            begun.store(ticks::now(), Ordering::Relaxed);
+        }
     }
 
     /// Records that the call with this number, written last, is over.
     #[inline]
     pub fn over(&self, number: u32) {
-        self.entry(number).over.store(ticks::now(), Ordering::Relaxed);
+        let entry = self.entry(number);
+        if entry.begun.load(Ordering::Relaxed) != 0 {
+            entry.over.store(ticks::now(), Ordering::Relaxed);
+        }
     }
 
     /// Returns the call with this number, if it is kept and not being written.
@@ -116,16 +138,35 @@ mod tests {
         assert_eq!((ring.last(0, 9), ring.get(0)), (vec![], None));
         let first = u32::MAX - 5000;
         for i in 0..10_000 {
-            ring.write(stamp(first.wrapping_add(i)), u64::from(i), 7);
+            ring.write(stamp(first.wrapping_add(i)), [u64::from(i), 7], u64::from(i) * 4);
             ring.over(first.wrapping_add(i));
         }
         let newest = first.wrapping_add(9_999);
         let all = ring.last(newest, usize::MAX);
         let counts: Vec<u64> = all.iter().map(|call| call.count).collect();
         assert_eq!(counts, (10_000 - RECORDED as u64..10_000).collect::<Vec<u64>>());
-        assert!(all.is_sorted_by_key(|call| call.begun) && all.iter().all(|call| call.over >= call.begun));
+        assert!(
+            all.is_sorted_by_key(|call| call.begun) && all.iter().all(|call| call.over >= call.begun && call.begun > 0)
+        );
         assert_eq!(ring.last(newest, 2).iter().map(Recorded::number).collect::<Vec<_>>(), [newest - 1, newest]);
         assert_eq!(ring.get(newest.wrapping_add(1)), None, "another is in its place");
+    }
+
+    #[test]
+    fn short_calls_have_times_where_they_wait_and_one_in_sixteen() {
+        let ring = Ring::default();
+        for number in 1..=40 {
+            ring.write(stamp(number), [1, 7], 4);
+            if number == 20 {
+                ring.waits(number);
+                ring.waits(number);
+            }
+            ring.over(number);
+        }
+        let timed = |call: &Recorded| (call.begun > 0).then_some(call.number());
+        let all = ring.last(40, 100);
+        assert_eq!(all.iter().filter_map(timed).collect::<Vec<_>>(), [16, 20, 32]);
+        assert!(all.iter().all(|call| (call.begun > 0) == (call.over > 0) && call.over >= call.begun));
     }
 
     #[test]
@@ -134,7 +175,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for i in 0..400_000u32 {
-                    ring.write(stamp(i), u64::from(i), !u64::from(i));
+                    ring.write(stamp(i), [u64::from(i), !u64::from(i)], 0);
                 }
                 ended.store(true, Ordering::Release);
             });
