@@ -188,12 +188,8 @@ pub(super) fn write(folder: &Path, why: &str) -> io::Result<Vec<PathBuf>> {
 pub(super) fn write_pending(asked: bool) {
     let states = states();
     states.iter().filter(|state| state.has_failed()).for_each(|state| state.record());
-    if asked {
-        let mut folders: Vec<&String> = states.iter().filter_map(|state| state.config.dump.as_ref()).collect();
-        folders.dedup();
-        if let Some(folder) = folders.first() {
-            told(write(Path::new(folder), "SIGUSR1"));
-        }
+    if asked && let Some(folder) = states.iter().find_map(|state| state.config.dump.as_ref()) {
+        told(write(Path::new(folder), "SIGUSR1"));
     }
 }
 
