@@ -25,7 +25,7 @@ const ID: &str = "TINYNCCL_TEST_ID";
 const SCRIPT: &str = "TINYNCCL_TEST_SCRIPT";
 const SOCKET: &str = "TINYNCCL_TEST_SOCKET";
 /// Longest wait for a job to show what is expected.
-pub(crate) const LONG: Duration = Duration::from_secs(25);
+pub(crate) const LONG: Duration = Duration::from_secs(90);
 
 /// Waits until the test closes the pipe.
 pub(crate) fn hold() {
