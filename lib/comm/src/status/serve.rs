@@ -78,7 +78,10 @@ impl Server {
     pub(super) fn start(folder: &Path, beat: Duration, source: Source) -> Result<Server> {
         let failed = |e: io::Error| Error::io("status", format!("a socket in {}", folder.display()), &e);
         let path = place::prepare(folder).map_err(failed)?;
-        let listener = UnixListener::bind(&path).map_err(failed)?;
+        // It has its name once it listens: another process that starts takes one that refuses for a dead one's.
+        let unnamed = path.with_extension("new");
+        let listener = UnixListener::bind(&unnamed).map_err(failed)?;
+        std::fs::rename(&unnamed, &path).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let (ended, bell) = (Arc::new(AtomicBool::new(false)), Doorbell::new()?);
         let (listener, stop, ring, own) = (Kept::new(listener), ended.clone(), bell.clone(), folder.to_owned());
