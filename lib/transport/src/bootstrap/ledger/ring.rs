@@ -3,11 +3,11 @@
 //! The clock is the dearest part: a read takes as long as all stores. Long calls have their times, those that wait for
 //! a rank for long, and of the others one in [`TIMED`].
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use tinynccl_sys::ticks;
 
-/// Calls that are kept. A communicator takes 160 KiB for them, and of those the pages that it has written to.
+/// Calls that are kept. A communicator takes up to 192 KiB for them: the pages that it has written to.
 pub const RECORDED: usize = 4096;
 
 /// Of so many short calls one has its times.
@@ -37,70 +37,98 @@ impl Recorded {
     }
 }
 
-/// A sequence lock around a [`Recorded`]: the stamp is 0 while the others are written.
+/// A sequence lock around a [`Recorded`] without its times: the stamp is 0 while the others are written.
 #[derive(Debug)]
 #[repr(C)]
 struct Entry {
     stamp: AtomicU64,
     count: AtomicU64,
     kind: AtomicU64,
+}
+
+/// Times of a call, apart from the calls: most have none, and a call that writes less moves fewer cache lines.
+#[derive(Debug)]
+#[repr(C)]
+struct Times {
+    /// Number of the call, and 1 in the upper half.
+    of: AtomicU64,
     begun: AtomicU64,
     over: AtomicU64,
 }
 
-const WORDS: usize = size_of::<Entry>() / 8;
-
 /// The last [`RECORDED`] calls, by number. One thread writes at a time.
 #[derive(Debug)]
-pub struct Ring(Box<[Entry]>);
+pub struct Ring {
+    entries: Box<[Entry]>,
+    times: Box<[Times]>,
+    /// Number of the last call that has its times.
+    timed: AtomicU32,
+}
 
 impl Default for Ring {
     fn default() -> Ring {
-        // Zeroed by the system when a page is first touched: a communicator with few calls takes little.
-        let words: Box<[[u64; WORDS]]> = vec![[0; WORDS]; RECORDED].into_boxed_slice();
-        // SAFETY: an entry is `WORDS` atomics, each with the size, alignment and valid values of a u64, without gaps
-        // (`repr(C)`), and the box is given away here.
-        Ring(unsafe { Box::from_raw(Box::into_raw(words) as *mut [Entry]) })
+        Ring { entries: zeroed(), times: zeroed(), timed: AtomicU32::new(u32::MAX) }
     }
 }
 
-const _: () = assert!(align_of::<Entry>() == align_of::<u64>() && size_of::<Entry>() == 8 * WORDS);
+/// One of [`RECORDED`] elements, each of three atomics.
+trait OfThree {}
+impl OfThree for Entry {}
+impl OfThree for Times {}
+
+/// Zeroed by the system when a page is first touched: a communicator with few calls takes little.
+fn zeroed<T: OfThree>() -> Box<[T]> {
+    const { assert!(align_of::<T>() == align_of::<u64>() && size_of::<T>() == 24) };
+    let words: Box<[[u64; 3]]> = vec![[0; 3]; RECORDED].into_boxed_slice();
+    // SAFETY: an element is three atomics, each with the size, alignment and valid values of a u64, without gaps
+    // (`OfThree` is for such structs alone, which are `repr(C)`), and the box is given away here.
+    unsafe { Box::from_raw(Box::into_raw(words) as *mut [T]) }
+}
 
 impl Ring {
     fn entry(&self, number: u32) -> &Entry {
-        &self.0[number as usize % RECORDED]
+        &self.entries[number as usize % RECORDED]
     }
 
     /// Records a call of this many bytes, whose number is in the upper half of `stamp`.
     #[inline]
     pub fn write(&self, stamp: u64, [count, kind]: [u64; 2], bytes: u64) {
         let number = (stamp >> 32) as u32;
-        let timed = bytes >= LONG || number % TIMED == 0;
         let entry = self.entry(number);
         entry.stamp.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         entry.count.store(count, Ordering::Relaxed);
         entry.kind.store(kind, Ordering::Relaxed);
-        entry.begun.store(if timed { ticks::now() } else { 0 }, Ordering::Relaxed);
-        entry.over.store(0, Ordering::Relaxed);
         entry.stamp.store(stamp, Ordering::Release);
+        if bytes >= LONG || number.is_multiple_of(TIMED) {
+            self.time(number);
+        }
+    }
+
+    /// Notes that a call begins now.
+    fn time(&self, number: u32) {
+        let times = &self.times[number as usize % RECORDED];
+        times.of.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        times.begun.store(ticks::now(), Ordering::Relaxed);
+        times.over.store(0, Ordering::Relaxed);
+        times.of.store(1 << 32 | u64::from(number), Ordering::Release);
+        self.timed.store(number, Ordering::Relaxed);
     }
 
     /// Notes the time of the call with this number, written last, which waits.
     #[cold]
     pub fn waits(&self, number: u32) {
-        let begun = &self.entry(number).begun;
-        if begun.load(Ordering::Relaxed) == 0 {
-            begun.store(ticks::now(), Ordering::Relaxed);
+        if self.timed.load(Ordering::Relaxed) != number {
+            self.time(number);
         }
     }
 
     /// Records that the call with this number, written last, is over.
     #[inline]
     pub fn over(&self, number: u32) {
-        let entry = self.entry(number);
-        if entry.begun.load(Ordering::Relaxed) != 0 {
-            entry.over.store(ticks::now(), Ordering::Relaxed);
+        if self.timed.load(Ordering::Relaxed) == number {
+            self.times[number as usize % RECORDED].over.store(ticks::now(), Ordering::Relaxed);
         }
     }
 
@@ -110,10 +138,20 @@ impl Ring {
         let stamp = entry.stamp.load(Ordering::Acquire);
         let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let (count, kind) = (word(&entry.count), word(&entry.kind));
-        let (begun, over) = (word(&entry.begun), word(&entry.over));
         fence(Ordering::Acquire);
         let whole = stamp != 0 && (stamp >> 32) as u32 == number && word(&entry.stamp) == stamp;
+        let [begun, over] = self.times_of(number).unwrap_or_default();
         whole.then_some(Recorded { stamp, count, kind, begun, over })
+    }
+
+    fn times_of(&self, number: u32) -> Option<[u64; 2]> {
+        let times = &self.times[number as usize % RECORDED];
+        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let ours = 1 << 32 | u64::from(number);
+        let of = times.of.load(Ordering::Acquire);
+        let both = [word(&times.begun), word(&times.over)];
+        fence(Ordering::Acquire);
+        (of == ours && word(&times.of) == ours).then_some(both)
     }
 
     /// Returns up to `most` calls that are kept, in order, of which the last has number `newest`.
@@ -181,7 +219,7 @@ mod tests {
             });
             while !ended.load(Ordering::Acquire) {
                 for call in (0..RECORDED as u32).filter_map(|at| {
-                    let stamp = ring.0[at as usize].stamp.load(Ordering::Relaxed);
+                    let stamp = ring.entries[at as usize].stamp.load(Ordering::Relaxed);
                     ring.get((stamp >> 32) as u32)
                 }) {
                     assert_eq!((call.count, call.kind), (u64::from(call.number()), !u64::from(call.number())));
