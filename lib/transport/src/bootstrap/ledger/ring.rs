@@ -3,12 +3,15 @@
 //! The clock is the dearest part: a read takes as long as all stores. Long calls have their times, those that wait for
 //! a rank for long, and of the others one in [`TIMED`].
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use tinynccl_sys::ticks;
 
-/// Calls that are kept. A communicator takes up to 192 KiB for them: the pages that it has written to.
+/// Calls that are kept.
 pub const RECORDED: usize = 4096;
+/// Calls for which memory is taken at once: 6 KiB. A communicator with few calls takes little.
+const TOGETHER: usize = 128;
 
 /// Of so many short calls one has its times.
 const TIMED: u32 = 16;
@@ -38,8 +41,7 @@ impl Recorded {
 }
 
 /// A sequence lock around a [`Recorded`] without its times: the stamp is 0 while the others are written.
-#[derive(Debug)]
-#[repr(C)]
+#[derive(Debug, Default)]
 struct Entry {
     stamp: AtomicU64,
     count: AtomicU64,
@@ -47,8 +49,7 @@ struct Entry {
 }
 
 /// Times of a call, apart from the calls: most have none, and a call that writes less moves fewer cache lines.
-#[derive(Debug)]
-#[repr(C)]
+#[derive(Debug, Default)]
 struct Times {
     /// Number of the call, and 1 in the upper half.
     of: AtomicU64,
@@ -56,45 +57,62 @@ struct Times {
     over: AtomicU64,
 }
 
+impl Times {
+    /// Begin and end of the call with this number, if they are here and not being written.
+    fn of(&self, number: u32) -> Option<[u64; 2]> {
+        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let ours = 1 << 32 | u64::from(number);
+        let of = self.of.load(Ordering::Acquire);
+        let both = [word(&self.begun), word(&self.over)];
+        fence(Ordering::Acquire);
+        (of == ours && word(&self.of) == ours).then_some(both)
+    }
+}
+
+/// [`TOGETHER`] calls.
+#[derive(Debug)]
+struct Segment {
+    entries: [Entry; TOGETHER],
+    times: [Times; TOGETHER],
+}
+
 /// The last [`RECORDED`] calls, by number. One thread writes at a time.
 #[derive(Debug)]
 pub struct Ring {
-    entries: Box<[Entry]>,
-    times: Box<[Times]>,
+    segments: [OnceLock<Box<Segment>>; RECORDED / TOGETHER],
     /// Number of the last call that has its times.
     timed: AtomicU32,
 }
 
 impl Default for Ring {
     fn default() -> Ring {
-        Ring { entries: zeroed(), times: zeroed(), timed: AtomicU32::new(u32::MAX) }
+        Ring { segments: std::array::from_fn(|_| OnceLock::new()), timed: AtomicU32::new(u32::MAX) }
     }
 }
 
-/// One of [`RECORDED`] elements, each of three atomics.
-trait OfThree {}
-impl OfThree for Entry {}
-impl OfThree for Times {}
-
-/// Zeroed by the system when a page is first touched: a communicator with few calls takes little.
-fn zeroed<T: OfThree>() -> Box<[T]> {
-    const { assert!(align_of::<T>() == align_of::<u64>() && size_of::<T>() == 24) };
-    let words: Box<[[u64; 3]]> = vec![[0; 3]; RECORDED].into_boxed_slice();
-    // SAFETY: an element is three atomics, each with the size, alignment and valid values of a u64, without gaps
-    // (`OfThree` is for such structs alone, which are `repr(C)`), and the box is given away here.
-    unsafe { Box::from_raw(Box::into_raw(words) as *mut [T]) }
-}
-
 impl Ring {
-    fn entry(&self, number: u32) -> &Entry {
-        &self.entries[number as usize % RECORDED]
+    fn place(number: u32) -> (usize, usize) {
+        let at = number as usize % RECORDED;
+        (at / TOGETHER, at % TOGETHER)
+    }
+
+    /// Entry and times of a call that is written.
+    #[inline]
+    fn of(&self, number: u32) -> (&Entry, &Times) {
+        let (segment, at) = Ring::place(number);
+        let segment = self.segments[segment].get_or_init(|| {
+            let (entries, times) =
+                (std::array::from_fn(|_| Entry::default()), std::array::from_fn(|_| Times::default()));
+            Box::new(Segment { entries, times })
+        });
+        (&segment.entries[at], &segment.times[at])
     }
 
     /// Records a call of this many bytes, whose number is in the upper half of `stamp`.
     #[inline]
     pub fn write(&self, stamp: u64, [count, kind]: [u64; 2], bytes: u64) {
         let number = (stamp >> 32) as u32;
-        let entry = self.entry(number);
+        let (entry, _) = self.of(number);
         entry.stamp.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         entry.count.store(count, Ordering::Relaxed);
@@ -107,7 +125,7 @@ impl Ring {
 
     /// Notes that a call begins now.
     fn time(&self, number: u32) {
-        let times = &self.times[number as usize % RECORDED];
+        let (_, times) = self.of(number);
         times.of.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         times.begun.store(ticks::now(), Ordering::Relaxed);
@@ -128,30 +146,22 @@ impl Ring {
     #[inline]
     pub fn over(&self, number: u32) {
         if self.timed.load(Ordering::Relaxed) == number {
-            self.times[number as usize % RECORDED].over.store(ticks::now(), Ordering::Relaxed);
+            self.of(number).1.over.store(ticks::now(), Ordering::Relaxed);
         }
     }
 
     /// Returns the call with this number, if it is kept and not being written.
     pub fn get(&self, number: u32) -> Option<Recorded> {
-        let entry = self.entry(number);
+        let (segment, at) = Ring::place(number);
+        let segment = self.segments[segment].get()?;
+        let (entry, times) = (&segment.entries[at], &segment.times[at]);
         let stamp = entry.stamp.load(Ordering::Acquire);
         let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let (count, kind) = (word(&entry.count), word(&entry.kind));
         fence(Ordering::Acquire);
         let whole = stamp != 0 && (stamp >> 32) as u32 == number && word(&entry.stamp) == stamp;
-        let [begun, over] = self.times_of(number).unwrap_or_default();
+        let [begun, over] = times.of(number).unwrap_or_default();
         whole.then_some(Recorded { stamp, count, kind, begun, over })
-    }
-
-    fn times_of(&self, number: u32) -> Option<[u64; 2]> {
-        let times = &self.times[number as usize % RECORDED];
-        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let ours = 1 << 32 | u64::from(number);
-        let of = times.of.load(Ordering::Acquire);
-        let both = [word(&times.begun), word(&times.over)];
-        fence(Ordering::Acquire);
-        (of == ours && word(&times.of) == ours).then_some(both)
     }
 
     /// Returns up to `most` calls that are kept, in order, of which the last has number `newest`.
@@ -218,8 +228,9 @@ mod tests {
                 ended.store(true, Ordering::Release);
             });
             while !ended.load(Ordering::Acquire) {
-                for call in (0..RECORDED as u32).filter_map(|at| {
-                    let stamp = ring.entries[at as usize].stamp.load(Ordering::Relaxed);
+                for call in (0..RECORDED).filter_map(|at| {
+                    let segment = ring.segments[at / TOGETHER].get()?;
+                    let stamp = segment.entries[at % TOGETHER].stamp.load(Ordering::Relaxed);
                     ring.get((stamp >> 32) as u32)
                 }) {
                     assert_eq!((call.count, call.kind), (u64::from(call.number()), !u64::from(call.number())));
