@@ -77,12 +77,14 @@ pub use state::control::Progress;
 pub use state::failure::Attached;
 use state::home::Home;
 #[doc(hidden)]
-pub use state::shown::{DeviceCalls, OnDevice};
+pub use state::shown::{DeviceCalls, Enqueued, OnDevice};
 pub use survive::Agreed;
 #[doc(no_inline)]
 pub use tinynccl_plan::{Call, DType, Element, Error, ReduceOp, Result, schedule, wire};
 #[doc(no_inline)]
 pub use tinynccl_sys::Config;
+#[doc(hidden)]
+pub use tinynccl_transport::bootstrap::{RECORDED, Recorded, Ring};
 
 /// One rank's membership in a group of ranks.
 ///

@@ -231,6 +231,7 @@ impl Comm {
     ) -> Result<Outcome> {
         self.inner.drain();
         let state = &self.inner.state;
+        let _meets = state.shown.meets(op);
         membership.agree(&Asked { op, comm: state.id, members: &state.members, vote, offer })
     }
 

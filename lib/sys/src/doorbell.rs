@@ -60,10 +60,15 @@ impl Doorbell {
 
     /// Forgets all rings so far. Look at the links again *after* this.
     pub fn drain(&self) {
+        self.was_rung();
+    }
+
+    /// [`Doorbell::drain`]; returns true if there was a ring.
+    pub fn was_rung(&self) -> bool {
         #[cfg(loom)]
         self.model.drain();
         let mut count = [0u8; 8];
-        let _ = rustix::io::read(&self.fd, &mut count);
+        rustix::io::read(&self.fd, &mut count).is_ok()
     }
 }
 

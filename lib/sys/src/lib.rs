@@ -12,9 +12,11 @@ pub mod fork;
 pub mod half_open;
 pub mod interrupt;
 pub mod secret;
+pub mod signal;
 pub mod strangers;
 pub mod sync;
 pub mod threads;
+pub mod ticks;
 pub mod unix;
 
 pub use config::Config;

@@ -18,10 +18,10 @@ const LAYERS: &[(&str, &str, &str)] = &[
         "fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info beacon wrap memory accept explore forward \
          wait bootstrap",
     ),
-    ("comm/src/status", "status", "text findings view ask registry serve place report"),
+    ("comm/src/status", "status", "text findings view ask registry serve record member place report"),
     ("transport/src/rails", "rails", "links connect relay address health connection rdma data stream failover worker"),
     ("transport/src/bootstrap", "bootstrap", "fuzzing client server environment wire ledger"),
-    ("sys/src", "", "config half_open strangers secret interrupt doorbell threads backoff sync unix fork"),
+    ("sys/src", "", "config half_open strangers secret signal interrupt doorbell threads ticks backoff sync unix fork"),
     (
         "softroce/src",
         "",

@@ -7,6 +7,7 @@ mod driver;
 mod faults;
 mod fused;
 mod growing;
+mod hangs;
 mod hosted;
 mod messages;
 mod one_sided;

@@ -56,6 +56,11 @@ fn collectives_where_peers_are_tried_first() {
 }
 
 #[test]
+fn hangs() {
+    over_the_stand_in("hangs::", &[HOSTED]);
+}
+
+#[test]
 fn faults() {
     over_the_stand_in("faults::", &[HOSTED]);
 }

@@ -48,6 +48,8 @@ enum Command {
     Run(run::Options),
     #[cfg(feature = "doctor")]
     Status(status::Options),
+    #[cfg(feature = "doctor")]
+    Watch(status::watch::Options),
     /// Writes a page that plays a run from its trace, or two runs side by side.
     Replay(replay::Options),
     /// Estimates the time of a schedule on another machine, and its bottleneck.
@@ -71,6 +73,8 @@ fn run() -> Result<i32> {
         Command::Run(options) => run::run(&options),
         #[cfg(feature = "doctor")]
         Command::Status(options) => return status::run(&options),
+        #[cfg(feature = "doctor")]
+        Command::Watch(options) => return status::watch::run(&options),
         Command::Replay(options) => replay::run(&options),
         Command::Simulate(options) => simulate::run(&options),
     };

@@ -3,7 +3,11 @@
 #[cfg(feature = "doctor")]
 mod doctor;
 #[cfg(feature = "doctor")]
+mod hangs;
+#[cfg(feature = "doctor")]
 mod mesh;
+#[cfg(feature = "doctor")]
+mod record;
 mod replay;
 #[cfg(feature = "doctor")]
 mod run;

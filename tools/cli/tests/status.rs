@@ -18,15 +18,17 @@ use tempfile::TempDir;
 use tinynccl::bootstrap::Server;
 use tinynccl::{Comm, Config, ReduceOp, Result};
 
+use crate::hangs;
+
 const RANK: &str = "TINYNCCL_TEST_RANK";
 const ID: &str = "TINYNCCL_TEST_ID";
 const SCRIPT: &str = "TINYNCCL_TEST_SCRIPT";
 const SOCKET: &str = "TINYNCCL_TEST_SOCKET";
 /// Longest wait for a job to show what is expected.
-const LONG: Duration = Duration::from_secs(90);
+pub(crate) const LONG: Duration = Duration::from_secs(90);
 
 /// Waits until the test closes the pipe.
-fn hold() {
+pub(crate) fn hold() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
@@ -37,6 +39,10 @@ fn a_rank() {
     let (Some(rank), Some(id), Some(script)) = (variable(RANK), variable(ID), variable(SCRIPT)) else { return };
     let (rank, world) = rank.split_once('/').expect("RANK/WORLD");
     let (rank, world) = (rank.parse().expect("a rank"), world.parse().expect("a number"));
+    if script == "ignore" {
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
+    }
     if script == "late" && rank == world - 1 {
         hold();
     }
@@ -44,7 +50,10 @@ fn a_rank() {
     // Ends with the test's pipe: a failed call must not end the process before it was seen.
     let outcome = comm.and_then(|comm| {
         let outcome = play(&comm, &script);
+        // The others have the failure that they show.
+        let kept = (script != "closed" || rank != world - 1).then_some(comm);
         hold();
+        drop(kept);
         outcome
     });
     println!("rank {rank}: {outcome:?}");
@@ -54,7 +63,7 @@ fn play(comm: &Comm, script: &str) -> Result<()> {
     let all_reduce = |comm: &Comm, count: usize| comm.all_reduce_in_place(&mut vec![1f32; count], ReduceOp::Sum);
     let last = comm.rank() == comm.size() - 1;
     match script {
-        "absent" => {
+        "absent" | "ignore" => {
             comm.broadcast_in_place(&mut [1f32], 0)?;
             if last { Ok(()) } else { all_reduce(comm, 8) }
         }
@@ -65,19 +74,32 @@ fn play(comm: &Comm, script: &str) -> Result<()> {
             let first = usize::from(last);
             all_reduce(&two[first], 8).and_then(|()| all_reduce(&two[1 - first], 8))
         }
-        other => panic!("no script {other:?}"),
+        // Rank 0 waits for a second message, which rank 1 does not send.
+        "messages" => {
+            let one = [1f32; 8];
+            match comm.rank() {
+                0 => comm.send(&one, 1).and_then(|()| (0..2).try_for_each(|_| comm.recv(&mut [0f32; 8], 1))),
+                _ => comm.recv(&mut [0f32; 8], 0).and_then(|()| comm.send(&one, 0)),
+            }
+        }
+        other => hangs::play(comm, other),
     }
 }
 
 /// The ranks of a job, which end with it, and the folder of their sockets.
-struct Job {
-    ranks: Vec<Child>,
-    folder: TempDir,
+pub(crate) struct Job {
+    pub(crate) ranks: Vec<Child>,
+    pub(crate) folder: TempDir,
     _server: Server,
 }
 
 impl Job {
-    fn start(world: usize, script: &str) -> Job {
+    pub(crate) fn start(world: usize, script: &str) -> Job {
+        Job::with(world, script, &[])
+    }
+
+    /// With these settings, too.
+    pub(crate) fn with(world: usize, script: &str, settings: &[(&str, &str)]) -> Job {
         let server = Server::start((std::net::Ipv4Addr::LOCALHOST, 0).into(), world, &Config::default()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let start = |rank: usize| {
@@ -90,6 +112,7 @@ impl Job {
                 .env("TINYNCCL_TUNE", "off")
                 .env("TINYNCCL_TIMEOUT", "600")
                 .env("TINYNCCL_CONNECT_TIMEOUT", "600")
+                .envs(settings.iter().copied())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::null())
                 .spawn()
@@ -98,31 +121,36 @@ impl Job {
         Job { ranks: (0..world).map(start).collect(), folder, _server: server }
     }
 
-    fn pid(&self, rank: usize) -> u32 {
+    pub(crate) fn pid(&self, rank: usize) -> u32 {
         self.ranks[rank].id()
     }
 
-    fn signal(&self, rank: usize, signal: Signal) {
+    pub(crate) fn signal(&self, rank: usize, signal: Signal) {
         kill_process(Pid::from_child(&self.ranks[rank]), signal).unwrap();
     }
 
-    fn status(&self, arguments: &[&str]) -> Outcome {
+    pub(crate) fn status(&self, arguments: &[&str]) -> Outcome {
         status(self.folder.path(), arguments)
     }
 
-    /// Looks again until a finding satisfies `is`, and gives it.
-    fn finding(&self, is: impl Fn(&Value) -> bool) -> Value {
-        let begin = Instant::now();
-        loop {
-            let outcome = self.status(&["--json", "--after", "0"]);
-            let document: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"));
-            let found = document["findings"].as_array().unwrap().iter().find(|finding| is(finding)).cloned();
-            if let Some(found) = found {
-                assert_eq!((outcome.code, &document["ok"]), (Some(1), &Value::Bool(false)));
-                return found;
-            }
-            assert!(begin.elapsed() < LONG, "{document:#}");
+    /// [`finding`] of this job.
+    pub(crate) fn finding(&self, is: impl Fn(&Value) -> bool) -> Value {
+        finding(self.folder.path(), is)
+    }
+}
+
+/// Looks again until a finding of the jobs with sockets in a folder satisfies `is`, and gives it.
+pub(crate) fn finding(folder: &Path, is: impl Fn(&Value) -> bool) -> Value {
+    let begin = Instant::now();
+    loop {
+        let outcome = status(folder, &["--json", "--after", "0"]);
+        let document: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"));
+        let found = document["findings"].as_array().unwrap().iter().find(|finding| is(finding)).cloned();
+        if let Some(found) = found {
+            assert_eq!((outcome.code, &document["ok"]), (Some(1), &Value::Bool(false)));
+            return found;
         }
+        assert!(begin.elapsed() < LONG, "{document:#}");
     }
 }
 
@@ -135,13 +163,13 @@ impl Drop for Job {
     }
 }
 
-fn status(folder: &Path, arguments: &[&str]) -> Outcome {
+pub(crate) fn status(folder: &Path, arguments: &[&str]) -> Outcome {
     let mut command = testing::program(env!("CARGO_BIN_EXE_tinynccl-cli"));
     // Machines are busy, and a process that answers need not be quick.
     testing::run(command.args(["status", "--timeout", "20"]).args(arguments).env("TINYNCCL_STATUS", folder))
 }
 
-fn text(finding: &Value) -> &str {
+pub(crate) fn text(finding: &Value) -> &str {
     finding["text"].as_str().unwrap()
 }
 
@@ -169,17 +197,39 @@ fn the_rank_that_is_absent_is_named_with_its_last_call() {
 }
 
 #[test]
+fn a_watch_into_a_pipe_prints_what_has_changed() {
+    let job = Job::start(3, "absent");
+    let waits = |finding: &Value| {
+        ["ranks 0, 1 wait in all_reduce #2", "its last call was broadcast #1"].iter().all(|w| text(finding).contains(w))
+    };
+    job.finding(waits);
+    let watch = |count: &str| {
+        let mut command = testing::program(env!("CARGO_BIN_EXE_tinynccl-cli"));
+        command.args(["watch", "--timeout", "20", "--after", "0", "--every", "0.01", "--count", count]);
+        testing::run(command.env("TINYNCCL_STATUS", job.folder.path()))
+    };
+    let pages = |outcome: &Outcome| outcome.stdout.matches("ranks 0, 1 wait in all_reduce #2").count();
+    let several = watch("5");
+    assert_eq!((several.code, pages(&several)), (Some(1), 1), "{several:?}");
+    // The row of the missing rank stands out, and no other.
+    let marked: Vec<&str> = several.stdout.lines().filter(|line| line.starts_with("> ")).collect();
+    assert!(marked.len() == 1 && marked[0].starts_with("> 2 ") && marked[0].contains("idle"), "{several:?}");
+    assert!(!several.stdout.contains('\x1b'), "{several:?}");
+    let none = tempfile::tempdir().unwrap();
+    let mut command = testing::program(env!("CARGO_BIN_EXE_tinynccl-cli"));
+    let calm = testing::run(command.args(["watch", "--count", "1"]).env("TINYNCCL_STATUS", none.path()));
+    assert!(calm.code == Some(3) && calm.stdout.starts_with("no job: "), "{calm:?}");
+}
+
+#[test]
 fn a_rank_that_is_stopped_is_named_as_such() {
     let job = Job::start(3, "absent");
     job.finding(|finding| text(finding).contains("ranks 0, 1 wait in all_reduce #2"));
     job.signal(2, Signal::STOP);
-    let mut command = testing::program(env!("CARGO_BIN_EXE_tinynccl-cli"));
-    let folder = job.folder.path();
-    // It answers no more, so the limit is reached.
-    let page = testing::run(command.args(["status", "--timeout", "1", "--after", "0"]).env("TINYNCCL_STATUS", folder));
+    // The signal is on its way for a moment. Then the system says that the process cannot answer.
     let words = format!("rank 2 (process {} on", job.pid(2));
-    assert!(page.stdout.contains(&words) && page.stdout.contains("is stopped"), "{}", page.stdout);
-    assert_eq!(page.code, Some(1));
+    let found = job.finding(|finding| text(finding).contains(&words) && text(finding).contains("is stopped"));
+    assert_eq!(found["missing"], serde_json::json!([2]), "{found}");
     job.signal(2, Signal::CONT);
 }
 
@@ -255,7 +305,7 @@ fn clients_that_ask_nonsense_slowly_or_at_length_do_not_end_it() {
     assert!(reply(b"shutdown\n").starts_with("error: unknown request \"shutdown\""));
     assert_eq!(reply(&[b'x'; 100_000]), "");
     assert!(reply(b"\xff\xfe\n").starts_with("error: unknown request"));
-    assert!(reply(b"status heard\r\nmore\n").starts_with("{\"version\":1,"));
+    assert!(reply(b"status heard\r\nmore\n").starts_with("{\"version\":2,"));
     // One that sends nothing, and one that takes nothing.
     let _silent = UnixStream::connect(&path).unwrap();
     let mut deaf = UnixStream::connect(&path).unwrap();
@@ -264,10 +314,34 @@ fn clients_that_ask_nonsense_slowly_or_at_length_do_not_end_it() {
 }
 
 impl Job {
+    /// Waits until a heartbeat of the last rank has told the store of a call.
+    pub(crate) fn hears_of_last(&self) {
+        let begin = Instant::now();
+        loop {
+            let sockets = std::fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+            let ours = format!("/{}-", self.pid(0));
+            let stream = sockets.into_iter().find(|path| path.to_str().unwrap().contains(&ours));
+            if let Some(Ok(mut stream)) = stream.map(UnixStream::connect) {
+                let mut report = String::new();
+                stream.write_all(b"status heard\n").and_then(|()| stream.read_to_string(&mut report)).unwrap();
+                let report: Value = serde_json::from_str(&report).unwrap();
+                if !report["comms"][0]["heard"][self.ranks.len() - 1]["standing"]["call"].is_null() {
+                    return;
+                }
+            }
+            assert!(begin.elapsed() < LONG);
+        }
+    }
+
     /// Waits until its communicator is shown.
     fn finding_after_start(&self) {
+        self.shows("communicator 0 of job");
+    }
+
+    /// Waits until the page has these words.
+    pub(crate) fn shows(&self, words: &str) {
         let begin = Instant::now();
-        while !self.status(&[]).stdout.contains("communicator 0 of job") {
+        while !self.status(&[]).stdout.contains(words) {
             assert!(begin.elapsed() < LONG);
         }
     }

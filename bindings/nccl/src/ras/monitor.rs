@@ -124,6 +124,8 @@ mod tests {
             detail: None,
             device: None,
             recent: Vec::new(),
+            messages: Vec::new(),
+            meets: None,
         };
         let ranks: Vec<Rank> = ranks.iter().enumerate().map(rank).collect();
         let comm = Comm { job: "ab".to_owned(), comm: 0, name: None, ranks };

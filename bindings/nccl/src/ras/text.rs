@@ -42,7 +42,7 @@ pub(super) fn page(look: &Look, verbose: bool) -> String {
         let _ = writeln!(page, "process {} gave no report: {}", silent.pid, silent.why);
     }
     if verbose {
-        page.push_str(&text::tables(&look.view, true));
+        page.push_str(&text::tables(&look.view, &look.findings, true));
     }
     page
 }

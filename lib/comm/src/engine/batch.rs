@@ -25,10 +25,18 @@ impl Inner {
             return Ok(());
         }
         let mut engine = lock(&self.engine);
+        self.record_messages(&mut engine, calls);
+        // SAFETY: forwarded from the caller.
+        unsafe { self.recorded_batch(&mut engine, calls, background) }
+    }
+
+    /// # Safety
+    /// As [`Inner::batch`].
+    unsafe fn recorded_batch(&self, engine: &mut Engine, calls: &[RawCall], background: bool) -> Result<()> {
         if calls.iter().any(|call| call.collective != Collective::SendRecv) {
-            self.open_board(&mut engine)?;
+            self.open_board(engine)?;
         }
-        self.open_messages(&mut engine, calls)?;
+        self.open_messages(engine, calls)?;
         let units = pack::units(calls, self.size());
         let words: usize = units.iter().map(|unit| unit.words(calls)).sum();
         let mut memory = std::mem::take(&mut engine.packed);
@@ -36,7 +44,7 @@ impl Inner {
             memory.resize(words, 0);
         }
         // SAFETY: by the caller, and `memory` holds every pack.
-        let outcome = unsafe { self.run_units(&mut engine, &units, calls, memory.as_mut_ptr(), background) };
+        let outcome = unsafe { self.run_units(engine, &units, calls, memory.as_mut_ptr(), background) };
         engine.packed = memory;
         outcome
     }
@@ -49,28 +57,39 @@ impl Inner {
     pub(crate) unsafe fn send_recv(&self, calls: &[RawCall; 2]) -> Result<()> {
         let [send, recv] = calls;
         self.state.check(|| "send_recv".to_owned())?;
-        {
-            let mut engine = lock(&self.engine);
-            self.open_messages(&mut engine, calls)?;
-            let place = self.route(&mut engine, &send.call);
-            self.prepare(&mut engine, place)?;
-            let seq = engine.next_seq(&send.call, self.state.rank);
-            let Engine { links, routes, workspace, .. } = &mut *engine;
-            let plan = routes[place].1.plan()?;
-            let task = Task { plan, buffers: send.buffers, header: Header { seq, ..plan.header } };
-            // SAFETY: forwarded from the caller.
-            if workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) } {
-                let seq = engine.next_seq(&recv.call, self.state.rank);
-                let place = self.route(&mut engine, &recv.call);
-                // SAFETY: forwarded from the caller.
-                return unsafe { self.over_links(&mut engine, place, Turn { seq, before: 0 }, recv.buffers, false) };
-            }
-            // Nothing was sent, so the number is free again.
-            let counter = &mut engine.sent[send.peer];
-            *counter = counter.wrapping_sub(1);
-        }
+        let mut engine = lock(&self.engine);
+        self.record_messages(&mut engine, calls);
+        self.open_messages(&mut engine, calls)?;
+        let place = self.route(&mut engine, &send.call);
+        self.prepare(&mut engine, place)?;
+        let seq = engine.next_seq(&send.call, self.state.rank);
+        let Engine { links, routes, workspace, .. } = &mut *engine;
+        let plan = routes[place].1.plan()?;
+        let task = Task { plan, buffers: send.buffers, header: Header { seq, ..plan.header } };
         // SAFETY: forwarded from the caller.
-        unsafe { self.batch("send_recv", calls, false) }
+        if workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) } {
+            let seq = engine.next_seq(&recv.call, self.state.rank);
+            let place = self.route(&mut engine, &recv.call);
+            // SAFETY: forwarded from the caller.
+            unsafe { self.over_links(&mut engine, place, Turn { seq, before: 0 }, recv.buffers, false) }?;
+            self.state.progress.done(u64::from(engine.seq));
+            return Ok(());
+        }
+        // Nothing was sent, so the number is free again.
+        engine.return_seq(&send.call, self.state.rank);
+        // SAFETY: forwarded from the caller.
+        unsafe { self.recorded_batch(&mut engine, calls, false) }
+    }
+
+    /// Records the messages among `calls` under the numbers that they will have.
+    fn record_messages(&self, engine: &mut Engine, calls: &[RawCall]) {
+        let messages = || calls.iter().filter(|call| call.collective == Collective::SendRecv);
+        let rank = self.state.rank;
+        for call in messages() {
+            let seq = engine.next_seq(&call.call, rank);
+            self.state.progress.message(&message::recorded(&call.call, rank, seq));
+        }
+        messages().for_each(|call| engine.return_seq(&call.call, rank));
     }
 
     /// # Safety

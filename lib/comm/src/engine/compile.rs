@@ -2,6 +2,7 @@
 
 use super::message;
 use crate::executor::Plan;
+use crate::executor::Supervisor as _;
 use crate::reduce::Average;
 use crate::{Engine, Inner};
 use tinynccl_plan::Call;
@@ -93,6 +94,8 @@ impl Inner {
         let state = &self.state;
         for (channel, peer) in links {
             let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
+            // The peer may not have come to the call.
+            state.waiting_on(Some(peer));
             let pair = state
                 .control
                 .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.stopped())
@@ -101,6 +104,7 @@ impl Inner {
                 recorder.connected(begin, peer, channel, pair.kind);
             }
             engine.links.insert(channel, peer, pair);
+            state.waiting_on(None);
         }
         Ok(())
     }

@@ -1,8 +1,10 @@
 //! Messages between two ranks as one-lane programs on their own channel.
 
+use tinynccl_plan::Call;
 use tinynccl_plan::schedule::{Lane, Loc, Program, Step};
 use tinynccl_plan::wire::Collective;
 use tinynccl_transport::LinkOptions;
+use tinynccl_transport::bootstrap::Message;
 
 /// Messages are not cut below this many bytes.
 const SHORTEST: usize = 32 << 10;
@@ -22,6 +24,13 @@ pub(super) fn program(rank: usize, sender: usize, receiver: usize) -> Program {
 
 /// Longest message over a link that cuts it itself or passes it by zero copy: one system call reads it in about 50 us.
 const LONGEST: usize = 1 << 20;
+
+/// Message `seq` of a pair of ranks as `rank`, one of them, records it.
+#[inline]
+pub(super) fn recorded(call: &Call, rank: usize, seq: u32) -> Message {
+    let peer = call.partner(rank) as u32;
+    Message { peer, sends: call.root == rank, seq, dtype: call.dtype as u8, count: call.count as u64 }
+}
 
 /// Message size for `bytes` bytes, where the link does not cut messages up by itself. In shared memory the receiver
 /// copies one message out while the sender copies the next one in; both ends must cut alike, so this depends on nothing

@@ -107,13 +107,23 @@ impl Engine {
 
     /// Point-to-point messages count per pair and direction, collectives per communicator.
     pub(crate) fn next_seq(&mut self, call: &Call, rank: usize) -> u32 {
-        let counter = match call.collective {
+        let counter = self.counter(call, rank);
+        *counter = counter.wrapping_add(1);
+        *counter
+    }
+
+    /// The last number of such a call was not used.
+    fn return_seq(&mut self, call: &Call, rank: usize) {
+        let counter = self.counter(call, rank);
+        *counter = counter.wrapping_sub(1);
+    }
+
+    fn counter(&mut self, call: &Call, rank: usize) -> &mut u32 {
+        match call.collective {
             Collective::SendRecv if call.root == rank => &mut self.sent[call.peer],
             Collective::SendRecv => &mut self.received[call.root],
             _ => &mut self.seq,
-        };
-        *counter = counter.wrapping_add(1);
-        *counter
+        }
     }
 }
 

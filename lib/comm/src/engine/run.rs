@@ -2,6 +2,7 @@
 //! links.
 
 use super::board::BoardState;
+use super::message;
 use super::raw_call::RawCall;
 use crate::executor::{self, Buffers, Task};
 use crate::symmetric::Outcome;
@@ -79,6 +80,7 @@ impl Inner {
         let mut engine = lock(&self.engine);
         let seq = engine.next_seq(call, self.state.rank);
         if call.collective == Collective::SendRecv {
+            self.state.progress.message(&message::recorded(call, self.state.rank, seq));
             let (place, turn) = (self.route(&mut engine, call), Turn { seq, before: 0 });
             // SAFETY: forwarded from the caller.
             unsafe { self.over_links(&mut engine, place, turn, buffers, background) }?;

@@ -4,12 +4,45 @@ use std::sync::{Arc, Weak};
 
 use super::State;
 use crate::Comm;
+use crate::executor::Supervisor as _;
 use tinynccl_plan::error::Error;
+use tinynccl_sys::threads::lock;
 
 /// A component that waits outside the communicator's calls, for example on a device.
 pub trait Attached: Send + Sync {
     /// The communicator has failed, so the wait must end. Called once, on any thread; it must not block.
     fn failed(&self, error: &Error);
+}
+
+/// Writes the record of a communicator that has failed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Recorder {
+    /// Writes it, in the calling thread.
+    pub(crate) write: fn(&State),
+    /// Makes a thread of the library call [`State::record`] soon.
+    pub(crate) wake: fn(),
+}
+
+impl State {
+    /// From here on a failure is recorded.
+    pub(crate) fn record_by(&self, recorder: Recorder) {
+        let _ = self.recorder.set(recorder);
+    }
+
+    /// Makes sure that the failure, if there is one, has been recorded: an error that the program sees may be the last
+    /// thing that happens in it.
+    pub(crate) fn record(&self) {
+        if let Some(recorder) = self.recorder.get()
+            && self.has_failed()
+        {
+            self.recorded.call_once_force(|_| (recorder.write)(self));
+        }
+    }
+
+    /// The first failure, also while it is being recorded.
+    pub(crate) fn first_failure(&self) -> Option<Error> {
+        lock(&self.failure).clone()
+    }
 }
 
 impl Comm {

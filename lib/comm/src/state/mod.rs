@@ -10,7 +10,7 @@ pub(crate) mod shown;
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Once, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use crate::executor::Supervisor;
 use crate::trace::{self, Sink, Span, Tracer};
 use control::{Control, Notice, Progress, exchange};
-use failure::Attached;
+use failure::{Attached, Recorder};
 use shown::Shown;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::{Collective, Header};
@@ -58,6 +58,8 @@ pub struct State {
     failure_set: Condvar,
     /// Notified of the failure.
     attached: Mutex<Vec<Weak<dyn Attached>>>,
+    recorder: OnceLock<Recorder>,
+    recorded: Once,
 }
 
 impl State {
@@ -87,6 +89,8 @@ impl State {
             failure: Mutex::new(None),
             failure_set: Condvar::new(),
             attached: Mutex::default(),
+            recorder: OnceLock::new(),
+            recorded: Once::new(),
         });
         // Weak: the control plane outlives the communicator.
         let weak = Arc::downgrade(&state);
@@ -111,6 +115,7 @@ impl State {
 
     /// Every member's value, by rank; once per `what`. A failure of the communicator ends the wait.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
+        let _meets = self.shown.meets(what);
         let values = exchange(&*self.control, &self.key(what), &self.members, value, &|| self.has_failed());
         values.map_err(|error| self.exchange_failed(what, error))
     }
@@ -180,12 +185,28 @@ impl State {
                 None => Error::Bootstrap { address: "rendezvous store".to_owned(), detail: detail.clone() },
             },
         };
-        self.fail(error);
+        self.hear(error);
     }
 
-    /// Records the first failure, wakes every waiter of this process and notifies attached components. Returns the
-    /// first failure.
+    /// [`State::set_failure`] in a thread that must not wait for the record: it carries the heartbeats, or another
+    /// rank's call.
+    fn hear(&self, error: Error) {
+        self.set_failure(error);
+        if let Some(recorder) = self.recorder.get() {
+            (recorder.wake)();
+        }
+    }
+
+    /// [`State::set_failure`], and writes the record.
     pub(crate) fn fail(&self, error: Error) -> Error {
+        let first = self.set_failure(error);
+        self.record();
+        first
+    }
+
+    /// Notes the first failure, wakes every waiter of this process and notifies attached components. Returns the
+    /// first failure.
+    fn set_failure(&self, error: Error) -> Error {
         let mut slot = lock(&self.failure);
         let first = slot.get_or_insert(error).clone();
         self.failed.store(true, Ordering::Release);
@@ -217,10 +238,11 @@ impl State {
     pub fn fail_everywhere(&self, error: Error) -> Error {
         let reason = error.to_string();
         let already = self.has_failed();
-        let first = self.fail(error);
+        let first = self.set_failure(error);
         if !already {
             self.control.abort(self.id, &reason);
         }
+        self.record();
         first
     }
 
@@ -299,7 +321,11 @@ impl Supervisor for State {
     }
 
     fn failure(&self) -> Option<Error> {
-        lock(&self.failure).clone()
+        let failure = self.first_failure();
+        if failure.is_some() {
+            self.record();
+        }
+        failure
     }
 
     #[inline]
@@ -391,6 +417,6 @@ impl Drop for State {
 
 impl Attached for State {
     fn failed(&self, error: &Error) {
-        self.fail(error.clone());
+        self.hear(error.clone());
     }
 }

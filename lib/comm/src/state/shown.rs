@@ -32,10 +32,28 @@ pub struct DeviceCalls {
     pub over: Option<Vec<u64>>,
 }
 
+/// A call that was enqueued on a device, as a record has it.
+#[derive(Debug, Clone, Copy)]
+pub struct Enqueued {
+    /// The call, or a round of messages; its number counts both.
+    pub call: Header,
+    /// Number of the collective among the collectives; of a message, of the one before it.
+    pub collective: u32,
+    /// Receiver of our message.
+    pub to: Option<usize>,
+    /// Sender of the message to us.
+    pub from: Option<usize>,
+    /// Ticks when it was enqueued.
+    pub ticks: u64,
+}
+
 /// A component that runs the calls of a communicator's ranks on their devices.
 pub trait OnDevice: Send + Sync {
     /// Returns the number of the last call that was enqueued. It asks no device.
     fn enqueued(&self) -> u32;
+
+    /// Returns the last calls, in order.
+    fn recorded(&self) -> Vec<Enqueued>;
 
     /// Returns the calls so far. It may ask the device, and waits for it at most a second.
     fn calls(&self) -> DeviceCalls;
@@ -51,6 +69,8 @@ struct Asked {
 /// Facts for reports, on one communicator.
 #[derive(Default)]
 pub(crate) struct Shown {
+    /// Something outside of calls that this rank does with all others, by name, and since when.
+    meets: Mutex<Option<(String, Instant)>>,
     name: OnceLock<String>,
     hidden: AtomicBool,
     device: Mutex<Option<Weak<dyn OnDevice>>>,
@@ -59,7 +79,27 @@ pub(crate) struct Shown {
     asked: Mutex<Asked>,
 }
 
+/// A wait for all other ranks, which ends with this.
+pub(crate) struct Meets<'a>(&'a Shown);
+
+impl Drop for Meets<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.meets) = None;
+    }
+}
+
 impl Shown {
+    /// From now on this rank waits for the others in `what`, which has the same name on all.
+    pub(crate) fn meets(&self, what: &str) -> Meets<'_> {
+        *lock(&self.meets) = Some((what.to_owned(), Instant::now()));
+        Meets(self)
+    }
+
+    /// Name of what this rank waits for the others in, outside of calls, and the milliseconds since it came.
+    pub(crate) fn met(&self) -> Option<(String, u64)> {
+        lock(&self.meets).as_ref().map(|(what, since)| (what.clone(), since.elapsed().as_millis() as u64))
+    }
+
     pub(crate) fn name(&self) -> Option<&str> {
         self.name.get().map(String::as_str)
     }
@@ -87,6 +127,12 @@ impl Shown {
     /// there is a device.
     pub(crate) fn look(&self) -> bool {
         self.on_device().map(|device| self.change.look(device.enqueued().into(), 0)).is_some()
+    }
+
+    /// The last calls on the device, if it has one, with the numbers of the last that have begun and are over.
+    pub(crate) fn recorded(&self) -> Option<(Vec<Enqueued>, DeviceCalls)> {
+        let device = self.on_device()?;
+        Some((device.recorded(), device.calls()))
     }
 
     fn on_device(&self) -> Option<Arc<dyn OnDevice>> {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::place;
 use super::report::{Report, VERSION};
-use super::serve::{HEARD, STATUS, send, some};
+use super::serve::{DUMP, HEARD, STATUS, send, some};
 use tinynccl_sys::threads::deadline_after;
 use tinynccl_sys::unix;
 
@@ -17,6 +17,8 @@ use tinynccl_sys::unix;
 const LONGEST: u64 = 64 << 20;
 /// Processes that are asked at the same time.
 const TOGETHER: usize = 64;
+/// Interval at which the state of a process that has not answered is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A process that has a socket and gave no report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,16 +98,53 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 fn together(sockets: &[(u32, PathBuf)], request: &str, limit: Duration) -> Vec<(u32, io::Result<Report>)> {
+    each(sockets, limit, request).into_iter().map(|(pid, text)| (pid, text.and_then(|text| read(&text)))).collect()
+}
+
+/// Makes every process with a socket in one of the folders write its records into `into`, which must be absolute.
+/// Returns the files of each, or why there are none.
+///
+/// # Errors
+/// No folder of sockets can be read.
+pub fn dump(
+    folders: &[PathBuf],
+    into: &Path,
+    pid: Option<u32>,
+    limit: Duration,
+) -> io::Result<Vec<(u32, io::Result<Vec<PathBuf>>)>> {
+    let (mut sockets, mut unread) = (Vec::new(), None);
+    for folder in folders {
+        match place::sockets(folder) {
+            Ok(found) => sockets.extend(found),
+            Err(error) => unread = Some(error),
+        }
+    }
+    if let (true, Some(error)) = (sockets.is_empty(), unread) {
+        return Err(error);
+    }
+    sockets.retain(|(one, _)| pid.is_none_or(|pid| pid == *one));
+    let request = format!("{DUMP}{}", into.display());
+    let files = |text: Vec<u8>| {
+        refusal(&text)?;
+        serde_json::from_slice(&text).map_err(|e| io::Error::other(format!("its answer does not parse: {e}")))
+    };
+    let answers = sockets.chunks(TOGETHER).flat_map(|some| each(some, limit, &request));
+    let answers = answers.filter(|(_, answer)| !answer.as_ref().is_err_and(is_gone));
+    Ok(answers.map(|(pid, text)| (pid, text.and_then(files))).collect())
+}
+
+/// The answer of each process.
+fn each(sockets: &[(u32, PathBuf)], limit: Duration, request: &str) -> Vec<(u32, io::Result<Vec<u8>>)> {
     std::thread::scope(|scope| {
         let threads: Vec<_> =
-            sockets.iter().map(|(pid, path)| (*pid, scope.spawn(move || one(path, request, limit)))).collect();
+            sockets.iter().map(|(pid, path)| (*pid, scope.spawn(move || one((*pid, path), request, limit)))).collect();
         let lost = || Err(io::Error::other("the thread that asked it panicked"));
         threads.into_iter().map(|(pid, thread)| (pid, thread.join().unwrap_or_else(|_| lost()))).collect()
     })
 }
 
 /// Asks the process at one socket.
-fn one(path: &Path, request: &str, limit: Duration) -> io::Result<Report> {
+fn one((pid, path): (u32, &Path), request: &str, limit: Duration) -> io::Result<Vec<u8>> {
     let until = deadline_after(limit);
     // Does not wait where the backlog is full, unlike a stream's connect.
     let socket = unix::socket(rustix::net::SocketType::STREAM)?;
@@ -117,16 +156,26 @@ fn one(path: &Path, request: &str, limit: Duration) -> io::Result<Report> {
     send(&stream, format!("{request}\n").as_bytes())?;
     let (mut text, mut piece) = (Vec::new(), vec![0; 64 << 10]);
     loop {
-        stream.set_read_timeout(Some(some(until)?))?;
+        stream.set_read_timeout(Some(some(until)?.min(LOOK)))?;
         match (&stream).read(&mut piece) {
             Ok(0) => break,
+            // One that is stopped need not be waited for.
+            Err(error) if is_late(&error) && !is_stopped(pid) => {}
             Ok(n) if (text.len() + n) as u64 > LONGEST => return Err(io::Error::other("its report is too long")),
             Ok(n) => text.extend(&piece[..n]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    read(&text)
+    Ok(text)
+}
+
+/// Fails with the words of a process that refuses.
+fn refusal(text: &[u8]) -> io::Result<()> {
+    match text.strip_prefix(b"error: ") {
+        Some(why) => Err(io::Error::other(String::from_utf8_lossy(why).trim().to_owned())),
+        None => Ok(()),
+    }
 }
 
 /// Reads a report.
@@ -135,9 +184,7 @@ pub(super) fn read(text: &[u8]) -> io::Result<Report> {
     struct Version {
         version: u32,
     }
-    if let Some(why) = text.strip_prefix(b"error: ") {
-        return Err(io::Error::other(String::from_utf8_lossy(why).trim().to_owned()));
-    }
+    refusal(text)?;
     let unreadable = |e: serde_json::Error| io::Error::other(format!("its report does not parse: {e}"));
     let Version { version } = serde_json::from_slice(text).map_err(unreadable)?;
     if version != VERSION {
@@ -148,15 +195,23 @@ pub(super) fn read(text: &[u8]) -> io::Result<Report> {
 }
 
 fn silent(pid: u32, error: &io::Error) -> Silent {
-    let state = process_state(pid);
-    let stopped = matches!(state, Some('T' | 't'));
-    let late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+    let (stopped, late) = (is_stopped(pid), is_late(error));
     let why = match (stopped, late) {
         (true, _) => "stopped".to_owned(),
         (false, true) => "no answer in time".to_owned(),
         (false, false) => error.to_string(),
     };
     Silent { pid, stopped, why }
+}
+
+/// Returns true if the time for the answer is over.
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Returns true if the system has stopped the process (SIGSTOP, or a debugger).
+fn is_stopped(pid: u32) -> bool {
+    matches!(process_state(pid), Some('T' | 't'))
 }
 
 /// State of a process as `ps` shows it, in our namespace of process ids.
@@ -175,7 +230,7 @@ mod tests {
         let text = |bytes: &[u8]| read(bytes).unwrap_err().to_string();
         let report = serde_json::to_vec(&Report { version: VERSION, pid: 7, ..Report::default() }).unwrap();
         assert_eq!(read(&report).unwrap().pid, 7);
-        assert!(text(br#"{"version": 99, "and": "more"}"#).contains("version 99, expected 1"));
+        assert!(text(br#"{"version": 99, "and": "more"}"#).contains("version 99, expected 2"));
         assert!(text(b"error: expected a process of user 0\n").contains("of user 0"));
         for cut in 0..report.len() {
             assert!(read(&report[..cut]).is_err());

@@ -24,7 +24,11 @@ pub struct Finding {
 pub fn findings(view: &View, after: Duration) -> Vec<Finding> {
     let after = after.as_millis() as u64;
     let comms = view.comms.iter().filter_map(|comm| {
-        let found = failed(comm).or_else(|| stuck(view, comm, after)).or_else(|| unwell(comm));
+        let found = failed(comm)
+            .or_else(|| stuck(view, comm, after))
+            .or_else(|| meets(view, comm, after))
+            .or_else(|| messages(view, comm, after))
+            .or_else(|| unwell(comm));
         found.map(|(missing, text)| Finding {
             job: Some(comm.job.clone()),
             comm: Some(comm.comm),
@@ -42,8 +46,12 @@ type Found = Option<(Vec<usize>, String)>;
 fn failed(comm: &Comm) -> Found {
     let failed: Vec<&Rank> = comm.ranks.iter().filter(|rank| rank.state == State::Failed).collect();
     let why = failed.first()?.detail.clone().unwrap_or_default();
-    let gone = comm.ranks.iter().filter(|rank| rank.state == State::Lost).map(|rank| rank.rank).collect();
-    Some((gone, format!("it has failed on {}: {why}", names(failed.iter().map(|rank| rank.rank)))))
+    // Ranks that have failed are there; it was one of the others that they missed.
+    let away = |rank: &&Rank| is_unwell(rank) || matches!(rank.state, State::Left | State::Closed);
+    let gone: Vec<&Rank> = comm.ranks.iter().filter(away).collect();
+    let each: String = gone.iter().map(|rank| format!("; {}", condition(rank))).collect();
+    let failed = names(failed.iter().map(|rank| rank.rank));
+    Some((gone.iter().map(|rank| rank.rank).collect(), format!("it has failed on {failed}: {why}{each}")))
 }
 
 /// Ranks that wait in a collective.
@@ -84,31 +92,83 @@ fn stuck(view: &View, comm: &Comm, after: u64) -> Found {
     ))
 }
 
+/// Ranks that wait for a message.
+fn messages(view: &View, comm: &Comm, after: u64) -> Found {
+    let awaited = |rank: &Rank| rank.awaits().filter(|_| rank.state == State::Message);
+    let long = |rank: &&Rank| rank.standing.as_ref().is_some_and(|standing| standing.quiet_ms >= after);
+    let waiting: Vec<&Rank> = comm.ranks.iter().filter(|rank| awaited(rank).is_some()).filter(long).collect();
+    let each: Vec<String> = waiting
+        .iter()
+        .filter_map(|rank| {
+            let (peer, standing) = (awaited(rank)?, rank.standing.as_ref()?);
+            let call = rank.messages.iter().find(|message| message.peer == peer).map(|message| &message.call);
+            let call = call.map_or_else(String::new, |call| format!(" in {call}"));
+            Some(format!("rank {} waits for rank {peer}{call} for {}", rank.rank, seconds(standing.quiet_ms)))
+        })
+        .collect();
+    // Whom they wait for in the end: ranks that do not themselves wait for a message.
+    let mut missing: Vec<&Rank> = waiting
+        .iter()
+        .filter_map(|rank| comm.ranks.get(awaited(rank)?))
+        .filter(|peer| awaited(peer).is_none())
+        .collect();
+    missing.sort_by_key(|rank| rank.rank);
+    missing.dedup_by_key(|rank| rank.rank);
+    let why: Vec<String> = missing.iter().map(|rank| absence(view, comm, rank)).collect();
+    let why = match (waiting.is_empty(), why.is_empty()) {
+        (true, _) => return None,
+        (false, false) => why.join("; "),
+        // In a circle.
+        (false, true) => "none of them goes on: put such messages into one group".to_owned(),
+    };
+    Some((missing.iter().map(|rank| rank.rank).collect(), format!("{}; {why}", each.join(", "))))
+}
+
+/// Ranks that wait for all others outside of calls.
+fn meets(view: &View, comm: &Comm, after: u64) -> Found {
+    let waits = |rank: &&Rank| rank.state == State::Meets;
+    let long = |rank: &&Rank| rank.meets.as_ref().is_some_and(|meets| meets.waits_ms >= after);
+    let what = &comm.ranks.iter().filter(waits).find(long)?.meets.as_ref()?.what;
+    let same = |rank: &&Rank| waits(rank) && rank.meets.as_ref().is_some_and(|meets| meets.what == *what);
+    let (here, missing): (Vec<&Rank>, Vec<&Rank>) = comm.ranks.iter().partition(same);
+    let longest = here.iter().filter_map(|rank| Some(rank.meets.as_ref()?.waits_ms)).max()?;
+    let waiting = format!("{} in {what} for {}", verb(&here, "waits", "wait"), seconds(longest));
+    if missing.is_empty() {
+        return Some((Vec::new(), format!("{waiting}, and so has every rank come: the rendezvous store takes long")));
+    }
+    let each: Vec<String> = missing.iter().map(|rank| absence(view, comm, rank)).collect();
+    let text = format!("{waiting}, and {} not come: {}", verb(&missing, "has", "have"), each.join("; "));
+    Some((missing.iter().map(|rank| rank.rank).collect(), text))
+}
+
 /// Why a rank has not made the call of the others.
 fn absence(view: &View, comm: &Comm, rank: &Rank) -> String {
     if is_unwell(rank) || matches!(rank.state, State::Left | State::Unknown) {
         return condition(rank);
     }
-    let last = rank.standing.as_ref().and_then(|standing| Some((standing.call.as_ref()?, standing.quiet_ms)));
-    let last = match (last, rank.state) {
-        (Some((call, ms)), State::InCall) => {
-            format!("it is still in {} #{} for {}", call.name, call.number, seconds(ms))
-        }
-        (Some((call, ms)), _) => {
-            format!("its last call was {} #{}, which ended {} ago", call.name, call.number, seconds(ms))
-        }
-        (None, _) => "it has made no call here".to_owned(),
-    };
+    let last = last(rank).unwrap_or_else(|| "it has made no call here".to_owned());
     let more = match rank.state {
         State::Closed => ", and it has closed the communicator".to_owned(),
-        State::Message => rank
-            .standing
-            .as_ref()
-            .and_then(|standing| standing.waits_for)
-            .map_or_else(String::new, |peer| format!(", and it waits for a message of rank {peer}")),
+        State::InCall => rank.awaits().map_or_else(String::new, |peer| format!(", where it waits for rank {peer}")),
+        State::Message => {
+            rank.awaits().map_or_else(String::new, |peer| format!(", and it exchanges messages with rank {peer}"))
+        }
+        State::Meets => rank.meets.as_ref().map_or_else(String::new, |meets| {
+            format!(", and it waits in {} for {}", meets.what, seconds(meets.waits_ms))
+        }),
         _ => elsewhere(view, comm, rank).unwrap_or_default(),
     };
     format!("rank {} (process {} on {}): {last}{more}", rank.rank, rank.place.pid, rank.place.host)
+}
+
+/// The last call of a rank, if it has made one.
+fn last(rank: &Rank) -> Option<String> {
+    let standing = rank.standing.as_ref()?;
+    let (call, ms) = (standing.call.as_ref()?, seconds(standing.quiet_ms));
+    Some(match standing.is_in_call() {
+        true => format!("it is still in {} #{} for {ms}", call.name, call.number),
+        false => format!("its last call was {} #{}, which ended {ms} ago", call.name, call.number),
+    })
 }
 
 /// The call of another communicator that the same rank is in.
@@ -150,7 +210,14 @@ fn is_unwell(rank: &Rank) -> bool {
 /// State of a rank whose calls do not tell it.
 fn condition(rank: &Rank) -> String {
     let why = rank.detail.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
-    format!("rank {} (process {} on {}) is {}{why}", rank.rank, rank.place.pid, rank.place.host, rank.state)
+    // As of its last heartbeat, where it does not answer.
+    let last = last(rank).map_or_else(String::new, |last| format!(": {last}"));
+    let state = match rank.state {
+        State::Left => "has left the job".to_owned(),
+        State::Closed => "has closed the communicator".to_owned(),
+        other => format!("is {other}"),
+    };
+    format!("rank {} (process {} on {}) {state}{why}{last}", rank.rank, rank.place.pid, rank.place.host)
 }
 
 /// Ranks that are gone or stopped, although no rank waits yet.

@@ -21,6 +21,8 @@ fn rank(rank: usize, state: State, last: Option<Call>) -> Rank {
         detail: None,
         device: None,
         recent: Vec::new(),
+        messages: Vec::new(),
+        meets: None,
     }
 }
 
@@ -81,7 +83,9 @@ fn a_stopped_process_is_the_cause_wherever_it_stands() {
         let stopped = rank(1, State::Stopped, call("all_reduce", last, 8));
         let found = found(vec![comm(0, vec![waits(0), stopped])]);
         assert_eq!(found[0].0, [1]);
-        assert!(found[0].1.ends_with("rank 1 (process 101 on h) is stopped"), "{found:?}");
+        let ends =
+            format!("rank 1 (process 101 on h) is stopped: its last call was all_reduce #{last}, which ended 12 s ago");
+        assert!(found[0].1.ends_with(&ends), "{found:?}");
     }
     let idle = vec![rank(0, State::Idle, None), rank(1, State::Lost, None)];
     assert_eq!(found(vec![comm(0, idle)])[0].0, [1], "also where no rank waits");

@@ -2,7 +2,8 @@
 //!
 //! A process that has a communicator, or waits for one, listens in its user's folder (`TINYNCCL_STATUS`). The calls
 //! leave there what they leave for the heartbeats anyway; a report reads it. Of ranks that give no report, the
-//! rendezvous store tells what their heartbeats said last.
+//! rendezvous store tells what their heartbeats said last. A record has the last calls of a rank, and is written when
+//! somebody asks for it, and where `TINYNCCL_DUMP` names a folder also at a failure and at SIGUSR1.
 //!
 //! | module | idea |
 //! | --- | --- |
@@ -10,14 +11,18 @@
 //! | `findings` | which rank the others wait for |
 //! | `view` | the reports of all processes, as communicators with their ranks |
 //! | `ask` | asks the processes of this host |
-//! | `registry` | the report of this process |
+//! | `registry` | the report of this process, and its records |
 //! | `serve` | the thread that answers |
+//! | `record` | the last calls of a rank, in a file |
+//! | `member` | what a process tells of one communicator |
 //! | `place` | the folder and its sockets |
 //! | `report` | the format |
 
 pub mod ask;
 mod findings;
+mod member;
 pub mod place;
+pub mod record;
 mod registry;
 pub mod report;
 mod serve;

@@ -1,25 +1,25 @@
 //! Content of this process's report: its communicators, its starts, its events.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::place;
-use super::report::{Call, Device, Event, Heard, Job, Member, Place, Report, Standing, Start, VERSION, by_name};
-use super::serve::{Server, Source};
+use super::report::{Event, Job, Report, Start, VERSION};
+use super::serve::{self, Server, Source};
+use super::{member, place, record};
 use crate::executor::Supervisor as _;
 use crate::state::State;
+use crate::state::failure::Recorder;
 use tinynccl_plan::Error;
 use tinynccl_sys::config::Config;
 use tinynccl_sys::fork::Origin;
 use tinynccl_sys::threads::lock;
-use tinynccl_transport::bootstrap::{Host, is_later};
+use tinynccl_transport::bootstrap::Host;
 
 /// Events that are kept.
 const EVENTS: usize = 64;
-/// Calls of a communicator that a report names.
-const RECENT: usize = 8;
 
 /// Everything that a report shows. Its lock is held briefly and never while waiting.
 struct Registry {
@@ -70,7 +70,7 @@ impl Registry {
         if let Some(server) = &self.server {
             return server.wake();
         }
-        let source = Source { look, report };
+        let source = Source { look, report, write, write_pending };
         let started = place::folder(&config.status).map(|folder| Server::start(&folder, config.heartbeat, source));
         // A program runs without it as well.
         let unseen = |e: &Error| log::warn!("tinynccl-cli status will not see this process: {e}");
@@ -93,6 +93,10 @@ impl Listed {
     /// Enters a communicator, unless its settings keep it out.
     pub(crate) fn new(state: &Arc<State>) -> Option<Listed> {
         place::folder(&state.config.status)?;
+        if state.config.dump.is_some() {
+            state.record_by(Recorder { write: failed, wake: Listed::wake });
+            serve::take_signal();
+        }
         with(|registry| {
             registry.states.push(Arc::downgrade(state));
             registry.happened(format!("{} was made", name(state)));
@@ -112,7 +116,9 @@ impl Drop for Listed {
         if !self.0.origin.is_here() {
             return;
         }
-        let failure = self.0.failure().map_or_else(String::new, |error| format!(" after it failed: {error}"));
+        // The program may end next.
+        self.0.record();
+        let failure = self.0.first_failure().map_or_else(String::new, |error| format!(" after it failed: {error}"));
         with(|registry| {
             registry.states.retain(|state| !std::ptr::eq(state.as_ptr(), Arc::as_ptr(&self.0)));
             registry.happened(format!("{} ended{failure}", name(&self.0)));
@@ -157,9 +163,8 @@ fn name(state: &State) -> String {
 
 /// Looks at the calls of communicators that no heartbeat looks at, so that their ages are known. True if there are any.
 pub(super) fn look() -> bool {
-    let states = with(|registry| registry.states.iter().filter_map(Weak::upgrade).collect::<Vec<_>>());
     let mut any = false;
-    for state in states {
+    for state in states() {
         any |= state.shown.look();
         if state.control.one_process() {
             any = true;
@@ -167,6 +172,46 @@ pub(super) fn look() -> bool {
         }
     }
     any
+}
+
+/// Communicators of this process, those that are part of another one included.
+fn states() -> Vec<Arc<State>> {
+    with(|registry| registry.states.iter().filter_map(Weak::upgrade).collect())
+}
+
+/// Writes the records of this process's ranks, because somebody asked for them.
+pub(super) fn write(folder: &Path, why: &str) -> io::Result<Vec<PathBuf>> {
+    record::write(folder, &states(), why)
+}
+
+/// Writes the records that were asked for by a signal, and those of communicators that have failed.
+pub(super) fn write_pending(asked: bool) {
+    let states = states();
+    states.iter().filter(|state| state.has_failed()).for_each(|state| state.record());
+    if asked && let Some(folder) = states.iter().find_map(|state| state.config.dump.as_ref()) {
+        told(write(Path::new(folder), "SIGUSR1"));
+    }
+}
+
+/// Records of the rank whose communicator has failed.
+fn failed(state: &State) {
+    let (Some(folder), Some(error)) = (&state.config.dump, state.first_failure()) else { return };
+    let ours = |other: &Arc<State>| {
+        other.control.job() == state.control.job() && other.members[other.rank] == state.members[state.rank]
+    };
+    let states: Vec<Arc<State>> = states().into_iter().filter(ours).collect();
+    told(record::write(Path::new(folder), &states, &format!("{} has failed: {error}", name(state))));
+}
+
+/// Tells where records were written, in the log.
+fn told(written: io::Result<Vec<PathBuf>>) {
+    match written {
+        Ok(files) => {
+            let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+            log::warn!("recorded in {}: tinynccl-cli status FOLDER shows it", files.join(", "));
+        }
+        Err(error) => log::warn!("the last calls are not recorded: {error}"),
+    }
 }
 
 /// The report of this process. With `heard` also what the store knows of the other ranks, which takes up to two
@@ -189,11 +234,11 @@ pub(super) fn report(heard: bool) -> Report {
     for state in states.iter().filter(|state| !state.shown.is_hidden()) {
         let job = format!("{:016x}", state.control.job());
         if !jobs.iter().any(|known| known.job == job) {
-            jobs.push(Job { job: job.clone(), ranks: places(state) });
+            jobs.push(Job { job: job.clone(), ranks: member::places(state) });
         }
-        let mut member = member(state, job);
+        let mut member = member::member(state, job);
         if heard {
-            member.heard = Some(others(state, &mut silence));
+            member.heard = Some(member::others(state, &mut silence));
         }
         comms.push(member);
     }
@@ -201,93 +246,10 @@ pub(super) fn report(heard: bool) -> Report {
         version: VERSION,
         host: Host::current().hostname,
         pid: std::process::id(),
-        program: program(),
+        program: member::program(),
         starts,
         jobs,
         comms,
         events,
     }
-}
-
-fn program() -> String {
-    let path = std::env::args_os().next().unwrap_or_default();
-    Path::new(&path).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
-/// The ranks of the world.
-fn places(state: &State) -> Vec<Place> {
-    let control = &*state.control;
-    let host = |rank| if control.one_process() { Host::current().hostname } else { control.hostname(rank) };
-    let place = |rank| Place { host: host(rank), pid: control.process(rank), address: control.address(rank) };
-    (0..control.world_size()).map(place).collect()
-}
-
-fn member(state: &State, job: String) -> Member {
-    let snapshot = state.progress.snapshot();
-    let mut standing = Standing::of(&snapshot, state.id, &state.members);
-    let mut calls = state.progress.calls();
-    let device = state.shown.device().map(|(on, quiet_ms)| {
-        calls.clear();
-        let done = on.finished.unwrap_or(on.enqueued);
-        // The first that is not over, where it is not known which have begun.
-        let next = if is_later(on.enqueued, done) { done.wrapping_add(1) } else { done };
-        standing = Standing {
-            begun: on.begun.unwrap_or(next),
-            done,
-            call: on.call.as_ref().map(Call::of),
-            quiet_ms,
-            ..standing.clone()
-        };
-        Device {
-            device: on.device,
-            path: on.path,
-            enqueued: on.enqueued,
-            finished: on.finished,
-            made: by_name(&on.made),
-            started: on.started.as_deref().map(by_name),
-            over: on.over.as_deref().map(by_name),
-        }
-    });
-    let recent = calls.iter().skip(calls.len().saturating_sub(RECENT));
-    Member {
-        job,
-        comm: state.id,
-        name: state.shown.name().map(str::to_owned),
-        rank: state.rank,
-        members: state.members.clone(),
-        standing,
-        failure: state.failure().map(|error| error.to_string()),
-        device,
-        recent: recent.map(|call| Call::of(&call.header(state.id))).collect(),
-        heard: None,
-    }
-}
-
-/// State of the members as the store knows it, or as far as this process does where the store gives no answer, with the
-/// reason in `silence`: then it is not asked again.
-fn others(state: &State, silence: &mut Option<String>) -> Vec<Heard> {
-    let health = match silence {
-        Some(_) => Vec::new(),
-        None => state.control.health(state.id).unwrap_or_else(|error| {
-            *silence = Some(format!("the rendezvous store gives no answer: {error}"));
-            Vec::new()
-        }),
-    };
-    let limit = state.control.silence_limit();
-    let heard = |&world: &usize| {
-        let of = health.get(world);
-        let gone = of.and_then(|of| of.gone.clone()).or_else(|| state.control.loss(world));
-        let ended = || state.control.has_ended(world).then(|| "its process has ended".to_owned());
-        let silent_for = of.map_or(Duration::ZERO, |of| of.silent_for);
-        let progress = of.and_then(|of| of.progress.as_ref());
-        Heard {
-            silent_ms: silent_for.as_millis() as u64,
-            silent: silent_for > limit,
-            gone: gone.or_else(ended),
-            left: state.control.has_left(world),
-            standing: progress.map(|progress| Standing::of(progress, state.id, &state.members)),
-            unknown: of.is_none().then(|| silence.clone()).flatten(),
-        }
-    };
-    state.members.iter().map(heard).collect()
 }

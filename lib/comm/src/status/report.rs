@@ -11,7 +11,7 @@ use tinynccl_plan::wire::{Collective, Header};
 use tinynccl_transport::bootstrap::{Made, Snapshot, is_later};
 
 /// Version of the format. A reader refuses another one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// One process, as it sees itself.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -86,10 +86,23 @@ pub struct Member {
     pub failure: Option<String>,
     /// Calls on a device; the standing is theirs then.
     pub device: Option<Device>,
-    /// The last collectives, the last one at the end; those of a device's calls are not kept.
+    /// The last collectives, the last one at the end; not those on a device.
     pub recent: Vec<Call>,
+    /// Messages to and from single ranks that are under way.
+    pub messages: Vec<Underway>,
+    /// Wait for all ranks outside of calls.
+    pub meets: Option<Meets>,
     /// State of all ranks as the rendezvous store knows it, by rank; only where it was asked for.
     pub heard: Option<Vec<Heard>>,
+}
+
+/// A wait for all ranks of a communicator outside of its calls: in split, agree, shrink.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meets {
+    /// Its name, the same on all ranks.
+    pub what: String,
+    /// Milliseconds since the rank came.
+    pub waits_ms: u64,
 }
 
 /// Calls of a rank on a communicator.
@@ -120,6 +133,16 @@ pub struct Call {
     pub arguments: String,
     /// Bytes of the count.
     pub bytes: u64,
+}
+
+/// A message that is under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Underway {
+    /// Rank at its other end.
+    pub peer: usize,
+    /// The message; its number counts the messages of the rank.
+    #[serde(flatten)]
+    pub call: Call,
 }
 
 /// Calls that a rank has enqueued on its device.
@@ -183,6 +206,22 @@ impl Call {
         let arguments = arguments.split("; message").next().unwrap_or_default().to_owned();
         let size = DType::from_code(header.dtype).map_or(0, DType::size) as u64;
         Call { name, number: header.seq, arguments, bytes: header.elements() * size }
+    }
+}
+
+impl Call {
+    /// Returns a message, or a round of two, under its name and with its ends.
+    pub(crate) fn message(number: u32, (dtype, count): (u8, u64), to: Option<usize>, from: Option<usize>) -> Call {
+        let name = match (to, from) {
+            (Some(_), None) => "send",
+            (None, Some(_)) => "recv",
+            _ => "send/recv",
+        };
+        let dtype = DType::from_code(dtype);
+        let mut arguments = format!("{}, count {count}", dtype.map_or("?", DType::name));
+        let ends = [("to", to), ("from", from)].into_iter().filter_map(|(word, rank)| Some((word, rank?)));
+        ends.for_each(|(word, rank)| arguments += &format!(", {word} rank {rank}"));
+        Call { name: name.to_owned(), number, arguments, bytes: count * dtype.map_or(0, DType::size) as u64 }
     }
 }
 

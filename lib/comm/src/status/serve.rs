@@ -1,12 +1,13 @@
 //! The thread that answers at the process's socket, one client after the other.
 //!
 //! A client sends one line, `status` or `status heard`, and gets the report as JSON up to the end of the connection.
+//! After `dump FOLDER` the process writes its records there, and the answer lists the files.
 
 use std::io::{self, Read as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -16,15 +17,17 @@ use super::report::Report;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::doorbell::Doorbell;
 use tinynccl_sys::fork::Kept;
+use tinynccl_sys::signal;
 use tinynccl_sys::threads::{Thread, deadline_after, left, poll};
 use tinynccl_sys::unix;
 
 /// Requests, as a client sends them.
 pub(super) const STATUS: &str = "status";
 pub(super) const HEARD: &str = "status heard";
+pub(super) const DUMP: &str = "dump ";
 
-/// Longest line of a client.
-const LINE: usize = 256;
+/// Longest line of a client: a path, and the request before it.
+const LINE: usize = 4200;
 /// Time that a client has to send its line, and then to take the answer. The next one waits meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Sleep between waits when there is nothing to look at, which the doorbell ends.
@@ -37,6 +40,29 @@ pub(super) struct Source {
     pub(super) look: fn() -> bool,
     /// Makes the report, with what the store knows of other ranks if it is asked for.
     pub(super) report: fn(bool) -> Report,
+    /// Writes records into a folder, for this reason.
+    pub(super) write: fn(&Path, &str) -> io::Result<Vec<PathBuf>>,
+    /// Writes the records of what has failed, and those of a signal if there was one.
+    pub(super) write_pending: fn(bool),
+}
+
+/// Rung by SIGUSR1, if this process takes it.
+static SIGNAL: OnceLock<Option<Arc<Doorbell>>> = OnceLock::new();
+
+/// Takes SIGUSR1 from here on, unless the program has its own use for it.
+pub(super) fn take_signal() {
+    SIGNAL.get_or_init(|| {
+        let bell = Doorbell::new().and_then(|bell| signal::ring(&bell).map(|taken| taken.then_some(bell)));
+        let unseen = |e| log::warn!("SIGUSR1 will not write the last calls: {e}");
+        let bell = bell.unwrap_or_else(|e| {
+            unseen(e);
+            None
+        });
+        if bell.is_none() {
+            log::debug!("SIGUSR1 stays the program's, which handles it");
+        }
+        bell
+    });
 }
 
 /// The socket of this process. Dropping it removes the socket and ends the thread, and waits for neither.
@@ -52,7 +78,10 @@ impl Server {
     pub(super) fn start(folder: &Path, beat: Duration, source: Source) -> Result<Server> {
         let failed = |e: io::Error| Error::io("status", format!("a socket in {}", folder.display()), &e);
         let path = place::prepare(folder).map_err(failed)?;
-        let listener = UnixListener::bind(&path).map_err(failed)?;
+        // It has its name once it listens: another process that starts takes one that refuses for a dead one's.
+        let unnamed = path.with_extension("new");
+        let listener = UnixListener::bind(&unnamed).map_err(failed)?;
+        std::fs::rename(&unnamed, &path).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let (ended, bell) = (Arc::new(AtomicBool::new(false)), Doorbell::new()?);
         let (listener, stop, ring, own) = (Kept::new(listener), ended.clone(), bell.clone(), folder.to_owned());
@@ -87,10 +116,17 @@ fn listen(listener: &Kept<UnixListener>, ended: &AtomicBool, (bell, beat): (&Doo
     while !ended.load(Ordering::Acquire) {
         let sleep = if (source.look)() { beat } else { LONG };
         let ready = {
-            let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+            let signal = SIGNAL.get().and_then(Option::as_deref).unwrap_or(bell);
+            let mut fds = [
+                PollFd::new(bell, PollFlags::IN),
+                PollFd::new(listener, PollFlags::IN),
+                PollFd::new(signal, PollFlags::IN),
+            ];
             poll(&mut fds, sleep)
         };
         bell.drain();
+        let asked = SIGNAL.get().and_then(Option::as_deref).is_some_and(Doorbell::was_rung);
+        (source.write_pending)(asked);
         if let Err(error) = ready {
             return log::warn!("tinynccl-cli status does not see this process any more: poll: {error}");
         }
@@ -120,7 +156,13 @@ fn answer(client: &UnixStream, source: Source) -> io::Result<()> {
         (Some(why), _) => format!("error: {why}\n"),
         (None, STATUS) => json(source, false)?,
         (None, HEARD) => json(source, true)?,
-        (None, other) => format!("error: unknown request {other:?}: expected {STATUS:?} or {HEARD:?}\n"),
+        (None, line) => match line.strip_prefix(DUMP) {
+            Some(folder) => match (source.write)(Path::new(folder), "it was asked for") {
+                Ok(files) => serde_json::to_string(&files)?,
+                Err(error) => format!("error: {error}\n"),
+            },
+            None => format!("error: unknown request {line:?}: expected {STATUS:?}, {HEARD:?} or \"{DUMP}FOLDER\"\n"),
+        },
     };
     send(client, text.as_bytes())
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::ask::{Answers, Silent};
-use super::report::{Call, Device, Heard, Member, Place, Report, Standing, Start};
+use super::report::{Call, Device, Heard, Meets, Member, Place, Report, Standing, Start, Underway};
 
 /// Everything that is known of a host's jobs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -68,6 +68,10 @@ pub struct Rank {
     pub device: Option<Device>,
     /// The last collectives, the last one at the end.
     pub recent: Vec<Call>,
+    /// Messages to and from single ranks that are under way.
+    pub messages: Vec<Underway>,
+    /// Wait for all ranks outside of calls.
+    pub meets: Option<Meets>,
 }
 
 /// State of a rank.
@@ -78,6 +82,8 @@ pub enum State {
     InCall,
     /// Waits for a message, outside a collective.
     Message,
+    /// Waits for all ranks, outside of calls.
+    Meets,
     /// Between calls.
     Idle,
     /// Has closed the communicator.
@@ -126,6 +132,7 @@ impl fmt::Display for State {
         f.write_str(match self {
             State::InCall => "in call",
             State::Message => "message",
+            State::Meets => "meets",
             State::Idle => "idle",
             State::Closed => "closed",
             State::Failed => "failed",
@@ -135,6 +142,14 @@ impl fmt::Display for State {
             State::Silent => "silent",
             State::Unknown => "unknown",
         })
+    }
+}
+
+impl Rank {
+    /// Returns the rank whose message, or whose room for one, this rank waits for.
+    pub fn awaits(&self) -> Option<usize> {
+        let named = self.standing.as_ref().and_then(|standing| standing.waits_for);
+        named.or(self.messages.first().map(|message| message.peer))
     }
 }
 
@@ -154,7 +169,11 @@ pub fn view(answers: &Answers) -> View {
             comms.entry((&member.job, member.comm)).or_default().push((report, member));
         }
     }
-    let processes = answers.reports.iter().map(|report| Process {
+    // Records of one process have a report for each of its ranks.
+    let first = |(at, report): &(usize, &Report)| {
+        answers.reports[..*at].iter().all(|other| (&other.host, other.pid) != (&report.host, report.pid))
+    };
+    let processes = answers.reports.iter().enumerate().filter(first).map(|(_, report)| Process {
         host: report.host.clone(),
         pid: report.pid,
         program: report.program.clone(),
@@ -208,12 +227,20 @@ fn reported(member: &Member, place: Place) -> Rank {
         rank: member.rank,
         world: member.members.get(member.rank).copied().unwrap_or(member.rank),
         place,
-        state: if member.failure.is_some() { State::Failed } else { state(&member.standing) },
+        state: match state(&member.standing) {
+            _ if member.failure.is_some() => State::Failed,
+            State::Idle | State::Message if member.meets.is_some() => State::Meets,
+            // It may still wait for the link.
+            State::Idle if !member.messages.is_empty() => State::Message,
+            other => other,
+        },
         source: Source::Process,
         standing: Some(member.standing.clone()),
         detail: member.failure.clone(),
         device: member.device.clone(),
         recent: member.recent.clone(),
+        messages: member.messages.clone(),
+        meets: member.meets.clone(),
     }
 }
 
@@ -246,7 +273,19 @@ fn unreported(
         },
     };
     let source = if standing.is_some() { Source::Heartbeat } else { Source::Nothing };
-    Rank { rank, world, place, state, source, standing, detail, device: None, recent: Vec::new() }
+    Rank {
+        rank,
+        world,
+        place,
+        state,
+        source,
+        standing,
+        detail,
+        device: None,
+        recent: Vec::new(),
+        messages: Vec::new(),
+        meets: None,
+    }
 }
 
 /// The starts that wait, by store.

@@ -241,7 +241,8 @@ impl DeviceComm {
         self.extend(by_slots(to))?;
         let call = RawCall::on_device(Call::message(DType::U8, root, 0, count), 0, 0);
         let (turn, _order) = self.turn(stream)?;
-        self.ledger.note(turn.number, &call);
+        let peer = |one: Option<End>| one.map(|(_, _, peer)| peer);
+        self.ledger.note_round(turn.number, (peer(to), peer(from)), count);
         // SAFETY: forwarded from the caller.
         unsafe { self.path.carry_round(turn, &call, round) }
     }

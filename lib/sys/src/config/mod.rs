@@ -248,6 +248,8 @@ config! {
         "Records every call, step and wait into this file, for Perfetto (ui.perfetto.dev); one file for all ranks of a host. Empty: no recording.", own;
     status: StatusPlace = StatusPlace::Auto, "TINYNCCL_STATUS", "auto, off, or a folder",
         "Folder of the Unix socket at which a process answers `tinynccl-cli status` while it has a communicator: its calls, whom they wait for, and since when. Only processes of the same user are answered. auto: $XDG_RUNTIME_DIR/tinynccl, or /tmp/tinynccl-UID; off: no socket, and no thread for it.", own;
+    dump: Option<String> = None, "TINYNCCL_DUMP", "a folder",
+        "Folder for the last 4,096 calls of each rank, which it writes to JOB/rank_RANK.json when a communicator fails, and at SIGUSR1 unless the program handles that signal itself. `tinynccl-cli status FOLDER` reads the files. Empty: only where `tinynccl-cli status --dump` asks for them. Needs TINYNCCL_STATUS.", own;
     trace_events: usize = 1 << 20, "TINYNCCL_TRACE_EVENTS", "1 to 256M",
         "Events that a communicator keeps while TINYNCCL_TRACE is set, 64 bytes each: the most recent ones.", own, advanced;
 }

@@ -53,8 +53,12 @@ pub use environment::host::Host;
 pub use ledger::calls::{Digests, first_difference, is_later};
 pub use ledger::calls::{Disagreement, Made};
 #[doc(hidden)]
+pub use ledger::messages::Message;
+#[doc(hidden)]
 pub use ledger::progress::Change;
 pub use ledger::progress::{Health, Progress, Quiet, RankState, Snapshot};
+#[doc(hidden)]
+pub use ledger::ring::{RECORDED, Recorded, Ring};
 #[doc(hidden)]
 pub use server::store::HOSTS_STORE;
 pub use server::store::Standing;

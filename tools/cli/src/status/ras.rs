@@ -6,27 +6,27 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Options;
+use super::{Look, What};
 
 /// Longest report that is read.
 const LONGEST: u64 = 64 << 20;
 
-/// Prints the report of the process at `address`.
+/// The report of the process at `address`.
 ///
 /// # Errors
 /// It cannot be reached, or does not speak the protocol.
-pub(super) fn run(address: &str, options: &Options) -> Result<i32> {
+pub(super) fn look(address: &str, what: &What, json: bool) -> Result<Look> {
     let at = address.to_socket_addrs().with_context(|| format!("resolving {address}"))?;
     let mut last = None;
     let found = at.into_iter().find_map(|at| {
-        TcpStream::connect_timeout(&at, options.timeout).inspect_err(|e| last = Some(format!("{at}: {e}"))).ok()
+        TcpStream::connect_timeout(&at, what.timeout).inspect_err(|e| last = Some(format!("{at}: {e}"))).ok()
     });
     let Some(stream) = found else {
         bail!("connecting to {}; is there a job with NCCL_RAS_ENABLE?", last.unwrap_or_else(|| address.to_owned()))
     };
     // A server collects for as long as it may, and then a little.
-    stream.set_read_timeout(Some(options.timeout + Duration::from_secs(10)))?;
-    stream.set_write_timeout(Some(options.timeout))?;
+    stream.set_read_timeout(Some(what.timeout + Duration::from_secs(10)))?;
+    stream.set_write_timeout(Some(what.timeout))?;
     let mut reader = BufReader::new(&stream);
     let mut ask = |command: &str| -> Result<String> {
         (&stream).write_all(format!("{command}\n").as_bytes())?;
@@ -38,19 +38,18 @@ pub(super) fn run(address: &str, options: &Options) -> Result<i32> {
     if !hello.starts_with("SERVER PROTOCOL") {
         bail!("{address} does not speak NCCL's RAS protocol: {hello:?}");
     }
-    let seconds = options.timeout.as_secs().max(1);
-    for command in [format!("TIMEOUT {seconds}"), format!("SET FORMAT {}", if options.json { "json" } else { "text" })]
-    {
+    let seconds = what.timeout.as_secs().max(1);
+    for command in [format!("TIMEOUT {seconds}"), format!("SET FORMAT {}", if json { "json" } else { "text" })] {
         let answer = ask(&command)?;
         if answer != "OK" {
             bail!("{address} refuses {command:?}: {answer}");
         }
     }
-    (&stream).write_all(if options.verbose { b"VERBOSE STATUS\n" } else { b"STATUS\n" })?;
+    (&stream).write_all(if what.verbose { b"VERBOSE STATUS\n" } else { b"STATUS\n" })?;
     let mut text = String::new();
     reader.take(LONGEST).read_to_string(&mut text).context("reading the report")?;
-    crate::print(&text)?;
-    Ok(i32::from(is_odd(&text, options.json)) * super::ODD)
+    let code = i32::from(is_odd(&text, json)) * super::ODD;
+    Ok(Look { page: text, code })
 }
 
 /// Returns true if a report shows something odd, as far as NCCL's own format says so.

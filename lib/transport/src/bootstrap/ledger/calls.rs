@@ -8,16 +8,17 @@
 //! A digest is shorter than what it stands for. Two lists of calls with one digest cannot be chosen beforehand, because
 //! it depends on random numbers of the job ([`Keys`]).
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+use super::ring::{Recorded, Ring};
 use tinynccl_plan::wire::Header;
 use tinynccl_sys::secret::Secret;
 
-/// Calls that are remembered: more than twice what a root can be ahead of the others, so that both know the first one
+/// Calls that are compared: more than twice what a root can be ahead of the others, so that both know the first one
 /// that differs.
-pub(crate) const REMEMBERED: usize = 128;
+pub(crate) const COMPARED: usize = 128;
 
 /// A collective call, as far as all ranks must agree in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -78,31 +79,24 @@ pub struct Digests {
 pub(crate) struct Calls {
     keys: Keys,
     running: AtomicU64,
-    ring: [Entry; REMEMBERED],
+    ring: Ring,
 }
 
-/// A sequence lock around a [`Made`]: the stamp is 0 while the others are written.
-#[derive(Debug, Default)]
-struct Entry {
-    stamp: AtomicU64,
-    count: AtomicU64,
-    kind: AtomicU64,
-}
-
-impl Entry {
-    /// Returns the call; `None` for an empty entry, or while it is being written.
-    fn read(&self) -> Option<Made> {
-        let stamp = self.stamp.load(Ordering::Acquire);
-        let (count, kind) = (self.count.load(Ordering::Relaxed), self.kind.load(Ordering::Relaxed));
-        fence(Ordering::Acquire);
-        let whole = stamp != 0 && self.stamp.load(Ordering::Relaxed) == stamp;
-        whole.then_some(Made { stamp, count, kind })
+impl From<Recorded> for Made {
+    fn from(Recorded { stamp, count, kind, .. }: Recorded) -> Made {
+        Made { stamp, count, kind }
     }
 }
 
 /// Numbers of calls start again after 2^32 of them, which takes a quarter of an hour at the least.
 pub fn is_later(seq: u32, than: u32) -> bool {
     seq != than && seq.wrapping_sub(than) < 1 << 31
+}
+
+/// Bytes of a call, about: a type has eight at most, and the count of a pack is longer than it is.
+#[inline(always)]
+fn bytes(call: &Header) -> u64 {
+    call.count.saturating_mul(4)
 }
 
 #[inline(always)]
@@ -140,7 +134,7 @@ impl Keys {
 
 impl Calls {
     pub(crate) fn new(keys: Keys) -> Calls {
-        Calls { running: AtomicU64::new(keys.0[2]), keys, ring: std::array::from_fn(|_| Entry::default()) }
+        Calls { running: AtomicU64::new(keys.0[2]), keys, ring: Ring::default() }
     }
 
     pub(in crate::bootstrap) fn keys(&self) -> &Keys {
@@ -156,33 +150,35 @@ impl Calls {
         let running = self.keys.add(before, [call.count, kind]);
         self.running.store(running, Ordering::Relaxed);
         let stamp = u64::from(call.seq) << 32 | u64::from(digest(running));
-        let entry = &self.ring[call.seq as usize % REMEMBERED];
-        entry.stamp.store(0, Ordering::Relaxed);
-        fence(Ordering::Release);
-        entry.count.store(call.count, Ordering::Relaxed);
-        entry.kind.store(kind, Ordering::Relaxed);
-        entry.stamp.store(stamp, Ordering::Release);
+        self.ring.write(stamp, [call.count, kind], bytes(call));
         Digests { before: digest(before), stamp }
+    }
+
+    /// The call with this number waits.
+    pub(crate) fn waits(&self, seq: u32) {
+        self.ring.waits(seq);
+    }
+
+    /// The call with this number is over.
+    #[inline]
+    pub(crate) fn over(&self, seq: u32) {
+        self.ring.over(seq);
     }
 
     /// The call with this number, if it is remembered.
     pub(crate) fn get(&self, seq: u32) -> Option<Made> {
-        self.ring[seq as usize % REMEMBERED].read().filter(|call| call.seq() == seq)
+        self.ring.get(seq).map(Made::from)
     }
 
-    /// The calls that are remembered, in order.
-    pub(crate) fn all(&self) -> Vec<Made> {
-        let mut calls: Vec<Made> = self.ring.iter().filter_map(Entry::read).collect();
-        let newest = calls.iter().map(Made::seq).reduce(|a, b| if is_later(b, a) { b } else { a }).unwrap_or(0);
-        calls.sort_unstable_by_key(|call| std::cmp::Reverse(newest.wrapping_sub(call.seq())));
-        calls
+    /// Returns the last calls, up to `most`, in order.
+    pub(crate) fn last(&self, newest: u32, most: usize) -> Vec<Recorded> {
+        self.ring.last(newest, most)
     }
 
-    /// Returns the remembered calls after number `after`, in order.
-    pub(crate) fn since(&self, after: u32) -> Vec<Made> {
-        let mut calls = self.all();
-        calls.retain(|call| is_later(call.seq(), after));
-        calls
+    /// Returns the calls after number `after` that are compared, in order.
+    pub(crate) fn since(&self, after: u32, newest: u32) -> Vec<Made> {
+        let calls = self.last(newest, COMPARED).into_iter().map(Made::from);
+        calls.filter(|call| is_later(call.seq(), after)).collect()
     }
 }
 
@@ -197,9 +193,9 @@ pub(crate) struct Comparison {
 impl Comparison {
     /// Takes in the calls that `rank` reports; returns the first difference, once.
     pub(crate) fn take(&mut self, rank: usize, calls: &[Made]) -> Option<([usize; 2], [Made; 2])> {
-        self.slots.resize(REMEMBERED, None);
+        self.slots.resize(COMPARED, None);
         for call in calls {
-            let slot = &mut self.slots[call.seq() as usize % REMEMBERED];
+            let slot = &mut self.slots[call.seq() as usize % COMPARED];
             match slot {
                 Some((other, theirs)) if theirs.seq() == call.seq() => {
                     if theirs != call && !std::mem::replace(&mut self.found, true) {
@@ -242,27 +238,28 @@ mod tests {
             assert_eq!(a.stamp >> 32, seq, "and the same call again has another digest");
             assert!(our_digests.iter().filter(|d| d.stamp as u32 == a.stamp as u32).count() == 1);
         }
-        let [a, b] = first_difference(&ours.all(), &theirs.all()).unwrap();
+        let [ours, theirs] = [ours, theirs].map(|calls| calls.since(0, 300));
+        let [a, b] = first_difference(&ours, &theirs).unwrap();
         assert_eq!((a.header(7).to_string(), b.seq()), ("broadcast #250 of comm 7 (f32, count 8, root 0)".into(), 250));
         assert_eq!(b.header(7).root, 1);
-        assert_eq!(first_difference(&ours.all(), &ours.all()), None);
+        assert_eq!(first_difference(&ours, &ours), None);
     }
 
     #[test]
     fn the_last_calls_are_remembered_in_order() {
         let (calls, _) = made([3; 1000]);
-        let seqs = |after| calls.since(after).iter().map(Made::seq).collect::<Vec<u32>>();
-        assert_eq!(seqs(0), (1001 - REMEMBERED as u32..=1000).collect::<Vec<u32>>());
+        let seqs = |after| calls.since(after, 1000).iter().map(Made::seq).collect::<Vec<u32>>();
+        assert_eq!(seqs(0), (1001 - COMPARED as u32..=1000).collect::<Vec<u32>>());
         assert_eq!(seqs(998), [999, 1000]);
-        assert!(seqs(1000).is_empty() && Calls::new(keys()).all().is_empty());
+        assert!(seqs(1000).is_empty() && Calls::new(keys()).since(0, 0).is_empty());
         // Numbers start again.
         let calls = Calls::new(keys());
         for seq in [u32::MAX - 1, u32::MAX, 0, 1] {
             calls.push(&broadcast(seq, 0));
         }
-        let seqs = |calls: Vec<Made>| calls.iter().map(Made::seq).collect::<Vec<u32>>();
-        assert_eq!(seqs(calls.all()), [u32::MAX - 1, u32::MAX, 0, 1]);
-        assert_eq!(seqs(calls.since(u32::MAX)), [0, 1]);
+        let seqs = |after| calls.since(after, 1).iter().map(Made::seq).collect::<Vec<u32>>();
+        assert_eq!(seqs(u32::MAX - 2), [u32::MAX - 1, u32::MAX, 0, 1]);
+        assert_eq!(seqs(u32::MAX), [0, 1]);
     }
 
     #[test]
@@ -285,12 +282,13 @@ mod tests {
     fn what_ranks_tell_is_compared_call_by_call_and_a_difference_is_told_once() {
         let (ours, _) = made([0; 40]);
         let (theirs, _) = made((1..=40).map(|seq| u32::from(seq == 30)));
+        let [ours, theirs] = [ours, theirs].map(|calls| calls.since(0, 40));
         let mut comparison = Comparison::default();
         let tell = |comparison: &mut Comparison, rank, calls: &[Made]| comparison.take(rank, calls);
-        assert_eq!(tell(&mut comparison, 2, &ours.all()), None);
-        assert_eq!(tell(&mut comparison, 0, &theirs.all()[..29]), None);
-        let (ranks, calls) = tell(&mut comparison, 0, &theirs.all()[29..]).unwrap();
+        assert_eq!(tell(&mut comparison, 2, &ours), None);
+        assert_eq!(tell(&mut comparison, 0, &theirs[..29]), None);
+        let (ranks, calls) = tell(&mut comparison, 0, &theirs[29..]).unwrap();
         assert_eq!((ranks, calls[0].header(0).root, calls[1].header(0).root, calls[1].seq()), ([2, 0], 0, 1, 30));
-        assert_eq!(tell(&mut comparison, 1, &theirs.all()), None);
+        assert_eq!(tell(&mut comparison, 1, &theirs), None);
     }
 }

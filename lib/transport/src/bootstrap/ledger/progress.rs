@@ -9,9 +9,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::calls::{Calls, Digests, Keys, Made};
+use super::calls::{COMPARED, Calls, Digests, Keys, Made};
+use super::messages::{Message, Messages};
+use super::ring::{RECORDED, Recorded};
 use tinynccl_plan::wire::Header;
 use tinynccl_sys::secret::Secret;
+use tinynccl_sys::ticks;
 
 /// Progress of one communicator on one rank. The executor writes, the heartbeat reads; values may be torn between
 /// fields, which is good enough to name who waits for whom, but a call is read whole. On separate cache lines.
@@ -29,6 +32,7 @@ pub struct Progress {
     /// Number of the communicator's ranks; 0 if the caller does not set it.
     pub ranks: AtomicU32,
     calls: Calls,
+    messages: Messages,
     /// Number of the last call that was sent to the store.
     sent: AtomicU32,
     change: Change,
@@ -78,6 +82,7 @@ impl Progress {
 
     /// The state of a new communicator with this number, of the job with this secret.
     pub fn new(secret: &Secret, comm: u32) -> Self {
+        ticks::start();
         Progress {
             seq_started: AtomicU64::new(0),
             seq_done: AtomicU64::new(0),
@@ -85,6 +90,7 @@ impl Progress {
             closed: AtomicBool::new(false),
             ranks: AtomicU32::new(0),
             calls: Calls::new(Keys::of(secret, comm)),
+            messages: Messages::default(),
             sent: AtomicU32::new(0),
             change: Change::default(),
         }
@@ -103,14 +109,34 @@ impl Progress {
         self.calls.keys().hash(list)
     }
 
-    /// The last calls, in order.
+    /// This message starts.
+    #[inline]
+    pub fn message(&self, message: &Message) {
+        self.messages.push(message);
+    }
+
+    /// The last calls, in order: as many as are compared.
     pub fn calls(&self) -> Vec<Made> {
-        self.calls.all()
+        self.calls.last(self.started(), COMPARED).into_iter().map(Made::from).collect()
+    }
+
+    /// All calls that are recorded, in order.
+    pub fn recorded(&self) -> Vec<Recorded> {
+        self.calls.last(self.started(), RECORDED)
+    }
+
+    /// The last messages, in order, each with whether it is over.
+    pub fn messages(&self, most: usize) -> Vec<(Recorded, bool)> {
+        self.messages.last(most)
+    }
+
+    fn started(&self) -> u32 {
+        self.seq_started.load(Acquire) as u32
     }
 
     /// Returns the calls that were not sent to the store yet, and marks them as sent.
     pub(in crate::bootstrap) fn unsent(&self) -> Vec<Made> {
-        let calls = self.calls.since(self.sent.load(Relaxed));
+        let calls = self.calls.since(self.sent.load(Relaxed), self.started());
         if let Some(last) = calls.last() {
             self.sent.store(last.seq(), Relaxed);
         }
@@ -119,14 +145,37 @@ impl Progress {
 
     /// Records that the running call waits for `rank`, or for no rank.
     pub fn wait_on(&self, rank: Option<usize>) {
+        if rank.is_some() {
+            self.waits();
+        }
         self.waiting_on.store(rank.map_or(Self::NOBODY, |r| r as u32), Relaxed);
     }
 
-    /// Call `seq` is done.
+    /// Notes the time of what is under way: it takes long.
+    #[cold]
+    fn waits(&self) {
+        let started = self.seq_started.load(Relaxed);
+        if started != self.seq_done.load(Relaxed) {
+            self.calls.waits(started as u32);
+        }
+        self.messages.waits();
+    }
+
+    /// Call `seq` is done, and the messages before it.
     #[inline]
     pub fn done(&self, seq: u64) {
-        self.wait_on(None);
-        self.seq_done.store(seq, Relaxed);
+        self.waiting_on.store(Self::NOBODY, Relaxed);
+        if self.seq_done.load(Relaxed) != seq {
+            self.calls.over(seq as u32);
+            self.seq_done.store(seq, Relaxed);
+        }
+        self.messages.over();
+    }
+
+    /// Milliseconds since a look found that calls and messages go on.
+    fn quiet(&self, started: u64, done: u64) -> u64 {
+        let (begun, over) = self.messages.numbers();
+        self.change.look(started + u64::from(begun), done + u64::from(over))
     }
 
     /// The values as they are now.
@@ -137,7 +186,7 @@ impl Progress {
         Snapshot {
             seq_started,
             seq_done,
-            quiet: Quiet(self.change.look(seq_started, seq_done)),
+            quiet: Quiet(self.quiet(seq_started, seq_done)),
             waiting_on: (waiting_on != Self::NOBODY).then_some(waiting_on as usize),
             closed: self.closed.load(Relaxed),
             ranks: self.ranks.load(Relaxed),
