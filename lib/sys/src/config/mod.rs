@@ -11,7 +11,7 @@ mod value;
 use std::time::Duration;
 
 pub use choices::{
-    CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, StatusPlace, TransportChoice, Tune,
+    CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, StatusPlace, Sums, TransportChoice, Tune,
 };
 pub use environment::Environment;
 pub use port_range::PortRange;
@@ -146,6 +146,9 @@ config! {
     fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
         "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
          Algorithms in another order are not taken, TINYNCCL_ALGO included. On GPUs too, where 16- and 8-bit floats are added in f32 and rounded once, and on the CPU after every step.", same;
+    sum: Sums = Sums::Pairwise, "TINYNCCL_SUM", "pairwise, exact",
+        "exact: sums and averages of f16, bf16 and f32 are those of the exact numbers, rounded once, to nearest even. The bits follow from the ranks' values alone: not from order, algorithm, size, packing or processor. \
+         pairwise: every addition is rounded. On GPUs as on the CPU; algorithms that pass partial sums on are not taken, TINYNCCL_ALGO included.", same;
     interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; = in front: whole names; ^ in front excludes",
         "Network interfaces whose addresses are advertised to the peers; empty: all that are up. Ranks that are all of one host use loopback alone.", own;
     port_range: Option<PortRange> = None, "TINYNCCL_PORT_RANGE", "LOW-HIGH, 1 to 65535",
