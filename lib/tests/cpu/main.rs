@@ -16,6 +16,7 @@ mod closing;
 mod collectives;
 mod config_docs;
 mod disagree;
+mod exact;
 mod exhaustive;
 mod exits;
 mod fixed_order;
