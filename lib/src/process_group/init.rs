@@ -150,14 +150,15 @@ impl ProcessGroup {
         // The other libraries round every addition.
         let rounds_once = || match comm.config().sum {
             Sums::Pairwise => Ok(()),
-            Sums::Exact => Err("TINYNCCL_SUM=exact is kept by backend tinynccl alone: ask for that, or unset it".to_owned()),
+            Sums::Exact => {
+                Err("TINYNCCL_SUM=exact is kept by backend tinynccl alone: ask for that, or unset it".to_owned())
+            }
         };
         let facts = Facts {
             asked: backend.name().to_owned(),
             nccl: (backend == BackendType::Nccl || backend == BackendType::Auto && gpu.is_some())
                 .then(|| rounds_once().and_then(|()| nccl::find(comm.config()).map_err(words))),
-            mpi: (backend == BackendType::Mpi)
-                .then(|| rounds_once().and_then(|()| mpi::find(&comm).map_err(words))),
+            mpi: (backend == BackendType::Mpi).then(|| rounds_once().and_then(|()| mpi::find(&comm).map_err(words))),
             gpu: gpu.map(|gpu| gpu.map_err(words)),
         };
         let all: Vec<Facts> = comm.exchange("process_group: what ranks ask for", &facts)?;

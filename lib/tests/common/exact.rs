@@ -147,7 +147,13 @@ pub fn hard<T: Float>(seed: u64, ranks: usize) -> Vec<T> {
             5 => any & (T::SIGN | (2 * fraction - 1)),
             // Near the greatest, and a bit more.
             6 => (T::INFINITY - 1 - (any & 3)) | if next() % 3 == 0 { T::SIGN } else { 0 },
-            7 if next() % 2 == 0 => if next() % 2 == 0 { T::SIGN } else { 0 },
+            7 if next() % 2 == 0 => {
+                if next() % 2 == 0 {
+                    T::SIGN
+                } else {
+                    0
+                }
+            }
             _ => finite,
         };
         operands.push(T::of(bits));

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::topology::{Choice, choose};
 use crate::reduce::exact;
+use crate::topology::{Choice, choose};
 use crate::{Engine, Inner};
 use tinynccl_plan::Call;
 use tinynccl_plan::algorithm::{self, Shape};

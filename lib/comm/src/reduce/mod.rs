@@ -40,9 +40,9 @@ use std::fmt;
 use tinynccl_plan::dtype::{DType, ReduceOp};
 
 pub use self::average::Average;
-pub use self::exact::Exact;
 use self::bf16::{Bf16, Bf16Pair};
 pub use self::divide::Division;
+pub use self::exact::Exact;
 use self::f8::{E4M3, E5M2};
 use self::ops::{BitAnd, BitOr, BitXor, Divide, Max, Min, Op, Prod, Scaled, Sum, Unit};
 pub(crate) use self::scale::Piece;

@@ -191,7 +191,8 @@ unsafe fn add_at_once(board: &Board, task: &Task<'_>, exact: &Exact) {
     let mut words = vec![[0; 3]; board.ranks()];
     let skip = if plan.shape.collective == Collective::ReduceScatter { board.rank() * plan.bytes() } else { 0 };
     // SAFETY: by the caller; offsets stay below the slot's payload.
-    let place = |(source, words): (usize, &mut [u64; 3])| unsafe { data(board, task, source, words) }.wrapping_add(skip);
+    let place =
+        |(source, words): (usize, &mut [u64; 3])| unsafe { data(board, task, source, words) }.wrapping_add(skip);
     let places: Vec<_> = words.iter_mut().enumerate().map(place).collect();
     // SAFETY: by the caller; slots are apart from the output.
     unsafe { exact.sum(&places, task.buffers.output, plan.count) };

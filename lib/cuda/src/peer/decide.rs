@@ -70,7 +70,9 @@ impl Asked {
     /// the operator are not known yet: with exact sums no reduction takes a schedule that has another kernel.
     pub(crate) fn orders(&self, protocol: Protocol, collective: Collective, ranks: usize) -> bool {
         match protocol {
-            Protocol::Schedule(..) if self.exact && collective.reduces() && collective != Collective::Scan => ranks == 2,
+            Protocol::Schedule(..) if self.exact && collective.reduces() && collective != Collective::Scan => {
+                ranks == 2
+            }
             Protocol::Schedule(algorithm, _) if self.fixed_order => {
                 algorithm::keeps_rank_order(algorithm, &Shape { collective, ranks, root: 0, channels: 1 })
             }

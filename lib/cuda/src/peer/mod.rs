@@ -126,9 +126,10 @@ impl Peer {
         {
             return Err(Error::Unsupported {
                 what: format!("TINYNCCL_SUM=exact for {} of {ranks} ranks by {}", call.collective, choice.protocol),
-                detail: "a schedule adds two values at a time and rounds each sum; a scan on GPUs has nothing else: take \
+                detail:
+                    "a schedule adds two values at a time and rounds each sum; a scan on GPUs has nothing else: take \
                          f64 or an integer type, or scan in the host's memory"
-                    .to_owned(),
+                        .to_owned(),
             });
         }
         self.kernels.function(kernel, types)

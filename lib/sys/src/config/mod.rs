@@ -11,7 +11,8 @@ mod value;
 use std::time::Duration;
 
 pub use choices::{
-    CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, StatusPlace, Sums, TransportChoice, Tune,
+    CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, StatusPlace, Sums, TransportChoice,
+    Tune,
 };
 pub use environment::Environment;
 pub use port_range::PortRange;
