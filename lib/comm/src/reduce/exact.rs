@@ -1,9 +1,9 @@
 //! Exact sums: all operands of an element at once, and one rounding (`TINYNCCL_SUM=exact`).
 //!
-//! An `f64` has 29 bits more than an `f32`. A sum of values whose exponents lie within those bits, less one for each
-//! doubling of their number, is exact in `f64` in any order: every partial sum is a multiple of the smallest operand's
-//! last place, and fits. So the loop adds in `f64` and keeps the largest and the smallest magnitude of each element
-//! beside the sum. An element whose operands lie further apart is added again in [`Fixed`], an integer that holds
+//! An `f64` has 29 bits more than an `f32`, and an `f32` 13 or 16 more than an f16 or bf16. A sum of values whose exponents lie within those bits, less one for each
+//! doubling of their number, is exact in the wider type in any order: every partial sum is a multiple of the smallest operand's
+//! last place, and fits. So the loops add in the wider type and keep the largest and the smallest magnitude of
+//! each element beside the sum. 16-bit floats that lie further apart are added in `f64`, and what lies too far apart for that in [`Fixed`], an integer that holds
 //! every `f32` and so every sum of them (Kulisch's long accumulator). Its value reaches the last conversion *rounded to
 //! odd*: 53 bits of which the last says whether more follow, from which any shorter rounding is right (S. Boldo and
 //! G. Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
@@ -11,7 +11,7 @@
 //! An average is the exact sum divided by the number of ranks and rounded once. NaN is one NaN: positive, quiet, without
 //! payload. A sum of zero is +0 unless every operand is -0.
 
-use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use super::bf16::Bf16Pair;
 use super::bits::Bits16;
@@ -51,8 +51,12 @@ impl Exact {
             _ => return None,
         };
         let sum = match dtype {
+            #[cfg(target_arch = "x86_64")]
+            DType::F16 if level >= Level::Avx2 => simd::exact_at::<super::f16c::Converted>(level),
             DType::F16 => simd::exact_at::<F16>(level),
             DType::Bf16 => simd::exact_at::<Bf16>(level),
+            #[cfg(target_arch = "x86_64")]
+            DType::F32 if level >= Level::Avx512 => super::exact_512::sum,
             DType::F32 => simd::exact_at::<f32>(level),
             _ => return None,
         };
@@ -130,14 +134,24 @@ unsafe fn mean_of_two_dual<E: Element>(a: *const u8, b: *const u8, out: *mut u8,
 pub(super) trait Element: Unit {
     /// Bits of the significand, the leading one included.
     const PRECISION: u32;
-    /// Largest exponent field.
+    /// Largest exponent field, that of infinity.
     const EXPONENTS: u32;
     /// Magnitude, as bits: a larger number is a larger magnitude.
     fn magnitude(self) -> u32;
     /// Its value.
-    fn widen(self) -> f64;
+    fn widen(self) -> f32;
     /// The nearest value, ties to even, of a number that is exact or rounded to odd. One NaN.
     fn narrow(x: f64) -> Self;
+    /// [`Element::widen`] of a block.
+    #[inline(always)]
+    fn widen_all(values: &[Self; LANES]) -> [f32; LANES] {
+        values.map(Self::widen)
+    }
+    /// [`Element::narrow`] of a block of sums that are exact in `f32`.
+    #[inline(always)]
+    fn narrow_all(sums: &[f32; LANES]) -> [Self; LANES] {
+        sums.map(|sum| Self::narrow(sum.into()))
+    }
     /// A quotient rounded to odd, made ready for [`Element::narrow`].
     #[inline(always)]
     fn settle(x: f64) -> f64 {
@@ -153,8 +167,8 @@ impl Element for f32 {
         self.to_bits() & 0x7fff_ffff
     }
     #[inline(always)]
-    fn widen(self) -> f64 {
-        self.into()
+    fn widen(self) -> f32 {
+        self
     }
     #[inline(always)]
     fn narrow(x: f64) -> f32 {
@@ -170,13 +184,16 @@ impl Element for Bf16 {
         (self.0 & 0x7fff).into()
     }
     #[inline(always)]
-    fn widen(self) -> f64 {
-        f32::from_bits(u32::from(self.0) << 16).into()
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
     }
     #[inline(always)]
     fn narrow(x: f64) -> Bf16 {
-        let bits = one_nan(to_odd(x)).to_bits();
-        Bits16((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
+        Bf16::nearest(to_odd(x))
+    }
+    #[inline(always)]
+    fn narrow_all(sums: &[f32; LANES]) -> [Bf16; LANES] {
+        sums.map(Bf16::nearest)
     }
     /// Quotients below the smallest normal number are rounded here: an `f32` has no bits to spare for them.
     #[inline(always)]
@@ -188,6 +205,14 @@ impl Element for Bf16 {
     }
 }
 
+impl Bf16 {
+    #[inline(always)]
+    fn nearest(x: f32) -> Bf16 {
+        let bits = one_nan(x).to_bits();
+        Bits16((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
+    }
+}
+
 impl Element for F16 {
     const PRECISION: u32 = 11;
     const EXPONENTS: u32 = 31;
@@ -196,12 +221,16 @@ impl Element for F16 {
         (self.0 & 0x7fff).into()
     }
     #[inline(always)]
-    fn widen(self) -> f64 {
-        f16::widen(self).into()
+    fn widen(self) -> f32 {
+        f16::widen(self)
     }
     #[inline(always)]
     fn narrow(x: f64) -> F16 {
         f16::narrow(one_nan(to_odd(x)))
+    }
+    #[inline(always)]
+    fn narrow_all(sums: &[f32; LANES]) -> [F16; LANES] {
+        sums.map(|sum| f16::narrow(one_nan(sum)))
     }
 }
 
@@ -227,88 +256,134 @@ fn divided(x: f64, divisor: f64) -> f64 {
     if x.abs() < f64::INFINITY { beside } else { x }
 }
 
-/// Elements that the loop works on together: their sums and magnitudes fill the vector registers.
-const LANES: usize = 16;
+/// Elements that the loops work on together: their sums and magnitudes fill the vector registers.
+pub(super) const LANES: usize = 16;
+
+/// What a call's elements have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    divisor: f64,
+    /// Exponents that operands may lie apart for an exact sum in a float of 24 bits, and in one of 53.
+    apart: [u32; 2],
+    /// The largest exponent of operands whose sums do not overflow in `f32`, plus one.
+    most: u32,
+}
+
+impl Terms {
+    pub(super) fn new<E: Element>(operands: usize, divisor: f64) -> Terms {
+        let doublings = operands.next_power_of_two().trailing_zeros();
+        let apart = [24, 53].map(|bits: u32| bits.saturating_sub(E::PRECISION + doublings));
+        Terms { divisor, apart, most: E::EXPONENTS - if E::EXPONENTS == 255 { 1 + doublings } else { 0 } }
+    }
+
+    /// Exponents that operands may lie apart in `f64`.
+    pub(super) fn apart(&self) -> u32 {
+        self.apart[1]
+    }
+}
 
 /// [`ExactFn`] for one type.
 #[inline(always)]
 pub(super) unsafe fn sum<E: Element>(sources: &[*const u8], out: *mut u8, n: usize, divisor: f64) {
-    let doublings = sources.len().next_power_of_two().trailing_zeros();
-    // Exponents that the operands of an exact `f64` sum may lie apart.
-    let apart = 53u32.saturating_sub(E::PRECISION + doublings);
-    // SAFETY: forwarded from the caller.
+    let terms = Terms::new::<E>(sources.len(), divisor);
+    let whole = n / LANES * LANES;
+    // SAFETY: forwarded from the caller; `out` has room for a block, and every source was read up to its end.
     unsafe {
-        match (apart >= E::EXPONENTS, divisor == 1.0) {
-            (true, true) => lanes::<E, false, false>(sources, out, n, divisor, apart),
-            (true, false) => lanes::<E, false, true>(sources, out, n, divisor, apart),
-            (false, true) => lanes::<E, true, false>(sources, out, n, divisor, apart),
-            (false, false) => lanes::<E, true, true>(sources, out, n, divisor, apart),
+        for at in (0..whole).step_by(LANES) {
+            let fast = if E::PRECISION < 24 { narrow_block::<E>(sources, at, &terms) } else { None };
+            let block = fast.unwrap_or_else(|| wide_block(sources, at, &terms));
+            out.cast::<E>().add(at).cast::<[E; LANES]>().write_unaligned(block);
         }
+        rest::<E>(sources, out, whole..n, divisor);
     }
 }
 
-/// `FAR`: operands may lie too far apart for `f64`. `MEAN`: the sum is divided.
+/// Elements at the end, one by one.
 ///
 /// # Safety
-/// As [`ExactFn`].
-#[inline(always)]
-unsafe fn lanes<E: Element, const FAR: bool, const MEAN: bool>(
-    sources: &[*const u8],
-    out: *mut u8,
-    n: usize,
-    divisor: f64,
-    apart: u32,
-) {
-    let fraction = E::PRECISION - 1;
-    let (halves, reciprocal) = (divisor.to_bits() << 12 == 0, 1.0 / divisor);
-    let whole = n / LANES * LANES;
-    for at in (0..whole).step_by(LANES) {
-        let mut sums = [-0.0f64; LANES];
-        let (mut most, mut least) = ([0u32; LANES], [u32::MAX; LANES]);
-        for source in sources {
-            // SAFETY: by the caller the source holds `LANES` elements from `at` on; any bits are valid.
-            let values = unsafe { source.cast::<E>().add(at).cast::<[E; LANES]>().read_unaligned() };
-            for lane in 0..LANES {
-                sums[lane] += values[lane].widen();
-                if FAR {
-                    let magnitude = values[lane].magnitude();
-                    most[lane] = most[lane].max(magnitude);
-                    // Zeros have every exponent.
-                    least[lane] = least[lane].min(magnitude.wrapping_sub(1));
-                }
-            }
-        }
-        if MEAN {
-            for sum in &mut sums {
-                *sum = E::settle(if halves { *sum * reciprocal } else { divided(*sum, divisor) });
-            }
-        }
-        let mut results = [MaybeUninit::<E>::uninit(); LANES];
-        for lane in 0..LANES {
-            results[lane].write(E::narrow(sums[lane]));
-        }
-        if FAR {
-            let mut far = 0;
-            for lane in 0..LANES {
-                let low = (least[lane].wrapping_add(1) >> fraction) + apart;
-                far |= u32::from(most[lane] >> fraction > low);
-            }
-            if far != 0 {
-                for lane in 0..LANES {
-                    if most[lane] >> fraction > (least[lane].wrapping_add(1) >> fraction) + apart {
-                        // SAFETY: by the caller.
-                        results[lane].write(unsafe { one::<E>(sources, at + lane, divisor) });
-                    }
-                }
-            }
-        }
-        // SAFETY: by the caller `out` has room for them; every source was read up to here.
-        unsafe { out.cast::<E>().add(at).cast::<[MaybeUninit<E>; LANES]>().write_unaligned(results) };
-    }
-    for at in whole..n {
+/// As [`ExactFn`], for this range.
+pub(super) unsafe fn rest<E: Element>(sources: &[*const u8], out: *mut u8, range: Range<usize>, divisor: f64) {
+    for at in range {
         // SAFETY: by the caller.
         unsafe { out.cast::<E>().add(at).write(one::<E>(sources, at, divisor)) };
     }
+}
+
+/// A block of 16-bit floats whose sums are exact in `f32`; `None` if one may not be.
+///
+/// # Safety
+/// As [`ExactFn`], for the block from `at` on.
+#[inline(always)]
+unsafe fn narrow_block<E: Element>(sources: &[*const u8], at: usize, terms: &Terms) -> Option<[E; LANES]> {
+    let mut sums = [-0.0f32; LANES];
+    let (mut most, mut least) = ([0u16; LANES], [u16::MAX; LANES]);
+    for source in sources {
+        // SAFETY: by the caller the source holds the block; any bits are valid.
+        let values = unsafe { source.cast::<E>().add(at).cast::<[E; LANES]>().read_unaligned() };
+        let wide = E::widen_all(&values);
+        for lane in 0..LANES {
+            sums[lane] += wide[lane];
+            let magnitude = values[lane].magnitude() as u16;
+            most[lane] = most[lane].max(magnitude);
+            // Zeros have every exponent.
+            least[lane] = least[lane].min(magnitude.wrapping_sub(1));
+        }
+    }
+    let (fraction, apart) = (E::PRECISION - 1, terms.apart[0] as u16);
+    let mut far = 0;
+    for lane in 0..LANES {
+        let high = most[lane] >> fraction;
+        far |= u16::from(high > (least[lane].wrapping_add(1) >> fraction) + apart);
+        far |= u16::from(high >= terms.most as u16);
+    }
+    if far != 0 {
+        return None;
+    }
+    Some(match terms.divisor == 1.0 {
+        true => E::narrow_all(&sums),
+        false => means(&sums.map(f64::from), terms),
+    })
+}
+
+/// The quotients of exact sums.
+#[inline(always)]
+fn means<E: Element>(sums: &[f64; LANES], terms: &Terms) -> [E; LANES] {
+    let reciprocal = 1.0 / terms.divisor;
+    match terms.divisor.to_bits() << 12 == 0 {
+        true => sums.map(|sum| E::narrow(E::settle(sum * reciprocal))),
+        false => sums.map(|sum| E::narrow(E::settle(divided(sum, terms.divisor)))),
+    }
+}
+
+/// A block in `f64`.
+///
+/// # Safety
+/// As [`ExactFn`], for the block from `at` on.
+#[inline(always)]
+unsafe fn wide_block<E: Element>(sources: &[*const u8], at: usize, terms: &Terms) -> [E; LANES] {
+    let mut sums = [-0.0f64; LANES];
+    let (mut most, mut least) = ([0u32; LANES], [u32::MAX; LANES]);
+    for source in sources {
+        // SAFETY: by the caller the source holds the block; any bits are valid.
+        let values = unsafe { source.cast::<E>().add(at).cast::<[E; LANES]>().read_unaligned() };
+        for lane in 0..LANES {
+            sums[lane] += f64::from(values[lane].widen());
+            let magnitude = values[lane].magnitude();
+            most[lane] = most[lane].max(magnitude);
+            // Zeros have every exponent.
+            least[lane] = least[lane].min(magnitude.wrapping_sub(1));
+        }
+    }
+    let mut block = if terms.divisor == 1.0 { sums.map(E::narrow) } else { means(&sums, terms) };
+    let (fraction, apart) = (E::PRECISION - 1, terms.apart());
+    let is_far = |lane: usize| most[lane] >> fraction > (least[lane].wrapping_add(1) >> fraction) + apart;
+    if (0..LANES).fold(false, |far, lane| far | is_far(lane)) {
+        for lane in (0..LANES).filter(|&lane| is_far(lane)) {
+            // SAFETY: by the caller.
+            block[lane] = unsafe { one(sources, at + lane, terms.divisor) };
+        }
+    }
+    block
 }
 
 /// The result of one element, whatever its operands are.
@@ -316,9 +391,9 @@ unsafe fn lanes<E: Element, const FAR: bool, const MEAN: bool>(
 /// # Safety
 /// As [`ExactFn`]; `at` is below `n`.
 #[inline(never)]
-unsafe fn one<E: Element>(sources: &[*const u8], at: usize, divisor: f64) -> E {
+pub(super) unsafe fn one<E: Element>(sources: &[*const u8], at: usize, divisor: f64) -> E {
     // SAFETY: by the caller.
-    let operands = sources.iter().map(|source| unsafe { source.cast::<E>().add(at).read() }.widen());
+    let operands = sources.iter().map(|source| f64::from(unsafe { source.cast::<E>().add(at).read() }.widen()));
     E::narrow(E::settle(divided(total(operands), divisor)))
 }
 

@@ -9,6 +9,7 @@ use definition::{Float, hard, nearest};
 use tinynccl_plan::dtype::{DType, ReduceOp};
 
 #[path = "../../../tests/common/exact.rs"]
+#[allow(unreachable_pub, reason = "the library's tests use it, too")]
 mod definition;
 
 trait Typed: Float {
