@@ -18,6 +18,8 @@ use super::bits::Bits16;
 use super::f16::{self, F16};
 use super::ops::{Op, Unit};
 use super::{Kernels, Level, ReduceDualFn, ReduceFn, simd};
+#[cfg(target_arch = "x86_64")]
+use super::{exact_16, exact_512};
 use tinynccl_plan::dtype::{DType, ReduceOp};
 
 /// One bf16.
@@ -50,15 +52,25 @@ impl Exact {
             Some(ReduceOp::Sum) => 1.0,
             _ => return None,
         };
+        #[cfg(target_arch = "x86_64")]
+        let halves = |wide: ExactFn, narrow: ExactFn| {
+            (level >= Level::Avx2 && divisor.to_bits() << 12 == 0)
+                .then(|| if level == Level::Avx512 { wide } else { narrow })
+        };
         let sum = match dtype {
-            #[cfg(target_arch = "x86_64")]
-            DType::F16 if level >= Level::Avx2 => simd::exact_at::<super::f16c::Converted>(level),
             DType::F16 => simd::exact_at::<F16>(level),
             DType::Bf16 => simd::exact_at::<Bf16>(level),
             #[cfg(target_arch = "x86_64")]
-            DType::F32 if level >= Level::Avx512 => super::exact_512::sum,
+            DType::F32 if level >= Level::Avx512 => exact_512::sum,
             DType::F32 => simd::exact_at::<f32>(level),
             _ => return None,
+        };
+        #[cfg(target_arch = "x86_64")]
+        let sum = match dtype {
+            // Quotients by a power of two are exact, and so are their reciprocals.
+            DType::Bf16 => halves(exact_16::avx512::bf16, exact_16::avx2::bf16).unwrap_or(sum),
+            DType::F16 => halves(exact_16::avx512::f16, exact_16::avx2::f16).unwrap_or(sum),
+            _ => sum,
         };
         Some(Exact { sum, divisor })
     }
@@ -142,16 +154,6 @@ pub(super) trait Element: Unit {
     fn widen(self) -> f32;
     /// The nearest value, ties to even, of a number that is exact or rounded to odd. One NaN.
     fn narrow(x: f64) -> Self;
-    /// [`Element::widen`] of a block.
-    #[inline(always)]
-    fn widen_all(values: &[Self; LANES]) -> [f32; LANES] {
-        values.map(Self::widen)
-    }
-    /// [`Element::narrow`] of a block of sums that are exact in `f32`.
-    #[inline(always)]
-    fn narrow_all(sums: &[f32; LANES]) -> [Self; LANES] {
-        sums.map(|sum| Self::narrow(sum.into()))
-    }
     /// A quotient rounded to odd, made ready for [`Element::narrow`].
     #[inline(always)]
     fn settle(x: f64) -> f64 {
@@ -189,11 +191,8 @@ impl Element for Bf16 {
     }
     #[inline(always)]
     fn narrow(x: f64) -> Bf16 {
-        Bf16::nearest(to_odd(x))
-    }
-    #[inline(always)]
-    fn narrow_all(sums: &[f32; LANES]) -> [Bf16; LANES] {
-        sums.map(Bf16::nearest)
+        let bits = one_nan(to_odd(x)).to_bits();
+        Bits16((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
     }
     /// Quotients below the smallest normal number are rounded here: an `f32` has no bits to spare for them.
     #[inline(always)]
@@ -202,14 +201,6 @@ impl Element for Bf16 {
         const COARSE: f64 = f64::from_bits((1023 + 52 - 133) << 52 | 1 << 51);
         let rounded = ((x.abs() + COARSE) - COARSE).copysign(x);
         if x.abs() < f64::from(f32::MIN_POSITIVE) { rounded } else { x }
-    }
-}
-
-impl Bf16 {
-    #[inline(always)]
-    fn nearest(x: f32) -> Bf16 {
-        let bits = one_nan(x).to_bits();
-        Bits16((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
     }
 }
 
@@ -227,10 +218,6 @@ impl Element for F16 {
     #[inline(always)]
     fn narrow(x: f64) -> F16 {
         f16::narrow(one_nan(to_odd(x)))
-    }
-    #[inline(always)]
-    fn narrow_all(sums: &[f32; LANES]) -> [F16; LANES] {
-        sums.map(|sum| f16::narrow(one_nan(sum)))
     }
 }
 
@@ -265,7 +252,7 @@ pub(super) struct Terms {
     divisor: f64,
     /// Exponents that operands may lie apart for an exact sum in a float of 24 bits, and in one of 53.
     apart: [u32; 2],
-    /// The largest exponent of operands whose sums do not overflow in `f32`, plus one.
+    /// The first exponent with which sums may overflow in `f32`.
     most: u32,
 }
 
@@ -276,9 +263,23 @@ impl Terms {
         Terms { divisor, apart, most: E::EXPONENTS - if E::EXPONENTS == 255 { 1 + doublings } else { 0 } }
     }
 
-    /// Exponents that operands may lie apart in `f64`.
+    pub(super) fn divisor(&self) -> f64 {
+        self.divisor
+    }
+
+    /// Exponents that operands may lie apart in `f32`.
+    pub(super) fn apart_narrow(&self) -> u32 {
+        self.apart[0]
+    }
+
+    /// The same in `f64`.
     pub(super) fn apart(&self) -> u32 {
         self.apart[1]
+    }
+
+    /// The first exponent with which sums may overflow in `f32`.
+    pub(super) fn most(&self) -> u32 {
+        self.most
     }
 }
 
@@ -290,8 +291,7 @@ pub(super) unsafe fn sum<E: Element>(sources: &[*const u8], out: *mut u8, n: usi
     // SAFETY: forwarded from the caller; `out` has room for a block, and every source was read up to its end.
     unsafe {
         for at in (0..whole).step_by(LANES) {
-            let fast = if E::PRECISION < 24 { narrow_block::<E>(sources, at, &terms) } else { None };
-            let block = fast.unwrap_or_else(|| wide_block(sources, at, &terms));
+            let block: [E; LANES] = wide_block(sources, at, &terms);
             out.cast::<E>().add(at).cast::<[E; LANES]>().write_unaligned(block);
         }
         rest::<E>(sources, out, whole..n, divisor);
@@ -307,42 +307,6 @@ pub(super) unsafe fn rest<E: Element>(sources: &[*const u8], out: *mut u8, range
         // SAFETY: by the caller.
         unsafe { out.cast::<E>().add(at).write(one::<E>(sources, at, divisor)) };
     }
-}
-
-/// A block of 16-bit floats whose sums are exact in `f32`; `None` if one may not be.
-///
-/// # Safety
-/// As [`ExactFn`], for the block from `at` on.
-#[inline(always)]
-unsafe fn narrow_block<E: Element>(sources: &[*const u8], at: usize, terms: &Terms) -> Option<[E; LANES]> {
-    let mut sums = [-0.0f32; LANES];
-    let (mut most, mut least) = ([0u16; LANES], [u16::MAX; LANES]);
-    for source in sources {
-        // SAFETY: by the caller the source holds the block; any bits are valid.
-        let values = unsafe { source.cast::<E>().add(at).cast::<[E; LANES]>().read_unaligned() };
-        let wide = E::widen_all(&values);
-        for lane in 0..LANES {
-            sums[lane] += wide[lane];
-            let magnitude = values[lane].magnitude() as u16;
-            most[lane] = most[lane].max(magnitude);
-            // Zeros have every exponent.
-            least[lane] = least[lane].min(magnitude.wrapping_sub(1));
-        }
-    }
-    let (fraction, apart) = (E::PRECISION - 1, terms.apart[0] as u16);
-    let mut far = 0;
-    for lane in 0..LANES {
-        let high = most[lane] >> fraction;
-        far |= u16::from(high > (least[lane].wrapping_add(1) >> fraction) + apart);
-        far |= u16::from(high >= terms.most as u16);
-    }
-    if far != 0 {
-        return None;
-    }
-    Some(match terms.divisor == 1.0 {
-        true => E::narrow_all(&sums),
-        false => means(&sums.map(f64::from), terms),
-    })
 }
 
 /// The quotients of exact sums.
@@ -393,27 +357,26 @@ unsafe fn wide_block<E: Element>(sources: &[*const u8], at: usize, terms: &Terms
 #[inline(never)]
 pub(super) unsafe fn one<E: Element>(sources: &[*const u8], at: usize, divisor: f64) -> E {
     // SAFETY: by the caller.
-    let operands = sources.iter().map(|source| f64::from(unsafe { source.cast::<E>().add(at).read() }.widen()));
-    E::narrow(E::settle(divided(total(operands), divisor)))
+    let operand = |source: &*const u8| unsafe { source.cast::<E>().add(at).read() };
+    let (mut sum, mut most, mut least) = (-0.0f64, 0, u32::MAX);
+    for x in sources.iter().map(operand) {
+        sum += f64::from(x.widen());
+        most = most.max(x.magnitude());
+        least = least.min(x.magnitude().wrapping_sub(1));
+    }
+    let (fraction, apart) = (E::PRECISION - 1, Terms::new::<E>(sources.len(), divisor).apart());
+    let high = most >> fraction;
+    if high > (least.wrapping_add(1) >> fraction) + apart && high < E::EXPONENTS {
+        sum = total(sources.iter().map(|source| operand(source).widen().into()));
+    }
+    E::narrow(E::settle(divided(sum, divisor)))
 }
 
-/// The exact sum of values of `f32`, rounded to odd.
+/// The exact sum of finite values of `f32`, some not zero, rounded to odd.
 fn total(operands: impl Iterator<Item = f64>) -> f64 {
-    let (mut fixed, mut special, mut zero) = (Fixed::default(), 0.0, -0.0);
-    for x in operands {
-        if x.is_finite() {
-            fixed.add(x);
-            // -0 as long as nothing but -0 came.
-            zero += if x == 0.0 { x } else { 0.0 };
-        } else {
-            special += x;
-        }
-    }
-    match fixed.rounded_to_odd() {
-        _ if special != 0.0 => special,
-        Some(sum) => sum,
-        None => zero,
-    }
+    let mut fixed = Fixed::default();
+    operands.for_each(|x| fixed.add(x));
+    fixed.rounded_to_odd()
 }
 
 /// Exponent of the last bit of [`Fixed`], which is that of the smallest `f32`.
@@ -452,8 +415,8 @@ impl Fixed {
         }
     }
 
-    /// Its value rounded to odd; `None` for zero.
-    fn rounded_to_odd(&self) -> Option<f64> {
+    /// Its value rounded to odd.
+    fn rounded_to_odd(&self) -> f64 {
         let negative = self.0[4] >> 63 == 1;
         let mut words = self.0;
         if negative {
@@ -462,7 +425,7 @@ impl Fixed {
                 (*word, carry) = (!*word).overflowing_add(carry.into());
             }
         }
-        let top = (0..5).rev().find(|&i| words[i] != 0)?;
+        let Some(top) = (0..5).rev().find(|&i| words[i] != 0) else { return 0.0 };
         let below = |i: usize| top.checked_sub(i).map_or(0, |i| words[i]);
         // The first 64 bits from the first one on.
         let zeros = words[top].leading_zeros();
@@ -473,6 +436,6 @@ impl Fixed {
         let exponent = (top as i32 * 64 + 63 - zeros as i32) - 52 + LAST;
         // In the range of normal numbers: 2^-149 to 2^171.
         let value = kept as f64 * f64::from_bits(((exponent + 1023) as u64) << 52);
-        Some(if negative { -value } else { value })
+        if negative { -value } else { value }
     }
 }

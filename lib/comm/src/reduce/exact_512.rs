@@ -13,7 +13,8 @@ pub(super) unsafe fn sum(sources: &[*const u8], out: *mut u8, n: usize, divisor:
     let whole = n / LANES * LANES;
     // SAFETY: forwarded from the caller: all of them hold `n` elements.
     unsafe {
-        if divisor == 1.0 {
+        // Sums, and quotients by a power of two.
+        if divisor.to_bits() << 12 == 0 {
             let terms = Terms::new::<f32>(sources.len(), divisor);
             let pairs = whole / (2 * LANES) * (2 * LANES);
             for at in (0..pairs).step_by(2 * LANES) {
@@ -53,9 +54,9 @@ unsafe fn registers<const N: usize>(sources: &[*const u8], out: *mut u8, at: usi
             least[i] = _mm512_min_epu32(least[i], _mm512_add_epi32(bits, one_less));
         }
     }
-    let apart = _mm512_set1_epi32(terms.apart() as i32);
+    let (apart, reciprocal) = (_mm512_set1_epi32(terms.apart() as i32), _mm512_set1_pd(1.0 / terms.divisor()));
     for i in 0..N {
-        let [low, high] = sums[i].map(|sum| _mm512_cvtpd_ps(sum));
+        let [low, high] = sums[i].map(|sum| _mm512_cvtpd_ps(_mm512_mul_pd(sum, reciprocal)));
         let values = _mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high);
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
         let values = _mm512_mask_blend_ps(nan, values, _mm512_set1_ps(f32::NAN));
@@ -75,7 +76,7 @@ unsafe fn registers<const N: usize>(sources: &[*const u8], out: *mut u8, at: usi
         while far != 0 {
             let lane = far.trailing_zeros() as usize;
             // SAFETY: by the caller.
-            block[lane] = unsafe { one::<f32>(sources, first + lane, 1.0) };
+            block[lane] = unsafe { one::<f32>(sources, first + lane, terms.divisor()) };
             far &= far - 1;
         }
         // SAFETY: as above.

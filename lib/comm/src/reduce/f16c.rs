@@ -5,10 +5,9 @@
 
 use std::arch::x86_64::*;
 
-use super::bits::Bits16;
-use super::exact::{Element, LANES, SumOfTwo};
+use super::exact::SumOfTwo;
 use super::f16::F16;
-use super::ops::{Max, Min, Prod, Sum, Unit};
+use super::ops::{Max, Min, Prod, Sum};
 use super::{Kernels, Level, ReduceDualFn, ReduceFn, simd};
 use tinynccl_plan::dtype::ReduceOp;
 
@@ -83,13 +82,15 @@ macro_rules! registers {
 /// The 512-bit conversion requires the flag that exceptions stay masked.
 const NEAREST_512: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
+#[inline]
 #[target_feature(enable = "avx2")]
-fn one_nan_256(x: __m256) -> __m256 {
+pub(super) fn one_nan_256(x: __m256) -> __m256 {
     _mm256_blendv_ps(x, _mm256_set1_ps(f32::NAN), _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x))
 }
 
+#[inline]
 #[target_feature(enable = "avx512f")]
-fn one_nan_512(x: __m512) -> __m512 {
+pub(super) fn one_nan_512(x: __m512) -> __m512 {
     _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), x, _mm512_set1_ps(f32::NAN))
 }
 
@@ -259,57 +260,6 @@ pub(super) fn kernels(level: Level, op: ReduceOp) -> Kernels {
     };
     let scale = if level == Level::Avx512 { avx512::scale } else { avx2::scale };
     Kernels { reduce, reduce_dual, scale: Some(scale), scaled_sum: None, divide: None }
-}
-
-/// One f16 that the processor converts: exact sums of machines with F16C.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(super) struct Converted(F16);
-
-// SAFETY: an f16.
-unsafe impl Unit for Converted {}
-
-impl Element for Converted {
-    const PRECISION: u32 = F16::PRECISION;
-    const EXPONENTS: u32 = F16::EXPONENTS;
-    #[inline(always)]
-    fn magnitude(self) -> u32 {
-        self.0.magnitude()
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.0.widen()
-    }
-    #[inline(always)]
-    fn narrow(x: f64) -> Converted {
-        Converted(F16::narrow(x))
-    }
-    #[inline(always)]
-    fn widen_all(values: &[Converted; LANES]) -> [f32; LANES] {
-        let mut wide = [0f32; LANES];
-        let from = values.as_ptr().cast::<__m128i>();
-        // SAFETY: this is compiled for a level with F16C alone; two registers hold the block.
-        unsafe {
-            for half in 0..2 {
-                let to = wide.as_mut_ptr().add(half * LANES / 2);
-                _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128(from.add(half))));
-            }
-        }
-        wide
-    }
-    #[inline(always)]
-    fn narrow_all(sums: &[f32; LANES]) -> [Converted; LANES] {
-        let mut narrow = [Converted(Bits16(0)); LANES];
-        let to = narrow.as_mut_ptr().cast::<__m128i>();
-        // SAFETY: as above.
-        unsafe {
-            for half in 0..2 {
-                let sums = one_nan_256(_mm256_loadu_ps(sums.as_ptr().add(half * LANES / 2)));
-                _mm_storeu_si128(to.add(half), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums));
-            }
-        }
-        narrow
-    }
 }
 
 /// The sum of two operands with one NaN, for `level`, which is AVX2 or better.

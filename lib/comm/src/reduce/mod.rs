@@ -6,7 +6,7 @@
 //! | `bits`, `f16`, `bf16`, `f8` | the small floats over integer units |
 //! | `average` | what `avg` adds to a sum |
 //! | `scale` | inputs times a factor, and sums of them |
-//! | [`exact`], `exact_512` | sums of all operands, rounded once |
+//! | [`exact`], `exact_16`, `exact_512` | sums of all operands, rounded once |
 //! | `divide` | sums of integers divided, by reciprocal multiplication |
 //! | `simd` | the loops, compiled once per instruction set |
 //! | `f16c` | f16 through the processor's own conversions |
@@ -22,6 +22,8 @@ mod bf16;
 mod bits;
 mod divide;
 pub mod exact;
+#[cfg(target_arch = "x86_64")]
+mod exact_16;
 #[cfg(target_arch = "x86_64")]
 mod exact_512;
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(super) struct Task {
     pub(super) count: usize,
     /// Bytes of each buffer, as nccl-tests count them.
     pub(super) bytes: usize,
-    ranks: usize,
+    pub(super) ranks: usize,
     /// Operator of a reduction.
     pub(super) op: ReduceOp,
 }
