@@ -12,17 +12,20 @@ pub trait Float: Copy + std::fmt::Debug + 'static {
     fn of(bits: u32) -> Self;
     /// Its bits.
     fn bits(self) -> u32;
+    /// Magnitude of a value near this one.
+    fn near(x: f64) -> u32;
     /// Value of a magnitude; the infinity's is that of one more number.
     fn value(magnitude: u32) -> f64;
 }
 
 macro_rules! float {
-    ($($t:ty, $bits:ty, exponents $exponents:literal, fraction $fraction:literal;)*) => {$(
+    ($($t:ty, $bits:ty, $near:expr, exponents $exponents:literal, fraction $fraction:literal;)*) => {$(
         impl Float for $t {
             const INFINITY: u32 = ((1 << $exponents) - 1) << $fraction;
             const SIGN: u32 = 1 << ($exponents + $fraction);
             fn of(bits: u32) -> Self { <$t>::from_bits(bits as $bits) }
             fn bits(self) -> u32 { self.to_bits().into() }
+            fn near(x: f64) -> u32 { Float::bits(($near)(x.abs())).min(<Self as Float>::INFINITY) }
             fn value(magnitude: u32) -> f64 {
                 let (exponent, fraction) = (magnitude >> $fraction, magnitude & ((1 << $fraction) - 1));
                 let whole = fraction + if exponent > 0 { 1 << $fraction } else { 0 };
@@ -33,9 +36,9 @@ macro_rules! float {
     )*};
 }
 float! {
-    f32, u32, exponents 8, fraction 23;
-    bf16, u16, exponents 8, fraction 7;
-    f16, u16, exponents 5, fraction 10;
+    f32, u32, |x: f64| x as f32, exponents 8, fraction 23;
+    bf16, u16, bf16::from_f64, exponents 8, fraction 7;
+    f16, u16, f16::from_f64, exponents 5, fraction 10;
 }
 
 /// Digits of 32 bits with a sign each, in units of 2^-256.
@@ -69,7 +72,7 @@ impl Large {
     }
 }
 
-/// The value nearest to the sum over `divisor`, found by bisection: all comparisons are of integers.
+/// The value nearest to the sum over `divisor`, found by bisection: integers decide all comparisons.
 pub fn nearest<T: Float>(operands: &[T], divisor: i64) -> u32 {
     let magnitude = |x: T| x.bits() & !T::SIGN;
     let nan = T::INFINITY | (T::SIGN >> 1) & !T::INFINITY | half_of_fraction::<T>();
@@ -98,6 +101,21 @@ pub fn nearest<T: Float>(operands: &[T], divisor: i64) -> u32 {
     };
     // The smallest one whose middle to the next is not before the sum.
     let (mut low, mut high) = (0, T::INFINITY);
+    // It is likely to be here; if it is not, the search goes on.
+    let near = T::near(
+        operands
+            .iter()
+            .map(|x| T::value(magnitude(*x)) * if x.bits() & T::SIGN != 0 { -1.0 } else { 1.0 })
+            .sum::<f64>()
+            / divisor as f64,
+    );
+    for middle in [near, near.saturating_sub(1), near + 1] {
+        match middle {
+            _ if middle < low || middle >= high => {}
+            _ if beyond_middle(middle) > 0 => low = middle + 1,
+            _ => high = middle,
+        }
+    }
     while low < high {
         let middle = (low + high) / 2;
         if beyond_middle(middle) > 0 { low = middle + 1 } else { high = middle }

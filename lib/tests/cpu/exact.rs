@@ -6,8 +6,10 @@ use crate::common::exact::{Float, hard, nearest};
 use crate::common::memory::Memory;
 use crate::common::values::Number;
 use crate::common::{FABRICS, Fabric, config, run_ok};
+use crate::rdma::has_verbs;
 use half::{bf16, f16};
-use tinynccl::config::{SingleCopy, Sums};
+use tinynccl::bootstrap::Server;
+use tinynccl::config::{SingleCopy, Sums, TransportChoice};
 use tinynccl::schedule::{Lane, Loc, Program, Schedule, Shape, Step};
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp, Result};
@@ -142,6 +144,32 @@ fn where_large_messages_go_by_zero_copy_and_in_several_channels() {
                 run_ok(Fabric::Shm, ranks, &config, |comm| check(&comm, &cases, 40_000, "zero copy"));
             }
         }
+    }
+}
+
+/// RDMA, by the card in user space where the machine has no other, and buffers that links read without a copy.
+#[test]
+fn from_registered_buffers_and_over_rdma() {
+    let cases = Cases::<f32>::new(8, 3, 30_000);
+    let transports = [TransportChoice::Tcp, TransportChoice::Shm, TransportChoice::Verbs];
+    for transport in transports.into_iter().filter(|&t| t != TransportChoice::Verbs || has_verbs()) {
+        let mut config = exact(Some(Algorithm::AllPairs), 16 << 10);
+        (config.transport, config.verbs_chunk) = (transport, 16 << 10);
+        let server = Server::start("127.0.0.1:0".parse().unwrap(), 3, &config).unwrap();
+        std::thread::scope(|scope| {
+            for rank in 0..3 {
+                let (id, config, cases) = (server.unique_id(), config.clone(), &cases);
+                scope.spawn(move || {
+                    let comm = Comm::init(&id, rank, 3, config).unwrap();
+                    for _ in 0..3 {
+                        let mut buffer = comm.register_persistent(cases.inputs[rank].clone()).unwrap();
+                        comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap();
+                        let got: Vec<u32> = buffer.iter().map(|x| x.to_bits()).collect();
+                        assert!(got == cases.sums, "{transport}");
+                    }
+                });
+            }
+        });
     }
 }
 

@@ -63,9 +63,14 @@ pub(super) unsafe fn combine(
             if let Some(exact) = &plan.exact {
                 places.clear();
                 places.extend(sources.iter().map(|source| source.skip(at * elem).at));
-                exact.sum(&places, piece, n);
-                for target in targets {
-                    copy(piece, target.wrapping_add(at * elem), n * elem, streams);
+                // Straight into the first target, unless that is to stay out of the cache.
+                let (first, others) = match targets {
+                    [first, others @ ..] if !streams => (first.wrapping_add(at * elem), others),
+                    _ => (piece, targets),
+                };
+                exact.sum(&places, first, n);
+                for target in others {
+                    copy(first, target.wrapping_add(at * elem), n * elem, streams);
                 }
                 at += n;
                 continue;

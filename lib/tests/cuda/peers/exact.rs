@@ -80,7 +80,7 @@ const COUNTS: &[usize] = &[1, 3, 1000, 20_011, 300_007];
 
 #[test]
 fn every_kernel_gives_the_bits_of_the_exact_sum() {
-    for size in [2, 3, 4, 5, 8] {
+    for size in [2, 3, 4, 8] {
         let Some(ranks) = ranks(size, settings().cuda_path) else { return };
         every_way::<f32, u32>(&ranks, COUNTS);
         every_way::<bf16, u16>(&ranks, COUNTS);
@@ -155,16 +155,17 @@ fn sixteen_million_hard_elements() {
     fn blocks<T: Float + Element, B: Exact + TryFrom<u32>>(ranks: &[Rank]) {
         let n = ranks.len();
         let elements = std::env::var("ELEMENTS").map_or(1 << 24, |text| text.parse().expect("ELEMENTS is a number"));
-        let block = 1usize << 20;
+        let (block, parts) = (1usize << 20, std::thread::available_parallelism().map_or(1, usize::from));
+        let part = block.div_ceil(parts);
         for number in 0..usize::div_ceil(elements, block) {
             // The definition takes most of the time.
-            let parts: Vec<Cases> = std::thread::scope(|scope| {
-                let part = |i: usize| move || cases::<T>((number * 64 + i) as u64 * 7919 + 1, n, block / 16);
-                let threads: Vec<_> = (0..16).map(|i| scope.spawn(part(i))).collect();
+            let cases: Vec<Cases> = std::thread::scope(|scope| {
+                let one = |i: usize| move || cases::<T>(((number * parts + i) as u64) << 40 | 1, n, part);
+                let threads: Vec<_> = (0..parts).map(|i| scope.spawn(one(i))).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             let bits = |x: u32| B::try_from(x).unwrap_or_else(|_| panic!("{x:x}"));
-            let of = |i: usize| (&parts[i / (block / 16)], i % (block / 16));
+            let of = |i: usize| (&cases[i / part], i % part);
             for op in [ReduceOp::Sum, ReduceOp::Avg] {
                 let choice = ranks[0].comm.choice(Collective::AllReduce, block * size_of::<B>());
                 let call = Call::new(Collective::AllReduce, T::DTYPE, op, 0, block);
