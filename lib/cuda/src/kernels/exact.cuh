@@ -1,5 +1,5 @@
 // Exact sums of all ranks' values, rounded once (TINYNCCL_SUM=exact): bit for bit those of the CPU (reduce/exact.rs). They
-// are added in f64, where their sum is exact unless their exponents lie far apart.
+// are added in a wider type, where their sum is exact unless their exponents lie far apart.
 
 #if defined(DTYPE) && EXACT
 
@@ -89,33 +89,45 @@ template <int N> __device__ __noinline__ double far_sum(const float* x) {
     return sum == 0 ? 0.0 : to_odd(sum, rest);
 }
 
+__device__ __forceinline__ Stored narrow_or_nan(float x) {
+    return x != x ? ONE_NAN : narrow(x);
+}
+
 template <int N> __device__ __forceinline__ Stored exact(const Stored (&x)[N]) {
     if (N == 2 && OP == 0) {
         // One rounding to begin with: an f32 has more than twice the bits of an f16 or bf16.
-        const float sum = __fadd_rn(widen(x[0]), widen(x[1]));
-        return sum != sum ? ONE_NAN : narrow(sum);
+        return narrow_or_nan(__fadd_rn(widen(x[0]), widen(x[1])));
     }
     // A sum is a multiple of its smallest operand's last place.
-    constexpr u32 doublings = N <= 1 ? 0 : N <= 2 ? 1 : N <= 4 ? 2 : 3;
+    constexpr u32 doublings = N <= 2 ? 1 : N <= 4 ? 2 : 3;
     constexpr u32 apart = 53 - PRECISION - doublings;
+    u32 most = 0, least = ~0u;
+#pragma unroll
+    for (int s = 0; s < N; s++) {
+        const u32 m = magnitude(x[s]);
+        most = max(most, m);
+        least = min(least, m - 1); // not zeros
+    }
+    most >>= PRECISION - 1;
+    least = (least + 1) >> (PRECISION - 1);
+#if DTYPE != 0
+    // Most sums of 16 bits are exact in f32, and so is a quotient by a power of two. Those of bf16 may overflow there.
+    constexpr u32 overflows = DTYPE == 3 ? SPECIAL - 1 - doublings : SPECIAL;
+    if ((OP == 0 || (N & (N - 1)) == 0) && most <= least + (24 - PRECISION - doublings) && most < overflows) {
+        float sum = widen(x[0]);
+#pragma unroll
+        for (int s = 1; s < N; s++) sum = __fadd_rn(sum, widen(x[s]));
+        return narrow_or_nan(OP == 4 ? __fmul_rn(sum, 1.0f / N) : sum);
+    }
+#endif
     double sum = widen(x[0]);
 #pragma unroll
     for (int s = 1; s < N; s++) sum = __dadd_rn(sum, (double)widen(x[s]));
-    if (apart < SPECIAL) {
-        u32 most = 0, least = ~0u;
+    if (apart < SPECIAL && most > least + apart && most < SPECIAL) {
+        float wide[N];
 #pragma unroll
-        for (int s = 0; s < N; s++) {
-            const u32 m = magnitude(x[s]);
-            most = max(most, m);
-            least = min(least, m - 1); // not zeros
-        }
-        most >>= PRECISION - 1;
-        if (most > ((least + 1) >> (PRECISION - 1)) + apart && most < SPECIAL) {
-            float wide[N];
-#pragma unroll
-            for (int s = 0; s < N; s++) wide[s] = widen(x[s]);
-            sum = far_sum<N>(wide);
-        }
+        for (int s = 0; s < N; s++) wide[s] = widen(x[s]);
+        sum = far_sum<N>(wide);
     }
     return nearest(quotient<N>(sum));
 }

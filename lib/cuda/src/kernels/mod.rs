@@ -270,10 +270,10 @@ mod tests {
         }
     }
 
-    /// Exact sums among every number of ranks; two of them may take a schedule.
+    /// Exact sums among a few numbers of ranks; two of them may take a schedule.
     #[test]
     fn kernels_of_exact_sums_compile() {
-        for ranks in 2..=8 {
+        for ranks in [2, 3, 8] {
             let layout = Layout::new(ranks, 1, &Config::default().with(|c| c.sum = Sums::Exact));
             for kernel in Kernel::ALL.iter().filter(|kernel| kernel.reduces(Collective::AllReduce)) {
                 if kernel.family == Family::Schedule && ranks > 2 || kernel.framing == Framing::Ll128 && ranks != 4 {
