@@ -2,9 +2,10 @@
 //!
 //! `cargo bench -p tinynccl --bench reduce -- [OPERATION] [DTYPE ...]`
 //!
-//! OPERATION is one of: sum (the default), prod, min, max, avg (an input times 1/3, or a sum over 3), dual (sum to two places),
-//! in-place (sum over the second operand), four (sum of four operands, two at a time through 8 KiB, as in the shared region), exact
-//! (the same rounded once, at the machine's level). The first row is `memcpy`, what the machine can do without arithmetic.
+//! OPERATION is one of: sum (the default), prod, min, max, avg (an input times 1/3, or a sum over 3), dual (sum to two
+//! places), in-place (sum over the second operand), four (sum of four operands, two at a time through 8 KiB, as in the
+//! shared region), exact (the same rounded once, at the machine's level). The first row is `memcpy`, what the machine
+//! can do without arithmetic.
 
 use std::hint::black_box;
 use std::process::ExitCode;

@@ -1,15 +1,16 @@
 //! Exact sums: all operands of an element at once, and one rounding (`TINYNCCL_SUM=exact`).
 //!
-//! An `f64` has 29 bits more than an `f32`, and an `f32` 13 or 16 more than an f16 or bf16. A sum of values whose exponents lie within those bits, less one for each
-//! doubling of their number, is exact in the wider type in any order: every partial sum is a multiple of the smallest operand's
-//! last place, and fits. So the loops add in the wider type and keep the largest and the smallest magnitude of
-//! each element beside the sum. 16-bit floats that lie further apart are added in `f64`, and what lies too far apart for that in [`Fixed`], an integer that holds
-//! every `f32` and so every sum of them (Kulisch's long accumulator). Its value reaches the last conversion *rounded to
-//! odd*: 53 bits of which the last says whether more follow, from which any shorter rounding is right (S. Boldo and
+//! An `f64` has 29 bits more than an `f32`, and an `f32` 13 or 16 more than an f16 or bf16. A sum of values whose
+//! exponents lie within those bits, less one for each doubling of their number, is exact in the wider type in any
+//! order: every partial sum is a multiple of the smallest operand's last place, and fits. So the loops add in the
+//! wider type and keep the largest and the smallest magnitude of each element beside the sum. 16-bit floats that lie
+//! further apart are added in `f64`, and what lies too far apart for that in [`Fixed`], an integer that holds every
+//! `f32` and so every sum of them (Kulisch's long accumulator). Its value reaches the last conversion *rounded to odd*:
+//! 53 bits of which the last says whether more follow, from which any shorter rounding is right (S. Boldo and
 //! G. Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
 //!
-//! An average is the exact sum divided by the number of ranks and rounded once. NaN is one NaN: positive, quiet, without
-//! payload. A sum of zero is +0 unless every operand is -0.
+//! An average is the exact sum divided by the number of ranks and rounded once. NaN is one NaN: positive, quiet,
+//! without payload. A sum of zero is +0 unless every operand is -0.
 
 use std::ops::Range;
 

@@ -9,9 +9,9 @@ use super::f16c::{one_nan_256, one_nan_512};
 
 type Bf16 = Bits16<0x7f80>;
 
-/// An element as the loops need it: the conversions to and from the two halves of a register's elements.
+/// An element of 16 bits.
 trait Halves: Element {
-    /// Shift that leaves the exponent of a magnitude.
+    /// bf16, and not f16.
     const IS_BF16: bool;
 }
 impl Halves for Bf16 {

@@ -1,5 +1,5 @@
-// Exact sums of all ranks' values, rounded once (TINYNCCL_SUM=exact): bit for bit those of the CPU (reduce/exact.rs). They
-// are added in a wider type, where their sum is exact unless their exponents lie far apart.
+// Exact sums of all ranks' values, rounded once (TINYNCCL_SUM=exact): bit for bit those of the CPU (reduce/exact.rs).
+// They are added in a wider type, where their sum is exact unless their exponents lie far apart.
 
 #if defined(DTYPE) && EXACT
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ u32 magnitude(Stored x) {
 #endif
 }
 
-// `high` moved to the odd one of its neighbourhood if there is a rest behind it: from that any shorter rounding is right.
+// `high`, or the odd number beside it if there is a rest: from that any shorter rounding is right.
 __device__ __forceinline__ double to_odd(double high, double rest) {
     const long long bits = __double_as_longlong(high);
     if (rest == 0 || (bits & 1)) return high;

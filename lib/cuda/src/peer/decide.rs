@@ -3,8 +3,8 @@
 //!
 //! All kernels except those of schedules combine the values of all ranks in rank order (`reduce_words` in
 //! `kernels/types.cuh`), so they give the same bits. The order of a schedule is its algorithm's:
-//! [`algorithm::keeps_rank_order`], which the verifier proves. The steps of a schedule add two values each, so no sum of
-//! more than two ranks is exact there.
+//! [`algorithm::keeps_rank_order`], which the verifier proves. The steps of a schedule add two values each, so no sum
+//! of more than two ranks is exact there.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ pub enum Reason {
     Asked,
     /// The requested choice cannot run this call; the choice is by size.
     Refused,
-    /// `TINYNCCL_FIXED_ORDER` or `TINYNCCL_SUM`: by size it would have been this choice, which combines in another order.
+    /// `TINYNCCL_FIXED_ORDER` or `TINYNCCL_SUM`: by size it would have been this choice, which combines otherwise.
     FixedOrder(Protocol),
     /// The path has no choices.
     Path,
@@ -66,8 +66,8 @@ impl Asked {
         Asked { fixed_order: config.fixed_order, exact, algorithm: config.algorithm, proto: config.cuda_proto }
     }
 
-    /// Returns true if `protocol` gives results in rank order, or from all values at once, or need not do so. The type and
-    /// the operator are not known yet: with exact sums no reduction takes a schedule that has another kernel.
+    /// Returns true if `protocol` gives results in rank order, or from all values at once, or need not do so. The type
+    /// and the operator are not known yet: with exact sums no reduction takes a schedule that has another kernel.
     pub(crate) fn orders(&self, protocol: Protocol, collective: Collective, ranks: usize) -> bool {
         match protocol {
             Protocol::Schedule(..) if self.exact && collective.reduces() && collective != Collective::Scan => {
