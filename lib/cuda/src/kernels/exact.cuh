@@ -98,6 +98,10 @@ template <int N> __device__ __forceinline__ Stored exact(const Stored (&x)[N]) {
         // One rounding to begin with: an f32 has more than twice the bits of an f16 or bf16.
         return narrow_or_nan(__fadd_rn(widen(x[0]), widen(x[1])));
     }
+#if DTYPE != 0
+    // So has an average, of halves: those are exact, and their sum cannot overflow.
+    if (N == 2) return narrow_or_nan(__fadd_rn(__fmul_rn(widen(x[0]), 0.5f), __fmul_rn(widen(x[1]), 0.5f)));
+#endif
     // A sum is a multiple of its smallest operand's last place.
     constexpr u32 doublings = N <= 2 ? 1 : N <= 4 ? 2 : 3;
     constexpr u32 apart = 53 - PRECISION - doublings;
