@@ -127,8 +127,10 @@ pub(super) fn one_nan(x: f32) -> f32 {
 /// # Safety
 /// As [`ReduceFn`].
 unsafe fn mean_of_two<E: Element>(a: *const u8, b: *const u8, out: *mut u8, n: usize) {
-    // SAFETY: forwarded from the caller; the level is this machine's.
-    unsafe { simd::exact_at::<E>(Level::detect())(&[a, b], out, n, 2.0) }
+    if let Some(exact) = Exact::new(E::DTYPE, Some(ReduceOp::Avg), 2) {
+        // SAFETY: forwarded from the caller.
+        unsafe { exact.sum(&[a, b], out, n) }
+    }
 }
 
 /// # Safety
@@ -145,6 +147,8 @@ unsafe fn mean_of_two_dual<E: Element>(a: *const u8, b: *const u8, out: *mut u8,
 
 /// A float whose sums are exact here. Its exponents are those of `f32`, or fewer.
 pub(super) trait Element: Unit {
+    /// Its type.
+    const DTYPE: DType;
     /// Bits of the significand, the leading one included.
     const PRECISION: u32;
     /// Largest exponent field, that of infinity.
@@ -163,6 +167,7 @@ pub(super) trait Element: Unit {
 }
 
 impl Element for f32 {
+    const DTYPE: DType = DType::F32;
     const PRECISION: u32 = 24;
     const EXPONENTS: u32 = 255;
     #[inline(always)]
@@ -180,6 +185,7 @@ impl Element for f32 {
 }
 
 impl Element for Bf16 {
+    const DTYPE: DType = DType::Bf16;
     const PRECISION: u32 = 8;
     const EXPONENTS: u32 = 255;
     #[inline(always)]
@@ -206,6 +212,7 @@ impl Element for Bf16 {
 }
 
 impl Element for F16 {
+    const DTYPE: DType = DType::F16;
     const PRECISION: u32 = 11;
     const EXPONENTS: u32 = 31;
     #[inline(always)]
