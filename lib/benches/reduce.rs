@@ -2,18 +2,22 @@
 //!
 //! `cargo bench -p tinynccl --bench reduce -- [OPERATION] [DTYPE ...]`
 //!
-//! OPERATION is one of: sum (the default), prod, min, max, avg (an input times 1/3, or a sum over 3), dual (sum to two places),
-//! in-place (sum over the second operand). The first row is `memcpy`, what the machine can do without arithmetic.
+//! OPERATION is one of: sum (the default), prod, min, max, avg (an input times 1/3, or a sum over 3), dual (sum to two
+//! places), in-place (sum over the second operand), four (sum of four operands, two at a time through 8 KiB, as in the
+//! shared region), exact (the same rounded once, at the machine's level). The first row is `memcpy`, what the machine
+//! can do without arithmetic.
 
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use tinynccl::reduce::{self, Kernels, Level};
+use tinynccl::reduce::{self, Exact, Kernels, Level};
 use tinynccl::{DType, ReduceOp};
 
 /// Bytes of one operand.
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 32 << 20];
+/// Bytes of the piece through which the shared region adds more than two operands.
+const PIECE: usize = 8 << 10;
 /// Timed repetitions, of which the median counts.
 const REPETITIONS: usize = 15;
 /// Least time of one repetition: small sizes are called many times in one.
@@ -25,6 +29,8 @@ enum Operation {
     Average,
     Dual,
     InPlace,
+    Four,
+    Exact,
 }
 
 impl Operation {
@@ -33,6 +39,8 @@ impl Operation {
             "avg" => Operation::Average,
             "dual" => Operation::Dual,
             "in-place" => Operation::InPlace,
+            "four" => Operation::Four,
+            "exact" => Operation::Exact,
             _ => Operation::Reduce(name.parse().ok()?),
         })
     }
@@ -40,12 +48,14 @@ impl Operation {
     fn op(self) -> ReduceOp {
         match self {
             Operation::Reduce(op) => op,
+            Operation::Four | Operation::Exact => ReduceOp::Sum,
             _ => ReduceOp::Avg,
         }
     }
 
-    fn run(self, kernels: &Kernels, buffers: &mut Buffers, n: usize) {
-        let Buffers { a, b, out, copy } = buffers;
+    fn run(self, kernels: &Kernels, exact: Option<&Exact>, buffers: &mut Buffers, (n, size): (usize, usize)) {
+        let Buffers { a, b, out, copy, more } = buffers;
+        let four = [&*a, &*b, &more[0], &more[1]].map(|operand| operand.as_ptr().cast::<u8>());
         let (a, b, b_mut) = (a.as_ptr().cast(), b.as_ptr().cast(), b.as_mut_ptr().cast());
         let (out, copy) = (out.as_mut_ptr().cast(), copy.as_mut_ptr().cast());
         // SAFETY: `n` elements are at most the size of the buffers, which are aligned for every element.
@@ -58,6 +68,23 @@ impl Operation {
                 }
                 Operation::Dual => (kernels.reduce_dual)(a, b, out, copy, n),
                 Operation::InPlace => (kernels.reduce)(a, b, b_mut, n),
+                Operation::Four | Operation::Exact => {
+                    let mut piece = [0u64; PIECE / 8];
+                    let (piece, step) = (piece.as_mut_ptr().cast::<u8>(), PIECE / size);
+                    for at in (0..n).step_by(step) {
+                        let part = step.min(n - at);
+                        let [a, b, c, d] = four.map(|operand| operand.add(at * size));
+                        match exact {
+                            Some(exact) => exact.sum(&[a, b, c, d], piece, part),
+                            None => {
+                                (kernels.reduce)(a, b, piece, part);
+                                (kernels.reduce)(piece, c, piece, part);
+                                (kernels.reduce)(piece, d, piece, part);
+                            }
+                        }
+                        piece.copy_to_nonoverlapping(out.add(at * size), part * size);
+                    }
+                }
             }
         }
     }
@@ -69,6 +96,7 @@ struct Buffers {
     b: Vec<u64>,
     out: Vec<u64>,
     copy: Vec<u64>,
+    more: [Vec<u64>; 2],
 }
 
 /// GB/s at which `f` makes `bytes` of output.
@@ -111,8 +139,16 @@ fn main() -> ExitCode {
     // Ones, not zeros from the operating system: those would all be one physical page. The odd 64 KiB keep the buffers
     // from being a power of two apart, where some processors' way predictors take two of them for one.
     let words = (SIZES[SIZES.len() - 1] + (64 << 10)) / size_of::<u64>();
-    let mut buffers = Buffers { a: vec![1; words], b: vec![1; words], out: vec![1; words], copy: vec![1; words] };
-    for buffer in [&mut buffers.a, &mut buffers.b, &mut buffers.out, &mut buffers.copy] {
+    let mut buffers = Buffers {
+        a: vec![1; words],
+        b: vec![1; words],
+        out: vec![1; words],
+        copy: vec![1; words],
+        more: [vec![1; words], vec![1; words]],
+    };
+    for buffer in
+        [&mut buffers.a, &mut buffers.b, &mut buffers.out, &mut buffers.copy].into_iter().chain(&mut buffers.more)
+    {
         buffer.fill(black_box(0));
     }
 
@@ -128,11 +164,23 @@ fn main() -> ExitCode {
     for dtype in dtypes {
         for level in Level::ALL {
             let Some(kernels) = reduce::kernels_at(level, dtype, operation.op()) else { continue };
+            let exact =
+                matches!(operation, Operation::Exact).then(|| Exact::new(dtype, Some(ReduceOp::Sum), 4)).flatten();
+            if matches!(operation, Operation::Exact) && (exact.is_none() || level != Level::detect()) {
+                continue;
+            }
             row(
                 dtype.name(),
                 level.name(),
                 SIZES.map(|bytes| {
-                    speed(bytes, || operation.run(&kernels, black_box(&mut buffers), bytes / dtype.size()))
+                    speed(bytes, || {
+                        operation.run(
+                            &kernels,
+                            exact.as_ref(),
+                            black_box(&mut buffers),
+                            (bytes / dtype.size(), dtype.size()),
+                        )
+                    })
                 }),
             );
         }

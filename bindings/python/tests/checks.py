@@ -130,3 +130,24 @@ def run_any_source_in_a_part(place, backend, store):
 
 def run_check_briefly(place, name, backend, store):
     return run_check(place, name, backend, store, 3)
+
+
+def run_exact_sums(place, backend, store):
+    """From left to right, rounded every time, the sums of three ranks are 0, 256 and 2048; the averages are 0 in f32."""
+    rank, size = place
+    import tinynccl.torch  # noqa: F401
+
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, rank=rank, world_size=size, init_method=f"file://{store}", timeout=datetime.timedelta(seconds=60))
+    for dtype, terms in ((torch.float32, (1e8, 1.0, -1e8)), (torch.bfloat16, (256.0, 1.0, 1.0)), (torch.float16, (2048.0, 1.0, 1.0))):
+        tensor, output = full(1001, terms[rank], dtype), full(7, 0.0, dtype)
+        dist.all_reduce(tensor)
+        equal(tensor, sum(terms[:size]), f"all_reduce {dtype}")
+        dist.reduce_scatter_tensor(output, full(7 * size, terms[rank], dtype))
+        equal(output, sum(terms[:size]), f"reduce_scatter {dtype}")
+    least = 2.0**-149
+    tensor = full(1001, least)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    equal(tensor, least, "average")
+    dist.destroy_process_group()

@@ -3,6 +3,7 @@
 import os
 import tempfile
 import unittest
+import unittest.mock
 
 from harness import ranks
 
@@ -51,6 +52,10 @@ class Torch(unittest.TestCase):
         self.returned(outcomes)
         self.assertGreater(len(outcomes[0].value), 35)
         self.returned(self.launch(2, checks.run_any_source_in_a_part, "cpu:tinynccl,cuda:gloo"))
+
+    def test_sums_are_exact_where_the_variable_says_so(self):
+        with unittest.mock.patch.dict(os.environ, TINYNCCL_SUM="exact"):
+            self.returned(self.launch(3 if checks.DEVICE == "cpu" else 2, checks.run_exact_sums, "tinynccl"))
 
     def test_what_is_not_there_is_said(self):
         if checks.DEVICE == "cpu":

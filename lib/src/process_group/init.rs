@@ -7,7 +7,7 @@ use super::gpu;
 use super::{BackendType, ProcessGroup, make, mpi, nccl};
 use tinynccl_comm::Comm;
 use tinynccl_plan::error::{Error, Result};
-use tinynccl_sys::config::{Config, Environment};
+use tinynccl_sys::config::{Config, Environment, Sums};
 use tinynccl_transport::bootstrap::{UniqueId, rendezvous_from, rendezvous_from_env};
 
 /// The GPU of a rank.
@@ -147,11 +147,18 @@ impl ProcessGroup {
             Error::Unsupported { what, detail } => format!("{what}: {detail}"),
             other => other.to_string(),
         };
+        // The other libraries round every addition.
+        let rounds_once = || match comm.config().sum {
+            Sums::Pairwise => Ok(()),
+            Sums::Exact => {
+                Err("TINYNCCL_SUM=exact is kept by backend tinynccl alone: ask for that, or unset it".to_owned())
+            }
+        };
         let facts = Facts {
             asked: backend.name().to_owned(),
             nccl: (backend == BackendType::Nccl || backend == BackendType::Auto && gpu.is_some())
-                .then(|| nccl::find(comm.config()).map_err(words)),
-            mpi: (backend == BackendType::Mpi).then(|| mpi::find(&comm).map_err(words)),
+                .then(|| rounds_once().and_then(|()| nccl::find(comm.config()).map_err(words))),
+            mpi: (backend == BackendType::Mpi).then(|| rounds_once().and_then(|()| mpi::find(&comm).map_err(words))),
             gpu: gpu.map(|gpu| gpu.map_err(words)),
         };
         let all: Vec<Facts> = comm.exchange("process_group: what ranks ask for", &facts)?;

@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test file uses its own part of this")]
 
 pub mod cells;
+pub mod exact;
 pub mod memory;
 pub mod values;
 

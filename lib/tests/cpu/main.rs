@@ -17,6 +17,7 @@ mod collectives;
 mod config_docs;
 mod described;
 mod disagree;
+mod exact;
 mod exhaustive;
 mod exits;
 mod fixed_order;

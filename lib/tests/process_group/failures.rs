@@ -162,6 +162,23 @@ fn a_backend_that_is_missing_says_what_was_looked_for() {
     assert!(group.why().contains("host memory"), "{}", group.why());
 }
 
+/// Other libraries round every addition, and would not keep the promise.
+#[test]
+fn exact_sums_are_no_other_backends() {
+    let config = super::config().with(|c| c.sum = tinynccl::config::Sums::Exact);
+    let alone = |backend| {
+        let comm = tinynccl::Comm::threads(1, config.clone()).expect("a thread").remove(0);
+        ProcessGroup::new(comm, backend, Device::None)
+    };
+    let e = text(alone(BackendType::Mpi));
+    assert!(e.contains("backend mpi") && e.contains("TINYNCCL_SUM=exact is kept by backend tinynccl alone"), "{e}");
+    if tinynccl::cuda::available().is_ok() {
+        let e = text(alone(BackendType::Nccl));
+        assert!(e.contains("backend nccl") && e.contains("TINYNCCL_SUM=exact"), "{e}");
+    }
+    assert_eq!(alone(BackendType::Auto).expect("it keeps the promise").backend(), BackendType::Tinynccl);
+}
+
 /// A program that was not started by mpirun, but requests mpi.
 #[test]
 fn mpi_without_mpirun_says_so() {

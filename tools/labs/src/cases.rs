@@ -104,6 +104,11 @@ pub(crate) const CASES: &[Case] = &[
         ..failure("sum-order", &["sum-order"], &["recursive-doubling", "the same gradients have different sums"])
     },
     mended("sum-order-fixed", &["sum-order --fixed"], &["keeps no fixed order in all_reduce", "0 of 10000"]),
+    mended(
+        "sum-order-exact",
+        &["TINYNCCL_SUM=exact sum-order"],
+        &["keeps no fixed order in all_reduce", "0 of 10000", "0.17285156"],
+    ),
     failure("stale-registration", &["stale-registration"], &["the program sees B", "rank 1 got A"]),
     mended("stale-registration-fixed", &["stale-registration --fixed"], &["rank 1 got B"]),
     Case {

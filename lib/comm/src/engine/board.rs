@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::executor::{Buffers, Workspace};
-use crate::reduce::{self, Average};
+use crate::reduce::Combination;
 use crate::symmetric::{self, Alarm, Board, Layout, Outcome, Plan, Registry};
 use crate::trace::{self, Recorder};
 use crate::{Attached, Engine, Inner};
@@ -95,12 +95,15 @@ impl Inner {
 
     /// A call in the shared region by this algorithm.
     pub(super) fn board_plan(&self, call: &Call, algorithm: Algorithm) -> Plan {
+        let Combination { kernels, average, exact } =
+            Combination::new(call.dtype, call.op, self.size(), self.sums_exactly(call));
         Plan {
             shape: self.shape(call.collective, call.root),
             count: call.count,
             elem: call.dtype.size(),
-            kernels: reduce::kernels(call.dtype, call.op.unwrap_or(tinynccl_plan::ReduceOp::Sum)),
-            average: Average::new(call.dtype, call.op, self.size()),
+            kernels,
+            average,
+            exact,
             header: call.header(self.state.id, algorithm),
         }
     }

@@ -2,11 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::reduce::exact;
 use crate::topology::{Choice, choose};
 use crate::{Engine, Inner};
+use tinynccl_plan::Call;
 use tinynccl_plan::algorithm::{self, Shape};
 use tinynccl_plan::error::{Error, Result};
-use tinynccl_plan::wire::{Algorithm, Collective};
+use tinynccl_plan::wire::Algorithm;
+use tinynccl_sys::config::Sums;
 
 /// Longest message of a collective that reduces on three or more ranks. A message that arrives whole is read again at
 /// once and should still be in the L2 cache. Two ranks combine data in chunks as it arrives.
@@ -21,13 +24,18 @@ impl Inner {
         }
     }
 
-    pub(super) fn choice(&self, engine: &Engine, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
-        let shape = self.shape(collective, root);
+    /// True for a sum or an average that is to be rounded once.
+    pub(super) fn sums_exactly(&self, call: &Call) -> bool {
+        self.state.config.sum == Sums::Exact && call.collective.reduces() && exact::covers(call.dtype, call.op)
+    }
+
+    pub(super) fn choice(&self, engine: &Engine, call: &Call, bytes: usize) -> Result<Choice> {
+        let shape = self.shape(call.collective, call.root);
+        // Algorithms in rank order bring all operands of an element to one rank.
+        let in_order = self.state.config.fixed_order || self.sums_exactly(call);
         choose(&shape, bytes, self.longest(&shape), &engine.tuned.model, engine.forced)
-            .and_then(|choice| {
-                if self.state.config.fixed_order { in_rank_order(choice, &shape, engine.forced) } else { Some(choice) }
-            })
-            .ok_or_else(|| Error::invalid(collective.name(), format!("no algorithm for {} ranks", shape.ranks)))
+            .and_then(|choice| if in_order { in_rank_order(choice, &shape, engine.forced) } else { Some(choice) })
+            .ok_or_else(|| Error::invalid(call.collective.name(), format!("no algorithm for {} ranks", shape.ranks)))
     }
 
     /// Logs once per collective that the requested algorithm was not taken.

@@ -32,7 +32,10 @@ impl Inner {
         let rank = self.state.rank;
         // Which messages carry inputs follows from the programs of those who send them; it matters where inputs are
         // scaled.
-        let scales = Average::new(call.dtype, call.op, self.size()).scale.is_some();
+        let exact = self.sums_exactly(call);
+        let scales = !exact && Average::new(call.dtype, call.op, self.size()).scale.is_some();
+        // The one addition of two ranks is rounded once, whoever does it.
+        let at_once = exact && self.size() > 2;
         let bind = |programs: &dyn Fn(usize) -> Option<Program>| {
             let program = programs(rank)?;
             let inputs = if scales { program.received_inputs(rank, programs)? } else { vec![] };
@@ -52,7 +55,7 @@ impl Inner {
                 (Algorithm::Direct, message, bind(&|rank| programs.get(rank).cloned()))
             }
             collective => {
-                let choice = self.choice(engine, collective, call.root, bytes)?;
+                let choice = self.choice(engine, call, bytes)?;
                 if let Some(schedule) = self.packed_for(engine, call, &choice) {
                     let program = schedule.fingerprint();
                     engine.remember(schedule);
@@ -61,12 +64,21 @@ impl Inner {
                 let shape = self.shape(collective, call.root);
                 self.warn_refused(&shape, &choice);
                 log::debug!("rank {rank}: {call:?}: {}", choice.algorithm);
-                let bound = bind(&|rank| algorithm::program(choice.algorithm, &shape, rank));
+                let program = if at_once { algorithm::program_at_once } else { algorithm::program };
+                let bound = bind(&|rank| program(choice.algorithm, &shape, rank));
                 (choice.algorithm, choice.message, bound)
             }
         };
         let missing = || Error::invalid(op(), format!("no {algorithm} program for {} ranks", self.size()));
         let (program, inputs) = bound.ok_or_else(missing)?;
+        if at_once && let Some(step) = program.pairwise() {
+            let detail = format!(
+                "TINYNCCL_SUM=exact rounds once, but this program has `{}`, which adds two values by itself: receive \
+                 all operands first, and add them by reduce steps in a row into one place",
+                step.name()
+            );
+            return Err(Error::invalid(op(), detail));
+        }
         let header = call.header(self.state.id, algorithm);
         // Before links are opened, which waits for the peers.
         engine.board.announce(&Header { seq: engine.seq, ..header });
@@ -79,7 +91,7 @@ impl Inner {
             false => message,
         };
         let zero_copy = links.zero_copy(call.collective.reduces());
-        Plan::compile(call, header, &program, self.size(), &inputs, message, zero_copy, |c, p| links.get(c, p))
+        Plan::compile(call, header, &program, self.size(), &inputs, message, zero_copy, exact, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 

@@ -72,7 +72,8 @@ impl Inner {
         let bytes = call.bytes();
         let config = &self.state.config;
         // A requested algorithm or order is kept.
-        let free = forced.is_none() && !(config.fixed_order && call.collective.reduces());
+        let in_order = config.fixed_order && call.collective.reduces() || self.sums_exactly(call);
+        let free = forced.is_none() && !in_order;
         if !free || bytes < LEAST || self.size() > MOST_RANKS {
             return None;
         }

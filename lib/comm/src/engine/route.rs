@@ -137,7 +137,7 @@ impl Comm {
         inner.peer_in_range(call.collective.name(), "root", call.root)?;
         inner.state.origin.check(|| "explain".to_owned(), inner.state.rank)?;
         let mut engine = lock(&inner.engine);
-        let mut choice = inner.choice(&engine, call.collective, call.root, call.bytes())?;
+        let mut choice = inner.choice(&engine, call, call.bytes())?;
         let InMemory { two_shot, any } = inner.in_memory(&engine, call);
         if let Some((algorithm, chunk)) = any {
             let shape = inner.shape(call.collective, call.root);

@@ -162,6 +162,14 @@ impl Part<'_> {
                     }
                     Ok(true)
                 }
+                Step::Reduce { dst, .. } if !instruction.operands.is_empty() => {
+                    let operands: Vec<*const u8> =
+                        instruction.operands.iter().map(|&place| self.at(place).cast_const()).collect();
+                    if let Some(exact) = &plan.exact {
+                        exact.sum(&operands, self.at(dst), len);
+                    }
+                    Ok(true)
+                }
                 Step::Reduce { src, dst, last } => {
                     let out = self.at(dst);
                     combine(plan, self.operand(src), Operand::product(out), out, None, len);
@@ -378,7 +386,7 @@ pub(super) unsafe fn advance(
                 scratch: unsafe { scratch.add(state.scratch) }.cast(),
                 start_in_scratch: match plan.scratch_bytes {
                     0 => 0,
-                    _ => lane.partition.scratch_start(instruction.parts.start),
+                    _ => lane.partition.scratch_start(instruction.parts.start).saturating_sub(plan.scratch_first),
                 },
                 start: range.start,
                 len: range.len(),

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::reduce::{self, Average, Kernels, Operand, Scale};
+use crate::reduce::{self, Average, Combination, Exact, Kernels, Operand, Scale};
 use tinynccl_plan::Call;
 use tinynccl_plan::dtype::ReduceOp;
 use tinynccl_plan::schedule::{Buf, Loc, Partition, Program, Step};
@@ -46,6 +46,8 @@ pub(super) struct Instruction {
     pub(super) awaits: Option<u32>,
     /// Its message is a part of the sender's input, which is scaled here if the call wants that.
     pub(super) receives_input: bool,
+    /// Of a reduction at once: everything that it adds.
+    pub(super) operands: Box<[Place]>,
 }
 
 impl Instruction {
@@ -60,6 +62,7 @@ impl Instruction {
             may_zero_copy: false,
             awaits: None,
             receives_input: false,
+            operands: Box::default(),
         }
     }
 
@@ -156,7 +159,11 @@ pub struct Plan {
     /// the cache has already.
     pub(super) streams: bool,
     pub(super) average: Average,
+    /// Adds the operands of reductions at once.
+    pub(super) exact: Option<Exact>,
     pub(crate) scratch_bytes: usize,
+    /// Elements of a window before the first part that scratch memory has.
+    pub(super) scratch_first: usize,
     /// Some links may read sent memory after the send call returned (zero copy).
     pub(super) zero_copy: bool,
     /// It sends; it receives.
@@ -177,7 +184,8 @@ impl Plan {
     /// Binds `program`, whose messages are cut into ones of at most `max_message` bytes; those of `received_inputs`
     /// ([`Program::received_inputs`]) carry inputs. `link` gives the index of the links with (channel, peer), which
     /// must be open; `zero_copy` says whether some of them read a message's memory after the send call returned (zero
-    /// copy). None: a link is missing.
+    /// copy); `exact`: sums are rounded once, and `program` adds [at once](Program::pairwise) among more than two
+    /// ranks. None: a link is missing.
     #[expect(clippy::too_many_arguments, reason = "a call, its place among the ranks, and the cut of its messages")]
     pub(crate) fn compile(
         call: &Call,
@@ -187,12 +195,16 @@ impl Plan {
         received_inputs: &[bool],
         max_message: usize,
         zero_copy: bool,
+        exact: bool,
         link: impl Fn(u32, usize) -> Option<u32>,
     ) -> Option<Plan> {
         let elem = call.dtype.size();
-        let average = Average::new(call.dtype, call.op, ranks);
+        let Combination { kernels, average, exact } = Combination::new(call.dtype, call.op, ranks, exact);
         let partition = program.partition(call.count, elem, max_message);
-        let window = partition.largest_window();
+        // Scratch memory has those parts of a window that the program keeps there.
+        let kept = kept_in_scratch(program);
+        let scratch_first = partition.scratch_start(kept.start);
+        let window = partition.scratch_start(kept.end) - scratch_first;
         let output_segments = match call.collective {
             Collective::AllGather | Collective::AllToAll | Collective::Gather => ranks,
             _ => 1,
@@ -205,9 +217,20 @@ impl Plan {
         let mut lanes = Vec::with_capacity(program.lanes.len());
         for lane in &program.lanes {
             let first = instructions.len();
-            for step in &lane.steps {
+            let mut at = 0;
+            while let Some(step) = lane.steps.get(at) {
                 let link = |peer: u32| link(lane.channel, peer as usize).ok_or(());
-                instructions.push(Instruction::new(step.map(link, place).ok()?, step.parts()));
+                let mut instruction = Instruction::new(step.map(link, place).ok()?, step.parts());
+                at += 1;
+                if exact.is_some()
+                    && let Step::Reduce { src, .. } = instruction.step
+                    && let Some(reduction) = lane.at_once(at - 1)
+                {
+                    instruction.step = Step::Reduce { src, dst: place(reduction.dst), last: true };
+                    instruction.operands = reduction.operands.iter().map(|&loc| place(loc)).collect();
+                    at += reduction.steps - 1;
+                }
+                instructions.push(instruction);
             }
             mark_last_uses(&mut instructions[first..]);
             mark_followed(&mut instructions[first..]);
@@ -229,9 +252,11 @@ impl Plan {
             directions,
             output_bytes,
             streams: output_bytes >= STREAM,
-            kernels: reduce::kernels(call.dtype, call.op.unwrap_or(ReduceOp::Sum)),
+            kernels,
             average,
+            exact,
             scratch_bytes: program.scratch_segments * window * elem,
+            scratch_first,
             header,
         })
     }
@@ -259,7 +284,9 @@ impl Plan {
             streams: recvs.iter().map(|(_, range)| range.len()).sum::<usize>().saturating_mul(elem) >= STREAM,
             kernels: reduce::kernels(call.dtype, ReduceOp::Sum),
             average: Average::default(),
+            exact: None,
             scratch_bytes: 0,
+            scratch_first: 0,
             zero_copy,
             directions: (!sends.is_empty(), !recvs.is_empty()),
             output_bytes: recvs
@@ -297,6 +324,14 @@ impl Plan {
         }
         Some(plan)
     }
+}
+
+/// The parts of a window between which all of those lie that the program keeps in scratch memory.
+fn kept_in_scratch(program: &Program) -> Range<usize> {
+    let steps = program.lanes.iter().flat_map(|lane| &lane.steps);
+    let places = steps.flat_map(|step| [step.read(), step.write()]).flatten();
+    let kept = places.filter(|loc| loc.buf == Buf::Scratch).map(|loc| loc.parts());
+    kept.reduce(|all, parts| all.start.min(parts.start)..all.end.max(parts.end)).unwrap_or(0..0)
 }
 
 /// Finds the sends which another one follows.

@@ -140,8 +140,8 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
                 links.insert(channel as u32, peer, pair);
             }
         }
-        let plan =
-            Plan::compile(&key, header, &program, 3, &[], 24, false, |c, p| links.get(c, p)).expect("links are open");
+        let plan = Plan::compile(&key, header, &program, 3, &[], 24, false, false, |c, p| links.get(c, p))
+            .expect("links are open");
         let ours = input(2);
         let buffers = Buffers { input: ours.as_ptr().cast(), output: output.as_mut_ptr().cast() };
         let policy = WaitPolicy {

@@ -142,7 +142,8 @@ fn outcome(
         }
         let header = key.header(0, algorithm);
         let zero_copy = links.zero_copy(true);
-        let plan = Plan::compile(&key, header, &programs[rank], n, &[], MESSAGE, zero_copy, |c, p| links.get(c, p));
+        let plan =
+            Plan::compile(&key, header, &programs[rank], n, &[], MESSAGE, zero_copy, false, |c, p| links.get(c, p));
         let plan = plan.expect("links are open");
         let mut memory: Vec<u64> = (0..2 * n * COUNT).map(|i| (1000 * rank + i) as u64).collect();
         let base = memory.as_mut_ptr();

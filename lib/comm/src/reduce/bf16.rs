@@ -5,6 +5,7 @@
 //! is most of the cost of the plain one-element loop.
 
 use super::bits::Bits16;
+use super::exact::SumOfTwo;
 use super::ops::{Map, Op, Prod, Scaled, Sum, Unit};
 use super::scale::Times;
 
@@ -54,7 +55,7 @@ macro_rules! through_f32 {
         }
     )*};
 }
-through_f32!(Sum, Prod);
+through_f32!(Sum, SumOfTwo, Prod);
 
 impl Map<Bf16Pair> for Times<f32> {
     #[inline(always)]

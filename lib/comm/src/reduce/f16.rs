@@ -4,6 +4,7 @@
 //! Machines with F16C take the path in `f16c` instead.
 
 use super::bits::Bits16;
+use super::exact::SumOfTwo;
 use super::ops::{Map, Max, Min, Op, Prod, Scaled, Sum};
 use super::scale::Times;
 use super::simd::baseline;
@@ -52,7 +53,7 @@ macro_rules! through_f32 {
         }
     )*};
 }
-through_f32!(Sum, Prod);
+through_f32!(Sum, SumOfTwo, Prod);
 
 impl Map<F16> for Times<f32> {
     #[inline(always)]

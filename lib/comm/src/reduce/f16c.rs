@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 
+use super::exact::SumOfTwo;
 use super::f16::F16;
 use super::ops::{Max, Min, Prod, Sum};
 use super::{Kernels, Level, ReduceDualFn, ReduceFn, simd};
@@ -22,6 +23,8 @@ trait Registers: Copy {
     unsafe fn splat(x: f32) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
+    /// Each NaN replaced by one of them.
+    unsafe fn one_nan(self) -> Self;
 }
 
 /// `$half`, `$narrow`: registers of half as many and of all the f16; `$t`: register of as many `f32` as `$half` has
@@ -29,7 +32,7 @@ trait Registers: Copy {
 macro_rules! registers {
     ($name:ident { $half:ty, $narrow:ty, $t:ty, elements $elements:literal, load $load:ident, widen $widen:ident,
      round $round:ident::<$rounding:ident>, join $join:ident($low:ident), store $store:ident,
-     arithmetic $splat:ident $add:ident $mul:ident }) => {
+     arithmetic $splat:ident $add:ident $mul:ident $one_nan:ident }) => {
         #[derive(Clone, Copy)]
         struct $name($t, $t);
 
@@ -67,6 +70,11 @@ macro_rules! registers {
                 // SAFETY: the caller has the features.
                 unsafe { Self($mul(self.0, other.0), $mul(self.1, other.1)) }
             }
+            #[inline(always)]
+            unsafe fn one_nan(self) -> Self {
+                // SAFETY: the caller has the features.
+                unsafe { Self($one_nan(self.0), $one_nan(self.1)) }
+            }
         }
     };
 }
@@ -74,15 +82,27 @@ macro_rules! registers {
 /// The 512-bit conversion requires the flag that exceptions stay masked.
 const NEAREST_512: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn one_nan_256(x: __m256) -> __m256 {
+    _mm256_blendv_ps(x, _mm256_set1_ps(f32::NAN), _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn one_nan_512(x: __m512) -> __m512 {
+    _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), x, _mm512_set1_ps(f32::NAN))
+}
+
 registers!(F16x16 {
     __m128i, __m256i, __m256, elements 16, load _mm_loadu_si128, widen _mm256_cvtph_ps,
     round _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>, join _mm256_inserti128_si256(_mm256_castsi128_si256),
-    store _mm256_storeu_si256, arithmetic _mm256_set1_ps _mm256_add_ps _mm256_mul_ps
+    store _mm256_storeu_si256, arithmetic _mm256_set1_ps _mm256_add_ps _mm256_mul_ps one_nan_256
 });
 registers!(F16x32 {
     __m256i, __m512i, __m512, elements 32, load _mm256_loadu_si256, widen _mm512_cvtph_ps,
     round _mm512_cvtps_ph::<NEAREST_512>, join _mm512_inserti64x4(_mm512_castsi256_si512),
-    store _mm512_storeu_si512, arithmetic _mm512_set1_ps _mm512_add_ps _mm512_mul_ps
+    store _mm512_storeu_si512, arithmetic _mm512_set1_ps _mm512_add_ps _mm512_mul_ps one_nan_512
 });
 
 /// An operator on registers.
@@ -97,6 +117,14 @@ impl RegisterOp for Sum {
     unsafe fn apply<R: Registers>(a: R, b: R) -> R {
         // SAFETY: the caller has the features.
         unsafe { a.add(b) }
+    }
+}
+
+impl RegisterOp for SumOfTwo {
+    #[inline(always)]
+    unsafe fn apply<R: Registers>(a: R, b: R) -> R {
+        // SAFETY: the caller has the features.
+        unsafe { a.add(b).one_nan() }
     }
 }
 
@@ -232,6 +260,11 @@ pub(super) fn kernels(level: Level, op: ReduceOp) -> Kernels {
     };
     let scale = if level == Level::Avx512 { avx512::scale } else { avx2::scale };
     Kernels { reduce, reduce_dual, scale: Some(scale), scaled_sum: None, divide: None }
+}
+
+/// The sum of two operands with one NaN, for `level`, which is AVX2 or better.
+pub(super) fn exact_sum(level: Level) -> (ReduceFn, ReduceDualFn) {
+    reduce_at::<SumOfTwo>(level)
 }
 
 fn reduce_at<O: RegisterOp>(level: Level) -> (ReduceFn, ReduceDualFn) {

@@ -6,6 +6,7 @@
 //! | `bits`, `f16`, `bf16`, `f8` | the small floats over integer units |
 //! | `average` | what `avg` adds to a sum |
 //! | `scale` | inputs times a factor, and sums of them |
+//! | [`exact`], `exact_16`, `exact_512` | sums of all operands, rounded once |
 //! | `divide` | sums of integers divided, by reciprocal multiplication |
 //! | `simd` | the loops, compiled once per instruction set |
 //! | `f16c` | f16 through the processor's own conversions |
@@ -20,6 +21,13 @@ mod average;
 mod bf16;
 mod bits;
 mod divide;
+pub mod exact;
+#[cfg(target_arch = "x86_64")]
+mod exact_16;
+#[cfg(target_arch = "x86_64")]
+mod exact_512;
+#[cfg(test)]
+mod exact_tests;
 mod f16;
 #[cfg(target_arch = "x86_64")]
 mod f16c;
@@ -38,6 +46,7 @@ use tinynccl_plan::dtype::{DType, ReduceOp};
 pub use self::average::Average;
 use self::bf16::{Bf16, Bf16Pair};
 pub use self::divide::Division;
+pub use self::exact::Exact;
 use self::f8::{E4M3, E5M2};
 use self::ops::{BitAnd, BitOr, BitXor, Divide, Max, Min, Op, Prod, Scaled, Sum, Unit};
 pub(crate) use self::scale::Piece;
@@ -90,6 +99,33 @@ pub struct Kernels {
     pub scaled_sum: Option<ScaledSumFn>,
     /// Division by an integer; integers only.
     pub divide: Option<DivideFn>,
+}
+
+/// The functions by which a call combines the values of its ranks.
+#[derive(Debug, Clone, Copy)]
+pub struct Combination {
+    /// Two values to one; of more than two ranks not for an exact sum.
+    pub kernels: Kernels,
+    /// What an average adds to that.
+    pub average: Average,
+    /// All values to one: an exact sum of more than two ranks.
+    pub exact: Option<Exact>,
+}
+
+impl Combination {
+    /// For `op` of `dtype` among `ranks`; `exact`: rounded once where [`exact::covers`] says so.
+    pub fn new(dtype: DType, op: Option<ReduceOp>, ranks: usize, exact: bool) -> Combination {
+        let known = op.unwrap_or(ReduceOp::Sum);
+        let kernels = kernels(dtype, known);
+        if !exact || ranks < 2 || !exact::covers(dtype, op) {
+            return Combination { kernels, average: Average::new(dtype, op, ranks), exact: None };
+        }
+        let average = Average::default();
+        match ranks {
+            2 => Combination { kernels: exact::of_two(Level::detect(), dtype, known, kernels), average, exact: None },
+            _ => Combination { kernels, average, exact: Exact::new(dtype, op, ranks) },
+        }
+    }
 }
 
 /// An instruction set that the kernels are compiled for, worst first.

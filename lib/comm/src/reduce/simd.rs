@@ -6,6 +6,7 @@
 use std::mem::MaybeUninit;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
+use super::exact::{Element, ExactFn};
 use super::ops::{Divide, Map, Op, Scaled, Sum, Unit};
 use super::{DivideFn, Level, ReduceDualFn, ReduceFn, ScaleFn, ScaledSumFn};
 
@@ -218,7 +219,7 @@ unsafe fn divide<D: Divide>(buf: *mut u8, n: usize, divisor: usize) {
 macro_rules! level {
     ($name:ident $(, $features:literal)?) => {
         pub(super) mod $name {
-            use super::{Divide, Op, ReduceDualFn, ReduceFn, Scaled, Sum, Unit};
+            use super::{Divide, Element, Op, ReduceDualFn, ReduceFn, Scaled, Sum, Unit};
 
             /// The two reductions of (unit, operator).
             pub(in super::super) fn pair<U: Unit, O: Op<U>>() -> (ReduceFn, ReduceDualFn) {
@@ -241,6 +242,17 @@ macro_rules! level {
             ) {
                 // SAFETY: the caller's promise, passed on.
                 unsafe { super::reduce_dual::<U, O>(a, b, out, copy, n, reduce::<U, O>) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in super::super) unsafe fn exact<E: Element>(
+                sources: &[*const u8],
+                out: *mut u8,
+                n: usize,
+                divisor: f64,
+            ) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { super::super::exact::sum::<E>(sources, out, n, divisor) }
             }
 
             $(#[target_feature(enable = $features)])?
@@ -285,6 +297,17 @@ pub(super) fn reduce_at<U: Unit, O: Op<U>>(level: Level) -> (ReduceFn, ReduceDua
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => avx2::pair::<U, O>(),
         _ => baseline::pair::<U, O>(),
+    }
+}
+
+/// The exact sum of a type for `level`, which the machine must have when it is called.
+pub(super) fn exact_at<E: Element>(level: Level) -> ExactFn {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => avx512::exact::<E>,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => avx2::exact::<E>,
+        _ => baseline::exact::<E>,
     }
 }
 

@@ -40,7 +40,7 @@ fn broadcast(board: &mut Board, algorithm: Algorithm, data: &mut [u64]) -> Resul
     };
     let shape = Shape { collective, ranks: 2, root: 0, channels: 1 };
     let kernels = reduce::kernels(DType::U64, ReduceOp::Sum);
-    let plan = Plan { shape, count, elem: 8, kernels, average: Default::default(), header };
+    let plan = Plan { shape, count, elem: 8, kernels, average: Default::default(), exact: None, header };
     let policy = WaitPolicy {
         turns: 1,
         backoff: Backoff { spin: Duration::ZERO, yields: Duration::ZERO },

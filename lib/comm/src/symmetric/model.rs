@@ -196,6 +196,7 @@ impl Rank {
             elem: ELEM,
             kernels: Kernels { reduce, reduce_dual, scale: None, scaled_sum: None, divide: None },
             average: Average::default(),
+            exact: None,
             header,
         };
         // The same on all ranks, so no rank ever sees a mismatch, whatever it reads and when.

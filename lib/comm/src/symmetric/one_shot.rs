@@ -6,6 +6,7 @@ use super::board::Board;
 use super::task::Task;
 use super::turn::{Outcome, Turn};
 use super::work::publish_input;
+use crate::reduce::Exact;
 use tinynccl_plan::algorithm::Shape;
 use tinynccl_plan::wire::Collective;
 use tinynccl_sys::sync;
@@ -80,6 +81,12 @@ impl OneShot {
             }
             self.next += 1;
         }
+        if let Some(exact) = &task.plan.exact
+            && shape.output_segments(rank) > 0
+        {
+            // SAFETY: all slots are complete, and stay until we finish this call.
+            unsafe { add_at_once(board, task, exact) };
+        }
         if let Some(division) = &task.plan.average.division
             && (shape.collective != Collective::Reduce || rank == shape.root)
         {
@@ -143,7 +150,7 @@ unsafe fn take(board: &Board, task: &Task<'_>, source: usize) {
         Collective::AllToAll => (rank * bytes, source * bytes),
         _ => (0, 0),
     };
-    if bytes == 0 {
+    if bytes == 0 || plan.exact.is_some() {
         return;
     }
     let output = task.buffers.output.wrapping_add(skip_out);
@@ -173,6 +180,22 @@ unsafe fn take(board: &Board, task: &Task<'_>, source: usize) {
             }
         }
     }
+}
+
+/// The exact sum of all ranks' slots.
+///
+/// # Safety
+/// As [`super::run`]; all slots must be complete.
+unsafe fn add_at_once(board: &Board, task: &Task<'_>, exact: &Exact) {
+    let plan = task.plan;
+    let mut words = vec![[0; 3]; board.ranks()];
+    let skip = if plan.shape.collective == Collective::ReduceScatter { board.rank() * plan.bytes() } else { 0 };
+    // SAFETY: by the caller; offsets stay below the slot's payload.
+    let place =
+        |(source, words): (usize, &mut [u64; 3])| unsafe { data(board, task, source, words) }.wrapping_add(skip);
+    let places: Vec<_> = words.iter_mut().enumerate().map(place).collect();
+    // SAFETY: by the caller; slots are apart from the output.
+    unsafe { exact.sum(&places, task.buffers.output, plan.count) };
 }
 
 /// The payload that `source` has published: in `words` when it is short. Ours is read here, too, because in place the

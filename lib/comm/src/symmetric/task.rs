@@ -3,7 +3,7 @@
 use super::board::Board;
 use super::turn::{Message, Turn, Wait};
 use crate::executor::Buffers;
-use crate::reduce::{Average, Kernels};
+use crate::reduce::{Average, Exact, Kernels};
 use tinynccl_plan::algorithm::Shape;
 use tinynccl_plan::error::Result;
 use tinynccl_plan::wire::Header;
@@ -17,6 +17,8 @@ pub struct Plan {
     pub(crate) elem: usize,
     pub(crate) kernels: Kernels,
     pub(crate) average: Average,
+    /// Adds all operands of an element at once.
+    pub(crate) exact: Option<Exact>,
     /// Header without sequence number; it names the algorithm.
     pub(crate) header: Header,
 }

@@ -55,10 +55,26 @@ pub(super) unsafe fn combine(
         let mut piece = MaybeUninit::<[u64; PIECE / 8]>::uninit();
         let piece = piece.as_mut_ptr().cast::<u8>();
         let step = PIECE / elem;
+        let mut places = Vec::new();
         let mut at = range.start;
         while at < range.end {
             let n = step.min(range.end - at);
             let source = |i: usize| sources[i].skip(at * elem);
+            if let Some(exact) = &plan.exact {
+                places.clear();
+                places.extend(sources.iter().map(|source| source.skip(at * elem).at));
+                // Straight into the first target, unless that is to stay out of the cache.
+                let (first, others) = match targets {
+                    [first, others @ ..] if !streams => (first.wrapping_add(at * elem), others),
+                    _ => (piece, targets),
+                };
+                exact.sum(&places, first, n);
+                for target in others {
+                    copy(first, target.wrapping_add(at * elem), n * elem, streams);
+                }
+                at += n;
+                continue;
+            }
             match (sources.len(), &average.scale) {
                 (1, Some(scale)) if sources[0].input => scale.apply(source(0).at, piece, n),
                 (1, _) => copy(source(0).at, piece, n * elem, false),

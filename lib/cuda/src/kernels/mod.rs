@@ -134,7 +134,7 @@ families! {
 pub const ELEMENTS: &str = include_str!("types.cuh");
 
 /// Ahead of every kernel's own files.
-const COMMON: &str = text!("types.cuh" "memory.cuh" "subgroups.cuh" "team.cuh" "args.cuh" "ll.cuh" "ll128.cuh" "fifo.cuh"
+const COMMON: &str = text!("types.cuh" "exact.cuh" "memory.cuh" "subgroups.cuh" "team.cuh" "args.cuh" "ll.cuh" "ll128.cuh" "fifo.cuh"
     "pieces.cuh" "direct.cuh");
 
 /// Element type and operator of a kernel that combines values.
@@ -195,6 +195,7 @@ mod tests {
     use super::*;
     use tinynccl_plan::Error;
     use tinynccl_sys::Config;
+    use tinynccl_sys::config::Sums;
 
     #[test]
     fn every_kernel_is_in_its_source_once() {
@@ -264,6 +265,27 @@ mod tests {
                         matches!(entries[..], [one] if one.contains(&format!(" {}(", kernel.name()))),
                         "{name}: {entries:?}"
                     );
+                }
+            }
+        }
+    }
+
+    /// Exact sums among a few numbers of ranks; two of them may take a schedule.
+    #[test]
+    fn kernels_of_exact_sums_compile() {
+        for ranks in [2, 3, 8] {
+            let layout = Layout::new(ranks, 1, &Config::default().with(|c| c.sum = Sums::Exact));
+            for kernel in Kernel::ALL.iter().filter(|kernel| kernel.reduces(Collective::AllReduce)) {
+                if kernel.family == Family::Schedule && ranks > 2 || kernel.framing == Framing::Ll128 && ranks != 4 {
+                    continue;
+                }
+                for dtype in [DType::F32, DType::Bf16, DType::F16] {
+                    let op = if (ranks + dtype as usize).is_multiple_of(2) { ReduceOp::Sum } else { ReduceOp::Avg };
+                    let (name, text, defines) = unit(&layout, *kernel, Some((dtype, op))).unwrap();
+                    assert!(defines.iter().any(|define| define == "-DEXACT_SUMS"));
+                    if compiled(&name, &text, &defines).is_none() {
+                        return;
+                    }
                 }
             }
         }

@@ -112,6 +112,11 @@ __device__ __forceinline__ bool is_negative(Stored x) {
 
 // `own op received`, rounded to the stored type at every step, as on the CPU: bit for bit.
 __device__ __forceinline__ Stored pairwise(Stored own, Stored received, bool last) {
+#if EXACT
+    static_assert(RANKS == 2, "a partial sum of more ranks would be rounded");
+    const Stored both[2] = {own, received};
+    return exact(both);
+#else
     const Acc a = widen(own), b = widen(received);
 #if defined(IS_FLOAT) && (OP == 2 || OP == 3)
     // -0 is below +0.
@@ -122,6 +127,7 @@ __device__ __forceinline__ Stored pairwise(Stored own, Stored received, bool las
     if (last) return narrow(widen(one) / (Acc)RANKS);
 #endif
     return one;
+#endif
 }
 
 // Our own operand, scaled where it comes from the input and the call scales that.

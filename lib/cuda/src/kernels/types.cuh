@@ -129,9 +129,16 @@ __device__ __forceinline__ Stored times(Stored x, Acc factor) {
 #endif
 }
 
+// Sums and averages that are rounded once: `exact.cuh` has them.
+#if defined(EXACT_SUMS) && (OP == 0 || OP == 4) && (DTYPE == 0 || DTYPE == 2 || DTYPE == 3)
+#define EXACT 1
+#else
+#define EXACT 0
+#endif
+
 // `avg` of floats multiplies every rank's input by 1/n before the sum, so that large values do not overflow; integers
 // are divided behind it, in `finish`. (reduce/average.rs)
-#if OP == 4 && defined(IS_FLOAT)
+#if OP == 4 && defined(IS_FLOAT) && !EXACT
 #define SCALES 1
 #else
 #define SCALES 0
@@ -188,6 +195,7 @@ union Elements {
     Stored of[PER_WORD];
 };
 
+#if !EXACT
 // The reduction of one word of every rank's input, always in the order of the ranks: the same bits on each of them.
 __device__ __forceinline__ u64 reduce_words(const u64 (&in)[RANKS]) {
     Elements out;
@@ -205,5 +213,6 @@ __device__ __forceinline__ u64 reduce_words(const u64 (&in)[RANKS]) {
     }
     return out.word;
 }
+#endif
 
 #endif // DTYPE

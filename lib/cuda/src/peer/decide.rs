@@ -1,9 +1,10 @@
-//! Applies the settings to the choice of a kernel (`TINYNCCL_ALGO`, `TINYNCCL_CUDA_PROTO`, `TINYNCCL_FIXED_ORDER`), and
-//! gives the reason for a choice.
+//! Applies the settings to the choice of a kernel (`TINYNCCL_ALGO`, `TINYNCCL_CUDA_PROTO`, `TINYNCCL_FIXED_ORDER`,
+//! `TINYNCCL_SUM`), and gives the reason for a choice.
 //!
 //! All kernels except those of schedules combine the values of all ranks in rank order (`reduce_words` in
 //! `kernels/types.cuh`), so they give the same bits. The order of a schedule is its algorithm's:
-//! [`algorithm::keeps_rank_order`], which the verifier proves.
+//! [`algorithm::keeps_rank_order`], which the verifier proves. The steps of a schedule add two values each, so no sum
+//! of more than two ranks is exact there.
 
 use std::fmt;
 
@@ -12,7 +13,7 @@ use crate::window::Layout;
 use tinynccl_plan::algorithm::{self, Shape};
 use tinynccl_plan::device::{Choice, Framing, Protocol};
 use tinynccl_plan::wire::{Algorithm, Collective};
-use tinynccl_sys::config::{Config, CudaProto};
+use tinynccl_sys::config::{Config, CudaProto, Sums};
 
 /// Bytes up to which a requested schedule uses lines, if it fits.
 const SCHEDULE_IN_LINES: usize = 64 << 10;
@@ -21,6 +22,7 @@ const SCHEDULE_IN_LINES: usize = 64 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) fixed_order: bool,
+    pub(crate) exact: bool,
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) proto: CudaProto,
 }
@@ -36,7 +38,7 @@ pub enum Reason {
     Asked,
     /// The requested choice cannot run this call; the choice is by size.
     Refused,
-    /// `TINYNCCL_FIXED_ORDER`: by size it would have been this choice, which combines in another order.
+    /// `TINYNCCL_FIXED_ORDER` or `TINYNCCL_SUM`: by size it would have been this choice, which combines otherwise.
     FixedOrder(Protocol),
     /// The path has no choices.
     Path,
@@ -52,7 +54,7 @@ impl fmt::Display for Reason {
                 "by size: the choice of TINYNCCL_ALGO and TINYNCCL_CUDA_PROTO has no kernel for this call, no room for its bytes, or \
                  does not reduce in rank order"
             }
-            Reason::FixedOrder(by_size) => return write!(f, "TINYNCCL_FIXED_ORDER; by size it would be {by_size}"),
+            Reason::FixedOrder(by_size) => return write!(f, "TINYNCCL_FIXED_ORDER or TINYNCCL_SUM; by size it would be {by_size}"),
             Reason::Path => "this path has no choices",
         })
     }
@@ -60,12 +62,17 @@ impl fmt::Display for Reason {
 
 impl Asked {
     pub(crate) fn of(config: &Config) -> Asked {
-        Asked { fixed_order: config.fixed_order, algorithm: config.algorithm, proto: config.cuda_proto }
+        let exact = config.sum == Sums::Exact;
+        Asked { fixed_order: config.fixed_order, exact, algorithm: config.algorithm, proto: config.cuda_proto }
     }
 
-    /// Returns true if `protocol` gives results in rank order, or need not do so.
+    /// Returns true if `protocol` gives results in rank order, or from all values at once, or need not do so. The type
+    /// and the operator are not known yet: with exact sums no reduction takes a schedule that has another kernel.
     pub(crate) fn orders(&self, protocol: Protocol, collective: Collective, ranks: usize) -> bool {
         match protocol {
+            Protocol::Schedule(..) if self.exact && collective.reduces() && collective != Collective::Scan => {
+                ranks == 2
+            }
             Protocol::Schedule(algorithm, _) if self.fixed_order => {
                 algorithm::keeps_rank_order(algorithm, &Shape { collective, ranks, root: 0, channels: 1 })
             }
@@ -165,7 +172,7 @@ mod tests {
     use super::*;
     use tinynccl_plan::schedule::verify;
 
-    const NOTHING: Asked = Asked { fixed_order: false, algorithm: None, proto: CudaProto::Auto };
+    const NOTHING: Asked = Asked { fixed_order: false, exact: false, algorithm: None, proto: CudaProto::Auto };
 
     /// Calls of every size and kind, among every number of ranks.
     fn calls(mut check: impl FnMut(&Layout, &Schedules, Collective, usize, bool)) {
@@ -220,7 +227,7 @@ mod tests {
         let mut rings = 0;
         for proto in [CudaProto::Auto, CudaProto::Ll, CudaProto::Ll128, CudaProto::Simple, CudaProto::Schedule] {
             for algorithm in [None].into_iter().chain(Algorithm::ALL.map(Some)) {
-                let asked = Asked { fixed_order: true, algorithm, proto };
+                let asked = Asked { fixed_order: true, exact: false, algorithm, proto };
                 // All sizes without a request; otherwise those that differ.
                 calls(|layout, schedules, collective, bytes, registered| {
                     if !collective.reduces() || asked.algorithm.is_some() && !bytes.is_power_of_two() {
@@ -240,6 +247,24 @@ mod tests {
         }
         // By size there is something to refuse.
         assert!(rings > 0);
+    }
+
+    #[test]
+    fn exact_sums_of_more_than_two_ranks_take_no_schedule() {
+        for algorithm in [None].into_iter().chain(Algorithm::ALL.map(Some)) {
+            for proto in [CudaProto::Auto, CudaProto::Simple, CudaProto::Schedule] {
+                let asked = Asked { fixed_order: false, exact: true, algorithm, proto };
+                calls(|layout, schedules, collective, bytes, registered| {
+                    if !collective.reduces() || collective == Collective::Scan || !bytes.is_power_of_two() {
+                        return;
+                    }
+                    let (choice, _) = decide(asked, layout, schedules, collective, bytes, registered);
+                    let scheduled = matches!(choice.protocol, Protocol::Schedule(..));
+                    assert!(!scheduled || layout.ranks == 2, "{asked:?}: {collective} of {bytes} bytes: {choice:?}");
+                    assert!(select::kernel(collective, choice.protocol, layout.ranks).is_some());
+                });
+            }
+        }
     }
 
     #[test]

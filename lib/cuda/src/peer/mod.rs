@@ -38,9 +38,10 @@ use super::driver::cuda;
 use super::kernels::{Args, Family, Framing as KernelFraming, Function, Kernel, Kernels, Remote, Team, launch};
 use super::path::report::Report;
 use super::path::{DataPath, Progress, Turn};
-use super::window::Extension;
+use super::window::{Extension, Layout};
 use tinynccl_comm::Comm;
 use tinynccl_comm::RawCall;
+use tinynccl_comm::reduce::exact;
 use tinynccl_plan::device::{Choice, Path, Protocol};
 use tinynccl_plan::dtype::DType;
 use tinynccl_plan::error::{Error, Result};
@@ -117,6 +118,20 @@ impl Peer {
         let kernel = select::kernel(call.collective, choice.protocol, self.chooser.layout.ranks)
             .ok_or_else(|| unsupported(call.collective))?;
         let types = call.op.filter(|_| kernel.reduces(call.collective)).map(|op| (call.dtype, op));
+        let Layout { ranks, exact_sums, .. } = self.chooser.layout;
+        if exact_sums
+            && ranks > 2
+            && matches!(choice.protocol, Protocol::Schedule(..))
+            && types.is_some_and(|(dtype, op)| exact::covers(dtype, Some(op)))
+        {
+            return Err(Error::Unsupported {
+                what: format!("TINYNCCL_SUM=exact for {} of {ranks} ranks by {}", call.collective, choice.protocol),
+                detail:
+                    "a schedule adds two values at a time and rounds each sum; a scan on GPUs has nothing else: take \
+                         f64 or an integer type, or scan in the host's memory"
+                        .to_owned(),
+            });
+        }
         self.kernels.function(kernel, types)
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::MAX_RANKS;
 use tinynccl_plan::error::{Error, Result};
-use tinynccl_sys::config::Config;
+use tinynccl_sys::config::{Config, Sums};
 
 /// Kinds of FIFO between two ranks: scatter, gather, point to point.
 const KINDS: usize = 3;
@@ -59,6 +59,8 @@ pub(crate) struct Layout {
     pub(crate) lines128: usize,
     pub(crate) slots: usize,
     pub(crate) slot_bytes: usize,
+    /// Kernels round sums of floats once.
+    pub(crate) exact_sums: bool,
 }
 
 /// Bytes of a slot, unless `TINYNCCL_CUDA_SLOT` says otherwise: each round a block sends one to every other rank.
@@ -91,7 +93,8 @@ impl Layout {
         let slot_bytes = if config.cuda_slot == 0 { default_slot(ranks) } else { config.cuda_slot };
         let lines128 = lines128(ranks, channels);
         let slot_bytes = slot_bytes.next_multiple_of(LINE_BYTES);
-        let layout = Layout { ranks, channels, line_channels: 0, lines: 0, lines128, slots: 3, slot_bytes };
+        let exact_sums = config.sum == Sums::Exact;
+        let layout = Layout { ranks, channels, line_channels: 0, lines: 0, lines128, slots: 3, slot_bytes, exact_sums };
         layout.with_lines()
     }
 
@@ -266,6 +269,7 @@ impl Layout {
         ]
         .iter()
         .map(|(name, value)| format!("-D{name}={value}"))
+        .chain(self.exact_sums.then(|| "-DEXACT_SUMS".to_owned()))
         .collect()
     }
 }

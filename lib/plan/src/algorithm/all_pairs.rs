@@ -21,15 +21,16 @@
 //! the two-shot all_reduce of TensorRT-LLM; van de Geijn's scatter-gather scheme.
 
 use super::Shape;
-use super::rank_order::{needs_scratch, reduce};
+use super::rank_order::{needs_scratch, reduce, reduce_at_once};
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::Collective;
 
-/// The program of `rank` among two or more.
-pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
-    let lanes = (0..shape.channels).map(|c| Lane { channel: c as u32, steps: steps(shape, rank, c) }).collect();
+/// The program of `rank` among two or more; `at_once`: no partial sum is stored.
+pub(super) fn program(shape: &Shape, rank: usize, at_once: bool) -> Option<Program> {
+    let lanes =
+        (0..shape.channels).map(|c| Lane { channel: c as u32, steps: steps(shape, rank, c, at_once) }).collect();
     let has_output = shape.output_segments(rank) > 0;
-    let scratch_segments = usize::from(needs_scratch(rank) || !has_output);
+    let scratch_segments = if at_once { shape.ranks - 1 } else { usize::from(needs_scratch(rank) || !has_output) };
     Some(Program { parts: parts(shape), span: 1, scratch_segments, lanes })
 }
 
@@ -53,7 +54,8 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
         .sum()
 }
 
-fn steps(shape: &Shape, rank: usize, c: usize) -> Vec<Step> {
+fn steps(shape: &Shape, rank: usize, c: usize, at_once: bool) -> Vec<Step> {
+    let reduce = if at_once { reduce_at_once } else { reduce };
     let n = shape.ranks;
     // Round k: targets r+1, r+2, ..., sources r-1, r-2, ....
     let targets = (1..n).map(|k| (rank + k) % n);

@@ -22,21 +22,21 @@
 //! MSCCL++.
 
 use super::Shape;
-use super::rank_order::{needs_scratch, reduce};
+use super::rank_order::{needs_scratch, reduce, reduce_at_once};
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::Collective;
 
-/// The program of `rank` among two or more.
-pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
+/// The program of `rank` among two or more; `at_once`: no partial sum is stored.
+pub(super) fn program(shape: &Shape, rank: usize, at_once: bool) -> Option<Program> {
     let lanes = (0..shape.channels)
-        .map(|c| Some(Lane { channel: c as u32, steps: steps(shape, rank, c)? }))
+        .map(|c| Some(Lane { channel: c as u32, steps: steps(shape, rank, c, at_once)? }))
         .collect::<Option<Vec<_>>>()?;
     let reduces = match shape.collective {
         Collective::AllReduce | Collective::Barrier | Collective::ReduceScatter | Collective::Scan => true,
         Collective::Reduce => rank == shape.root,
         _ => false,
     };
-    let scratch_segments = usize::from(reduces && needs_scratch(rank));
+    let scratch_segments = if reduces { scratch(shape, rank, at_once) } else { 0 };
     Some(Program { parts: shape.channels, span: 1, scratch_segments, lanes })
 }
 
@@ -52,7 +52,17 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
     copies as u64 * partition.total_bytes(0..shape.channels)
 }
 
-fn steps(shape: &Shape, rank: usize, c: usize) -> Option<Vec<Step>> {
+/// Segments of scratch memory for a reduction.
+fn scratch(shape: &Shape, rank: usize, at_once: bool) -> usize {
+    match shape.collective {
+        _ if !at_once => usize::from(needs_scratch(rank)),
+        Collective::Scan => rank,
+        _ => shape.ranks - 1,
+    }
+}
+
+fn steps(shape: &Shape, rank: usize, c: usize, at_once: bool) -> Option<Vec<Step>> {
+    let reduce = if at_once { reduce_at_once } else { reduce };
     let (n, root) = (shape.ranks, shape.root);
     // Round k: targets r+1, r+2, ..., sources r-1, r-2, ....
     let targets = (1..n).map(|k| (rank + k) % n);

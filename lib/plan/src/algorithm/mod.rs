@@ -101,9 +101,9 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
         Algorithm::Ring => ring::program(shape, rank, ring::Ways::Both),
         Algorithm::Tree => tree::program(shape, rank),
         Algorithm::DoubleTree => double_tree::program(shape, rank),
-        Algorithm::Direct => direct::program(shape, rank),
+        Algorithm::Direct => direct::program(shape, rank, false),
         Algorithm::HalvingDoubling => halving_doubling::program(shape, rank),
-        Algorithm::AllPairs => all_pairs::program(shape, rank),
+        Algorithm::AllPairs => all_pairs::program(shape, rank, false),
         Algorithm::RecursiveDoubling => Some(recursive_doubling::program(shape, rank)),
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => None,
     }
@@ -114,6 +114,18 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
 pub fn program_by_switch(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Program> {
     let ring = algorithm == Algorithm::Ring && shape.ranks > 1 && rank < shape.ranks && supports(algorithm, shape);
     if ring { ring::program(shape, rank, ring::Ways::One) } else { program(algorithm, shape, rank) }
+}
+
+/// [`program`] without partial sums: [`Program::pairwise`] has none on any rank. `None` too where `algorithm` passes
+/// partial sums on; those that [keep rank order](keeps_rank_order) do not, and the bytes they send are the same.
+pub fn program_at_once(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Program> {
+    match algorithm {
+        _ if !shape.combines() || shape.ranks == 1 => program(algorithm, shape, rank),
+        _ if rank >= shape.ranks || !supports(algorithm, shape) => None,
+        Algorithm::Direct => direct::program(shape, rank, true),
+        Algorithm::AllPairs => all_pairs::program(shape, rank, true),
+        _ => None,
+    }
 }
 
 /// [`Program::parts`] and [`Program::span`] of the programs, without making one; `None` where [`program`] is.

@@ -39,6 +39,25 @@ pub(super) fn reduce(n: usize, rank: usize, input: Loc, output: Loc, tmp: Loc) -
     steps
 }
 
+/// As [`reduce`] with all operands received before the first is added ([`AtOnce`](crate::schedule::AtOnce)). Rank `r`'s
+/// message waits in a segment of scratch memory, `tmp` in segment `r`, or in the one before it behind our own rank.
+pub(super) fn reduce_at_once(n: usize, rank: usize, input: Loc, output: Loc, tmp: Loc) -> Vec<Step> {
+    let segment = |from: usize| Loc { segment: (from - usize::from(from > rank)) as u32, ..tmp };
+    // In the order in which the first messages come.
+    let sources = (1..n).map(|k| (rank + n - k) % n);
+    let mut steps: Vec<Step> = sources.map(|from| Step::recv(from, segment(from))).collect();
+    let sum = segment(usize::from(rank == 0));
+    let operands = (0..n).map(|from| if from == rank { input } else { segment(from) });
+    let mut operands = operands.filter(|&src| src != sum).peekable();
+    while let Some(src) = operands.next() {
+        steps.push(Step::Reduce { src, dst: sum, last: operands.peek().is_none() });
+    }
+    if output != sum {
+        steps.push(Step::Copy { src: sum, dst: output });
+    }
+    steps
+}
+
 /// Returns true if [`reduce`] uses scratch memory on `rank`.
 pub(super) fn needs_scratch(rank: usize) -> bool {
     rank >= 2

@@ -94,6 +94,47 @@ fn all_pairs_is_correct() {
 }
 
 #[test]
+fn programs_without_partial_sums_are_correct_and_send_as_much() {
+    for algorithm in Algorithm::ALL {
+        for shape in shapes(algorithm).filter(|shape| shape.combines()) {
+            let all: Option<Vec<_>> = (0..shape.ranks).map(|r| program_at_once(algorithm, &shape, r)).collect();
+            assert_eq!(all.is_some(), shape.ranks == 1 || keeps_rank_order(algorithm, &shape) && brings_all(algorithm));
+            let Some(all) = all else { continue };
+            assert!(all.iter().all(|program| program.pairwise().is_none()), "{algorithm} {shape:?}");
+            for (windows, depth) in [(1, 1), (2, 1), (3, 2)] {
+                for in_place in [false, true] {
+                    let report = verify(&all, &shape, depth, windows, in_place)
+                        .unwrap_or_else(|e| panic!("{algorithm} {shape:?} {windows} windows, {in_place}: {e}"));
+                    assert!(report.rank_order, "{algorithm} {shape:?}");
+                    check_bytes(algorithm, &shape, &report);
+                }
+            }
+        }
+    }
+}
+
+fn brings_all(algorithm: Algorithm) -> bool {
+    matches!(algorithm, Algorithm::Direct | Algorithm::AllPairs)
+}
+
+#[test]
+fn a_step_that_adds_by_itself_is_found() {
+    for algorithm in Algorithm::ALL {
+        for shape in shapes(algorithm).filter(|shape| shape.is_all_reduce() && shape.ranks > 1) {
+            let found = programs(algorithm, &shape).iter().any(|program| program.pairwise().is_some());
+            assert!(found, "{algorithm} {shape:?}");
+        }
+    }
+    // One sum in two halves, and one that is not finished.
+    let add = |from, last| Step::Reduce { src: Loc::input(from, 0), dst: Loc::scratch(0, 0), last };
+    let of = |steps| Program { parts: 1, span: 1, scratch_segments: 1, lanes: vec![Lane { channel: 0, steps }] };
+    assert_eq!(of(vec![add(1, false), add(2, true)]).pairwise(), None);
+    assert!(of(vec![add(1, false), add(2, false)]).pairwise().is_some());
+    let copy = Step::Copy { src: Loc::scratch(0, 0), dst: Loc::output(0, 0) };
+    assert!(of(vec![add(1, false), copy, add(2, true)]).pairwise().is_some());
+}
+
+#[test]
 fn recursive_doubling_is_correct() {
     check_all(Algorithm::RecursiveDoubling);
 }

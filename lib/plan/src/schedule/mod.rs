@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::ops::Range;
 
+mod at_once;
 pub mod draw;
 mod parse;
 pub mod partition;
@@ -28,6 +29,7 @@ pub mod rounds;
 mod shape;
 pub mod verify;
 
+pub use at_once::AtOnce;
 pub use partition::Partition;
 pub use proven::Schedule;
 pub use shape::Shape;

@@ -61,6 +61,16 @@ words! {
 }
 
 words! {
+    /// Rounding of sums and averages of f16, bf16 and f32.
+    Sums, "pairwise or exact" {
+        /// After every addition.
+        Pairwise = "pairwise",
+        /// Once, after all of them.
+        Exact = "exact",
+    }
+}
+
+words! {
     /// Source of the cost model's figures. Rank 0's setting counts for all ranks.
     Tune, "off, cached or measure" {
         /// Built-in figures.

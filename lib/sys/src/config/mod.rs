@@ -11,7 +11,8 @@ mod value;
 use std::time::Duration;
 
 pub use choices::{
-    CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, StatusPlace, TransportChoice, Tune,
+    CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, StatusPlace, Sums, TransportChoice,
+    Tune,
 };
 pub use environment::Environment;
 pub use port_range::PortRange;
@@ -148,6 +149,9 @@ config! {
          Algorithms in another order are not taken, TINYNCCL_ALGO included. On GPUs too, where 16- and 8-bit floats are added in f32 and rounded once, and on the CPU after every step.", same;
     topology: Option<String> = None, "TINYNCCL_TOPOLOGY", "a file",
         "Description of the machine and its network (docs/topologies, TOML or JSON), in the order of the ranks. Calls over links of 16 KiB and more then take trees that are packed for these links, where they are predicted to be faster than the cost model's choice. Rank 0's file counts. Empty: none.", own, advanced;
+    sum: Sums = Sums::Pairwise, "TINYNCCL_SUM", "pairwise, exact",
+        "exact: sums and averages of f16, bf16 and f32 are those of the exact numbers, rounded once, to nearest even. The bits follow from the ranks' values alone: not from order, algorithm, size, packing or processor. \
+         pairwise: every addition is rounded. On GPUs as on the CPU; algorithms that pass partial sums on are not taken, TINYNCCL_ALGO included.", same;
     interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; = in front: whole names; ^ in front excludes",
         "Network interfaces whose addresses are advertised to the peers; empty: all that are up. Ranks that are all of one host use loopback alone.", own;
     port_range: Option<PortRange> = None, "TINYNCCL_PORT_RANGE", "LOW-HIGH, 1 to 65535",

@@ -4,6 +4,7 @@
 
 mod check;
 mod errors;
+mod exact;
 mod forms;
 
 use std::sync::Arc;

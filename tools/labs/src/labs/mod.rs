@@ -47,8 +47,8 @@ pub(crate) enum Lab {
     WrongInterface(Fixed),
     /// Four ranks in a ring, one link of which is slow.
     SlowLink(Fixed),
-    /// Gradients are summed in bf16 by different algorithms.
-    SumOrder(Fixed),
+    /// Gradients are summed in bf16 by different algorithms, or your own numbers in f32.
+    SumOrder(sum_order::Options),
     /// A page is sent over RDMA, freed, taken again at the same address, and sent again.
     StaleRegistration(Fixed),
     /// Two ranks over RDMA, and a GID index that was right elsewhere.
@@ -97,7 +97,7 @@ impl Lab {
             Lab::ShmFull(options) => shm_full::run(options),
             Lab::WrongInterface(options) => wrong_interface::run(options.fixed),
             Lab::SlowLink(options) => slow_link::run(options.fixed),
-            Lab::SumOrder(options) => sum_order::run(options.fixed),
+            Lab::SumOrder(options) => sum_order::run(options),
             Lab::WrongGid(options) => wrong_gid::run(options.fixed),
             Lab::WrongIcrc(options) => wrong_icrc::run(options.fixed),
             Lab::LossyLink(options) => lossy_link::run(options),

@@ -2,6 +2,8 @@
 
 use anyhow::{Context as _, Result, bail};
 use half::bf16;
+use program_kit::Usage;
+use tinynccl::config::Sums;
 use tinynccl::wire::Algorithm;
 use tinynccl::{Comm, Config, ReduceOp};
 
@@ -11,9 +13,22 @@ const RANKS: usize = 4;
 const COUNT: usize = 10_000;
 const ALGORITHMS: [Algorithm; 4] = [Algorithm::Ring, Algorithm::Tree, Algorithm::RecursiveDoubling, Algorithm::Direct];
 
-pub(crate) fn run(fixed: bool) -> Result<u8> {
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
+    /// Run the mended version.
+    #[arg(long)]
+    fixed: bool,
+    /// Sums these instead, one number of each rank (3 to 16 of them), and rounds once beside it.
+    #[arg(allow_negative_numbers = true)]
+    numbers: Vec<f32>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<u8> {
     let mut config = Config::from_env()?;
-    config.fixed_order |= fixed;
+    if !options.numbers.is_empty() {
+        return own_numbers(&options.numbers, &config);
+    }
+    config.fixed_order |= options.fixed;
     let results = in_threads(Comm::threads(RANKS, config)?, sums)?;
     if results.iter().any(|rank| *rank != results[0]) {
         bail!("the ranks have different results of one call");
@@ -31,6 +46,27 @@ fn sums(comm: &Comm) -> Result<Vec<Vec<bf16>>> {
         Ok(sum)
     };
     ALGORITHMS.into_iter().map(sum).collect()
+}
+
+/// One number of each rank, in f32: rounded after every addition, in the order of each algorithm, and once.
+fn own_numbers(numbers: &[f32], config: &Config) -> Result<u8> {
+    if !(3..=16).contains(&numbers.len()) {
+        bail!(Usage(format!("{} numbers, expected 3 to 16: fewer have one order", numbers.len())));
+    }
+    let sum = |sums, algorithm| {
+        let config = config.clone().with(|c| (c.sum, c.algorithm) = (sums, algorithm));
+        let results = in_threads(Comm::threads(numbers.len(), config)?, |comm| {
+            let mut sum = [numbers[comm.rank()]];
+            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+            Ok(sum[0])
+        })?;
+        results.first().copied().context("no ranks")
+    };
+    for algorithm in ALGORITHMS {
+        println!("{:<20} {:?}", algorithm.name(), sum(Sums::Pairwise, Some(algorithm))?);
+    }
+    println!("TINYNCCL_SUM=exact   {:?}", sum(Sums::Exact, None)?);
+    Ok(0)
 }
 
 /// Numbers as different in size as gradients are: a SplitMix64 of rank and element, in -1 to 1, cubed.

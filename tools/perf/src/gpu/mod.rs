@@ -19,7 +19,7 @@ use tinynccl::config::CudaPath;
 use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Path, Protocol};
 use tinynccl::launch::{self, Launcher};
 use tinynccl::wire::Collective;
-use tinynccl::{Comm, Config, DType, Error};
+use tinynccl::{Comm, Config, DType, Error, ReduceOp};
 
 use crate::table;
 use nccl::{Nccl, Window};
@@ -39,6 +39,9 @@ pub(crate) struct Options {
     /// Element type (f32 or bf16).
     #[arg(short, long, default_value = "f32")]
     dtype: DType,
+    /// Operator of reductions (NCCL's is always sum).
+    #[arg(short = 'o', long, default_value = "sum")]
+    op: ReduceOp,
     /// Smallest size in bytes, as nccl-tests count it: the whole buffer, of all ranks for all-gather.
     #[arg(short, long, default_value_t = 8)]
     begin: usize,
@@ -187,10 +190,10 @@ impl Bench<'_> {
 
     /// An operation of every size that can be cut into the segments.
     fn tasks(&self, collective: Collective) -> impl Iterator<Item = Task> {
-        let Options { begin, end, factor, dtype, .. } = *self.options;
+        let Options { begin, end, factor, dtype, op, .. } = *self.options;
         let sizes = std::iter::successors(Some(begin), move |bytes| bytes.checked_mul(factor));
         let (sizes, ranks) = (sizes.take_while(move |&bytes| bytes <= end), self.comm.size());
-        sizes.filter_map(move |bytes| Task::new(collective, dtype, bytes, ranks))
+        sizes.filter_map(move |bytes| Some(Task { op, ..Task::new(collective, dtype, bytes, ranks)? }))
     }
 
     /// Path, protocol and blocks of each size, and why.

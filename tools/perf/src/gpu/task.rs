@@ -20,7 +20,9 @@ pub(super) struct Task {
     pub(super) count: usize,
     /// Bytes of each buffer, as nccl-tests count them.
     pub(super) bytes: usize,
-    ranks: usize,
+    pub(super) ranks: usize,
+    /// Operator of a reduction.
+    pub(super) op: ReduceOp,
 }
 
 /// Device memory of a task.
@@ -37,7 +39,7 @@ impl Task {
         let shape = Shape { collective, ranks, root: 0, channels: 1 };
         let segments = shape.input_segments(0).max(shape.output_segments(0));
         let count = bytes / dtype.size() / segments;
-        (count > 0).then_some(Task { collective, dtype, count, bytes, ranks })
+        (count > 0).then_some(Task { collective, dtype, count, bytes, ranks, op: ReduceOp::Sum })
     }
 
     /// Bytes of `count` elements.
@@ -86,7 +88,7 @@ impl Task {
                 device.enqueue_send_recv(stream, Some((input, bytes, to)), Some((output, bytes, from)))
             }?);
         }
-        let call = Call::new(self.collective, self.dtype, ReduceOp::Sum, 0, self.count);
+        let call = Call::new(self.collective, self.dtype, self.op, 0, self.count);
         // SAFETY: both buffers are as long as nccl-tests count, which is the longer of a collective's two.
         Ok(unsafe { device.enqueue(stream, &RawCall::on_device(call, input, output)) }?)
     }

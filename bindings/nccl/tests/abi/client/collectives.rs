@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use super::functions::*;
 use super::rank::{INVALID_ARGUMENT, Rank, SUCCESS, all, group, ok, refused, threads};
-use super::types::{F32, I32, OPERATORS, SUM, TYPES, Type, reduced, value};
+use super::types::{AVG, F32, I32, OPERATORS, SUM, TYPES, Type, reduced, value};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Collective {
@@ -185,6 +185,24 @@ apart! {
             for collective in REDUCTIONS.into_iter().chain(MOVES) {
                 for op in OPERATORS {
                     check(rank, collective, F32, op, &[0, 1, 1001]);
+                }
+            }
+        });
+    }
+
+    // From left to right 1e8 + 1 - 1e8 + 0.5 is 0.5.
+    fn sums_are_exact_where_the_variable_says_so() with [("TINYNCCL_SUM", "exact")] {
+        threads(4, |rank| {
+            let mine = [1e8f32, 1.0, -1e8, 0.5][rank.rank];
+            let input: Vec<u8> = std::iter::repeat_n(mine.to_le_bytes(), 4 * 1001).flatten().collect();
+            let (input, output) = (rank.memory(&input), rank.memory(&[0; 4 * 4 * 1001]));
+            for (op, want) in [(SUM, 1.5f32), (AVG, 0.375)] {
+                for collective in [AllReduce, ReduceScatter] {
+                    let case = Case { collective, dtype: F32, op, root: 0, count: 1001, in_place: false };
+                    ok(case.call(input.at(0), output.at_mut(0), rank.comm, rank.stream()));
+                    rank.wait();
+                    let got = output.read();
+                    assert!(got[..4 * 1001].chunks(4).all(|x| x == want.to_le_bytes()), "{collective:?}, op {op}");
                 }
             }
         });

@@ -140,8 +140,10 @@ impl<'a> Probe<'a> {
         let plan = {
             let engine = lock(&inner.engine);
             let message = inner.options.max_message;
-            Plan::compile(&call, header, program, inner.size(), &[], message, zero_copy, |c, p| engine.links.get(c, p))
-                .ok_or_else(|| Error::invalid("start-up measurement", "a program names a link that is not open"))?
+            Plan::compile(&call, header, program, inner.size(), &[], message, zero_copy, false, |c, p| {
+                engine.links.get(c, p)
+            })
+            .ok_or_else(|| Error::invalid("start-up measurement", "a program names a link that is not open"))?
         };
         let mut times = Vec::with_capacity(calls);
         for _ in 0..calls {
