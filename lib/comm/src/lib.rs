@@ -37,6 +37,7 @@ mod survive;
 pub mod symmetric;
 pub mod topology;
 pub mod trace;
+mod verify;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32};

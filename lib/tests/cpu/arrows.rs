@@ -10,7 +10,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     (
         "comm/src",
         "",
-        "join survive start calls engine status state membership symmetric executor trace topology reduce",
+        "join survive start calls engine status state membership symmetric executor verify trace topology reduce",
     ),
     (
         "transport/src",

@@ -23,6 +23,7 @@ use super::status::Listed;
 use crate::executor::{Links, Workspace};
 use crate::symmetric::{Alarm, Registry};
 use crate::trace::{Recorder, Tracer};
+use crate::verify::{Audit, Chosen};
 use board::BoardState;
 use queue::Queue;
 use route::Route;
@@ -82,8 +83,10 @@ impl Engine {
     pub(crate) fn new(state: &State, tuned: Tuned) -> Engine {
         let recorder = |trace: &Arc<Tracer>| Box::new(Recorder::new(trace.clone(), state.config.trace_events));
         let size = state.members.len();
+        let mut links = Links::default();
+        links.audit = Chosen::of(&state.config).map(|chosen| Box::new(Audit::new(state.rank, chosen)));
         Engine {
-            links: Links::default(),
+            links,
             workspace: Workspace::new(state.trace.as_ref().map(recorder)),
             packed: Vec::new(),
             routes: Vec::new(),

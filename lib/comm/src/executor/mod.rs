@@ -12,6 +12,7 @@ mod order;
 mod peek;
 mod plan;
 mod traced;
+mod verified;
 mod wait;
 
 pub(crate) use links::Links;
@@ -106,6 +107,10 @@ unsafe fn run_with(
     lanes.clear();
     open.clear();
     let mut words = 0;
+    if let Some(audit) = &mut links.audit {
+        // SAFETY: forwarded from the caller.
+        unsafe { verified::begin(tasks, audit) };
+    }
     for (index, task) in tasks.iter().enumerate() {
         open.push(task.plan.lanes.len());
         lanes.extend((0..task.plan.lanes.len()).map(|lane| LaneState::new(index, lane, words)));
@@ -173,6 +178,10 @@ unsafe fn run_with(
         if let Some(recorder) = probe.on() {
             recorder.idles(waiter.phase(), || None);
         }
+    }
+    if let Some(audit) = &links.audit {
+        // SAFETY: forwarded from the caller.
+        unsafe { verified::end(tasks, audit) }.map_err(|e| supervisor.explain(&tasks[0].header, e))?;
     }
     Ok(())
 }

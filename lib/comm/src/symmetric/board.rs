@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::checks::{Checks, Payload};
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
 use super::turn::{Message, Turn, Wait};
+use crate::verify::Chosen;
 use super::words::{Announcement, Asleep, Ends, Sleepers};
 use tinynccl_plan::error::Result;
 use tinynccl_plan::wire::{Algorithm, Header};
@@ -26,7 +27,7 @@ pub(crate) struct Board {
     everyone_finished: u64,
     /// Stamps of our last collectives, by number.
     stamps: [u64; STAMPS],
-    /// Set with checksums.
+    /// Set if some calls are verified.
     checks: Option<Checks>,
 }
 
@@ -43,15 +44,15 @@ impl Board {
         Ok(Board { memory, layout, rank, call: 0, everyone_finished: 0, stamps: [0; STAMPS], checks: None })
     }
 
-    /// Turns checksums on; all ranks do so before their first call.
-    pub(crate) fn check(&mut self) {
-        self.checks = Some(Checks::new(self.ranks()));
+    /// Makes these calls verified; all ranks do so before their first call.
+    pub(crate) fn check(&mut self, chosen: Chosen) {
+        self.checks = Some(Checks::new(self.ranks(), chosen));
     }
 
-    /// True if a rank reads even its own line through [`Board::verify`].
+    /// True if this call is verified: a rank reads even its own line through [`Board::verify`].
     #[inline]
-    pub(super) fn checks(&self) -> bool {
-        self.checks.is_some()
+    pub(super) fn verifies(&self, header: &Header) -> bool {
+        self.checks.as_ref().is_some_and(|checks| checks.has(header))
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -199,7 +200,7 @@ impl Board {
     #[inline]
     pub(super) fn publish(&self, call: u64, header: &Header, inline: [u64; 3], bytes: usize) {
         let line = self.line(self.rank, call);
-        if let Some(checks) = &self.checks {
+        if let Some(checks) = self.checks.as_ref().filter(|checks| checks.has(header)) {
             let message = Message { header: to_words(header), inline };
             let payload = Payload { bytes, ..self.payload_of(self.rank, call, header) };
             // SAFETY: ours, and written; not longer than the room for this call's payload.
@@ -239,8 +240,8 @@ impl Board {
 
     /// Checks `rank`'s line of `call`, which has arrived, and its payload.
     #[inline]
-    pub(super) fn verify(&self, rank: usize, call: u64, message: &Message) -> Result<(), Turn> {
-        let Some(checks) = &self.checks else { return Ok(()) };
+    pub(super) fn verify(&self, rank: usize, call: u64, message: &Message, ours: &Header) -> Result<(), Turn> {
+        let Some(checks) = self.checks.as_ref().filter(|checks| checks.has(ours)) else { return Ok(()) };
         let (sum, payload) = (self.at(self.layout.sum(rank, call)), self.payload_of(rank, call, &message.header()));
         // SAFETY: within the mapping; it was written before the line's number, and stays until we finish the call.
         unsafe { checks.check(sum, rank, call, message, payload) }.map_err(|detail| Turn::Corrupt(rank, detail))

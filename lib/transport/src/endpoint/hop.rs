@@ -91,7 +91,7 @@ fn make(endpoint: &Arc<Inner>, hello: &LinkHello, mut incoming: Incoming) {
     let wait = Wait::new(rank, hello.from as usize, endpoint.relay.limit, &stopped);
     let options = hello.options();
     let before =
-        endpoint.accept(hello, incoming, (&options, hello.checksum()), forwarder.bell(), (hello.from as usize, &wait));
+        endpoint.accept(hello, incoming, &options, forwarder.bell(), (hello.from as usize, &wait));
     match before {
         Ok(Ok(before)) => {
             log::info!("rank {rank}: relays: {path} (comm {}, channel {})", hello.comm, hello.channel);
@@ -142,7 +142,6 @@ fn dial_on(
         comm: hello.comm,
         channel: hello.channel,
         options,
-        checksum: hello.checksum(),
     };
     let wait = Wait::new(rank, next, limit, &give_up);
     let pair = endpoint.dial(&hop, forwarder.bell(), &wait)?;
