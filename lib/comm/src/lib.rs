@@ -129,7 +129,7 @@ impl Comm {
         };
         let tuned = tuned.unwrap_or_else(|| Tuned::built_in(&state)).relayed(&state);
         let oversubscribed = AtomicBool::new(tuned.is_oversubscribed(state.rank));
-        let engine = Engine::new(&state, tuned);
+        let engine = Engine::new(&state, tuned, &options);
         let queue = Queue::new(state.rank);
         let listed = status::Listed::new(&state);
         Comm {

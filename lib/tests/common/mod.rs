@@ -3,6 +3,7 @@
 
 pub mod cells;
 pub mod memory;
+pub mod tap;
 pub mod values;
 
 use std::future::Future;

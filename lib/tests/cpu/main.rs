@@ -46,4 +46,5 @@ mod symmetric_processes;
 mod trace;
 mod tuning;
 mod uneven;
+mod verify;
 mod zero_copy;

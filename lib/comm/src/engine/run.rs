@@ -89,7 +89,11 @@ impl Inner {
             engine.board.made(&digests);
             let turn = Turn { seq, before: digests.before };
             // SAFETY: forwarded from the caller.
-            unsafe { self.carry_out(&mut engine, call, turn, buffers, background) }?;
+            unsafe {
+                let account = self.account(&engine, call, &header, buffers);
+                self.carry_out(&mut engine, call, turn, buffers, background)?;
+                self.compare(&mut engine, &header, account, buffers.output, background)?;
+            }
         }
         self.state.progress.done(u64::from(engine.seq));
         Ok(())
@@ -98,7 +102,7 @@ impl Inner {
     /// # Safety
     /// As [`Inner::collective`].
     #[inline]
-    unsafe fn carry_out(
+    pub(super) unsafe fn carry_out(
         &self,
         engine: &mut Engine,
         call: &Call,

@@ -10,7 +10,7 @@ use tinynccl_plan::error::{Error, Result, Suspect};
 use tinynccl_plan::wire::Header;
 use tinynccl_transport::{Received, RecvLink, SendLink};
 
-/// Sums in one message: 4 KiB, the smallest limit of a message.
+/// Most sums in one message.
 const SUMS: usize = 512;
 
 /// A block that passed over a link.
@@ -41,8 +41,8 @@ struct Side {
 pub(crate) struct Audit {
     rank: usize,
     chosen: Option<Chosen>,
-    /// The call under way is the library's own.
-    paused: bool,
+    /// Sums that a message can hold.
+    sums: usize,
     pub(crate) ledger: Ledger,
     sides: HashMap<(bool, u32), Side>,
     spans: Vec<(Range<usize>, &'static str)>,
@@ -55,19 +55,14 @@ impl std::fmt::Debug for Audit {
 }
 
 impl Audit {
-    pub(crate) fn new(rank: usize, chosen: Chosen) -> Audit {
-        Audit { rank, chosen: Some(chosen), ..Audit::default() }
+    pub(crate) fn new(rank: usize, chosen: Chosen, max_message: usize) -> Audit {
+        Audit { rank, chosen: Some(chosen), sums: (max_message / 8).clamp(1, SUMS), ..Audit::default() }
     }
 
     /// True if this call is verified.
     #[inline]
     pub(crate) fn has(&self, header: &Header) -> bool {
-        !self.paused && self.chosen.is_some_and(|chosen| chosen.has(header.seq))
-    }
-
-    /// The library's own calls are not verified: their messages carry the sums.
-    pub(crate) fn pause(&mut self, paused: bool) {
-        self.paused = paused;
+        self.chosen.is_some_and(|chosen| chosen.has(header.seq))
     }
 
     /// Begins a run.
@@ -156,7 +151,7 @@ impl Audit {
     pub(crate) fn tell(&mut self, header: &Header, index: u32, link: &mut dyn SendLink) -> Result<bool> {
         let Some(side) = self.sides.get_mut(&(true, index)) else { return Ok(true) };
         while side.told < side.blocks.len() {
-            let some = &side.blocks[side.told..side.blocks.len().min(side.told + SUMS)];
+            let some = &side.blocks[side.told..side.blocks.len().min(side.told + self.sums)];
             if side.words.is_empty() {
                 side.words.extend(some.iter().map(|block| block.sum));
             }
@@ -178,7 +173,7 @@ impl Audit {
         let Some(side) = self.sides.get_mut(&(false, index)) else { return Ok(Heard::All) };
         let mut wrong = None;
         while side.told < side.blocks.len() && wrong.is_none() {
-            let some = &side.blocks[side.told..side.blocks.len().min(side.told + SUMS)];
+            let some = &side.blocks[side.told..side.blocks.len().min(side.told + self.sums)];
             side.words.resize(some.len(), 0);
             match link.recv_into(&of_sums(header, some.len()), bytemuck::cast_slice_mut(&mut side.words))? {
                 Received::Pending => return Ok(Heard::NotYet),

@@ -20,12 +20,14 @@
 //! | `audit` | sums per link, and their exchange |
 //! | `account` | comparison of results |
 
+mod account;
 mod audit;
 mod ledger;
 mod sums;
 
+pub(crate) use account::Account;
 pub(crate) use audit::{Audit, Heard};
-pub(crate) use sums::{BLOCK, blocks, sum};
+pub(crate) use sums::{BLOCK, sum};
 
 use tinynccl_plan::wire::{Algorithm, Collective, Header};
 use tinynccl_sys::config::{Config, Verify};
@@ -60,7 +62,7 @@ impl Chosen {
 }
 
 /// A call in an error: `all_reduce #4 of comm 1 (ring)`.
-fn op(header: &Header) -> String {
+pub(crate) fn op(header: &Header) -> String {
     let name = Collective::from_code(header.collective).map_or("call", Collective::name);
     let algorithm = match Algorithm::from_code(header.algorithm) {
         Some(algorithm) if header.collective != Collective::SendRecv as u8 => format!(" ({algorithm})"),

@@ -1,0 +1,141 @@
+//! Comparison of results after a call that `TINYNCCL_VERIFY` chose: an all_gather of sums, and a second one for the
+//! place where a sum differs.
+
+use super::pack::Pack;
+use super::raw_call::RawCall;
+use super::run::Turn;
+use crate::executor::Buffers;
+use crate::verify::{Account, op, sum};
+use crate::{Engine, Inner};
+use tinynccl_plan::Call;
+use tinynccl_plan::dtype::{DType, ReduceOp};
+use tinynccl_plan::error::{Error, Result, Suspect};
+use tinynccl_plan::wire::{Algorithm, Collective, Header};
+
+impl Inner {
+    /// Sums of the inputs of `call`, if it is verified and its results can be compared.
+    ///
+    /// # Safety
+    /// As [`Inner::collective`].
+    pub(super) unsafe fn account(&self, engine: &Engine, call: &Call, header: &Header, buffers: Buffers) -> Option<Account> {
+        if !engine.links.verifies(header) {
+            return None;
+        }
+        let mut account = Account::new(self.shape(call.collective, call.root), call.bytes())?;
+        // SAFETY: forwarded from the caller.
+        unsafe { account.input(self.state.rank, buffers.input) };
+        Some(account)
+    }
+
+    /// Compares the results of the call of `header` with those of the other ranks. Every rank gets the same result.
+    ///
+    /// # Safety
+    /// As [`Inner::collective`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub(super) unsafe fn compare(
+        &self,
+        engine: &mut Engine,
+        header: &Header,
+        account: Option<Account>,
+        output: *const u8,
+        background: bool,
+    ) -> Result<()> {
+        let Some(mut account) = account else { return Ok(()) };
+        // SAFETY: forwarded from the caller.
+        unsafe { account.output(self.state.rank, output) };
+        self.settle_account(engine, header, &account, background)?;
+        // Until the caller has it.
+        // SAFETY: forwarded from the caller.
+        match unsafe { account.reread(self.state.rank, output) } {
+            None => Ok(()),
+            Some((offset, bytes, sums)) => Err(self.changed(header, "output", (offset, bytes), sums)),
+        }
+    }
+
+    /// The error of memory of this rank that has changed.
+    #[cold]
+    fn changed(&self, header: &Header, buffer: &str, (offset, bytes): (usize, usize), sums: [u64; 2]) -> Error {
+        let (rank, [expected, got]) = (self.state.rank, sums);
+        self.state.fail_everywhere(Error::Corrupt {
+            op: op(&Header { algorithm: Header::NO_ALGORITHM, ..*header }),
+            rank,
+            suspect: Box::new(Suspect::Memory { rank }),
+            buffer: buffer.to_owned(),
+            offset: offset as u64,
+            bytes: bytes as u64,
+            expected,
+            got,
+        })
+    }
+
+    /// A pack of calls that is verified has the bits of their inputs (or, with `outputs`, they have its bits).
+    ///
+    /// # Safety
+    /// As [`Pack::gather`] or [`Pack::scatter`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub(super) unsafe fn compare_pack(
+        &self,
+        engine: &Engine,
+        header: &Header,
+        pack: &Pack,
+        calls: &[RawCall],
+        packed: *const u8,
+        outputs: bool,
+    ) -> Result<()> {
+        if !engine.links.verifies(header) {
+            return Ok(());
+        }
+        // SAFETY: forwarded from the caller.
+        let Some((index, [theirs, ours])) = (unsafe { pack.difference(calls, packed, outputs) }) else { return Ok(()) };
+        let at = theirs.iter().zip(ours).position(|(a, b)| a != b).unwrap_or(0);
+        let (from, to) = if outputs { (ours, theirs) } else { (theirs, ours) };
+        let buffer = format!("{} of call {index} of the group", if outputs { "output" } else { "input" });
+        Err(self.changed(header, &buffer, (at, 1), [from, to].map(|side| sum(&side[at..=at]))))
+    }
+
+    /// Compares the sums of all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub(crate) fn settle_account(
+        &self,
+        engine: &mut Engine,
+        header: &Header,
+        account: &Account,
+        background: bool,
+    ) -> Result<()> {
+        let words = self.gather_words(engine, &account.words(), background)?;
+        let path = "no link's sums differ";
+        let Some(finding) = account.judge(&words, path) else { return Ok(()) };
+        let places = self.gather_words(engine, &account.places(&finding, self.state.rank), background)?;
+        let (range, [expected, got]) = account.place(&finding, &places);
+        Err(self.state.fail_everywhere(Error::Corrupt {
+            op: op(&Header { algorithm: Header::NO_ALGORITHM, ..*header }),
+            rank: self.state.rank,
+            suspect: Box::new(finding.suspect),
+            buffer: format!("output of rank {}", finding.wrong.rank),
+            offset: range.start,
+            bytes: range.end - range.start,
+            expected,
+            got,
+        }))
+    }
+
+    /// The words of all ranks, in rank order: an all_gather of the library's own, with a number among the calls.
+    fn gather_words(&self, engine: &mut Engine, words: &[u64], background: bool) -> Result<Vec<u64>> {
+        let call = Call::new(Collective::AllGather, DType::U64, ReduceOp::Sum, 0, words.len());
+        let mut all = vec![0; words.len() * self.size()];
+        let buffers = Buffers { input: words.as_ptr().cast(), output: all.as_mut_ptr().cast() };
+        let seq = engine.next_seq(&call, self.state.rank);
+        let digests = self.state.progress.start(&Header { seq, ..call.header(self.state.id, Algorithm::OneShot) });
+        engine.board.made(&digests);
+        let turn = Turn { seq, before: digests.before };
+        // SAFETY: both are as long as the call says.
+        unsafe { self.carry_out(engine, &call, turn, buffers, background) }?;
+        Ok(all)
+    }
+}
