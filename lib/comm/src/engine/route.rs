@@ -11,7 +11,6 @@ use tinynccl_plan::Call;
 use tinynccl_plan::algorithm;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::{Algorithm, Collective};
-use tinynccl_sys::config::Verify;
 use tinynccl_sys::threads::lock;
 
 /// Routes cached per communicator; the least recently used one is evicted first.
@@ -110,9 +109,7 @@ impl Inner {
         {
             return InMemory { two_shot: false, any: Some((Algorithm::OneShot, segment)) };
         }
-        // Ranks that use each other's buffers move no bytes that could be checked.
         let two_shot = matches!(engine.forced, None | Some(Algorithm::TwoShot))
-            && self.state.config.verify == Verify::Off
             && !matches!(call.collective, Collective::Scatter | Collective::Barrier);
         // A link with zero copy copies a segment on ordinary pages once; staging copies it twice.
         let zero_copy = engine.tuned.model.zero_copy_from.is_some_and(|from| segment >= from);

@@ -231,7 +231,8 @@ impl Board {
             code if code == Algorithm::Staged as u8 => {
                 Payload { at: self.stage(rank, call), bytes: self.stage_bytes() }
             }
-            code if code == Algorithm::OneShot as u8 => {
+            // In two-shot calls that are verified, the sums of the input.
+            code if code == Algorithm::OneShot as u8 || code == Algorithm::TwoShot as u8 => {
                 Payload { at: self.payload(rank, call), bytes: self.slot_bytes() }
             }
             _ => Payload::NONE,
@@ -244,7 +245,7 @@ impl Board {
         let Some(checks) = self.checks.as_ref().filter(|checks| checks.has(ours)) else { return Ok(()) };
         let (sum, payload) = (self.at(self.layout.sum(rank, call)), self.payload_of(rank, call, &message.header()));
         // SAFETY: within the mapping; it was written before the line's number, and stays until we finish the call.
-        unsafe { checks.check(sum, rank, call, message, payload) }.map_err(|detail| Turn::Corrupt(rank, detail))
+        unsafe { checks.check(sum, rank, call, message, payload) }.map_err(|differs| Turn::Corrupt(rank, differs))
     }
 
     /// We need nothing of `call` any more, and have written all that others await.

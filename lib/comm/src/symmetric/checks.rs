@@ -4,7 +4,7 @@
 use std::cell::Cell;
 
 use super::layout::Sum;
-use super::turn::Message;
+use super::turn::{Differs, Message};
 use crate::verify::{self, Chosen};
 use tinynccl_plan::wire::Header;
 
@@ -67,7 +67,7 @@ impl Checks {
     /// After `rank`'s line of `call` has arrived. `payload` is the location and capacity of its payload.
     ///
     /// # Errors
-    /// The mismatch, as text.
+    /// The difference.
     ///
     /// # Safety
     /// The payload must be readable.
@@ -78,20 +78,20 @@ impl Checks {
         call: u64,
         message: &Message,
         payload: Payload,
-    ) -> Result<(), String> {
+    ) -> Result<(), Differs> {
         let Some(last) = self.last.get(rank).filter(|last| last.get() != call) else { return Ok(()) };
         let [sums, bytes] = sum.load();
         let (line, expected) = ((sums >> 32) as u32, sums as u32);
         let got = of_line(call, message, expected, bytes);
         if line != got || bytes > payload.bytes as u64 {
-            let header = message.header();
-            return Err(format!("expected a line with sum {line:08x}, got {got:08x}, in {header}"));
+            let bytes = size_of_val(&message.header) + size_of_val(&message.inline);
+            return Err(Differs { offset: 0, bytes, expected: u64::from(line), got: u64::from(got) });
         }
         // SAFETY: by the caller; not longer than there is room.
         let got = unsafe { Payload { bytes: bytes as usize, ..payload }.sum() };
         if got != expected {
-            let header = message.header();
-            return Err(format!("expected {bytes} bytes with sum {expected:08x}, got {got:08x}, of {header}"));
+            let bytes = bytes as usize;
+            return Err(Differs { offset: 0, bytes, expected: u64::from(expected), got: u64::from(got) });
         }
         last.set(call);
         Ok(())

@@ -15,7 +15,7 @@ use crate::reduce;
 use crate::verify::Chosen;
 use tinynccl_plan::algorithm::Shape;
 use tinynccl_plan::dtype::{DType, ReduceOp};
-use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::error::{Error, Result, Suspect};
 use tinynccl_plan::wire::{Algorithm, Collective, Header};
 use tinynccl_sys::backoff::Backoff;
 use tinynccl_sys::doorbell::Doorbell;
@@ -97,7 +97,8 @@ fn a_flipped_bit_is_noticed_wherever_it_is() {
         assert!(receive(algorithm, count, true, |_| None).unwrap(), "{algorithm}, {count} words, nothing flipped");
         for byte in from..to {
             let e = receive(algorithm, count, true, |l| Some((place(l) + byte, byte as u32 % 8))).unwrap_err();
-            let is_told = matches!(&e, Error::Protocol { rank: 1, peer: 0, .. }) && e.to_string().contains("sum");
+            let named = |suspect: &Suspect| matches!(suspect, Suspect::Link { from: 0, to: 1, .. });
+            let is_told = matches!(&e, Error::Corrupt { rank: 1, suspect, .. } if named(suspect));
             assert!(is_told, "{algorithm}, byte {byte} of the {name}: {e}");
         }
     }

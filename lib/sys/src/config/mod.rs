@@ -250,7 +250,7 @@ config! {
         "Congestion control of TCP links; empty: the kernel's, but reno instead of bbr between processes of a host.", own, advanced;
     spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
         "Time that a wait spins before it yields and then sleeps; at most 2 microseconds where ranks or threads share cores.", own, advanced;
-    verify: Verify = Verify::All, "TINYNCCL_VERIFY", "off, sample, all",
+    verify: Verify = Verify::Off, "TINYNCCL_VERIFY", "off, sample, all",
         "Finds bits that changed in memory, on a link or in a processor: sums of the data where it comes from are compared with sums of it where it ends, and the ranks compare their results; an error names the link or the rank, the call and the offset. sample: one call of TINYNCCL_VERIFY_EVERY; all: every call. TINYNCCL_CHECKSUM=1 is an older name of all.", same;
     verify_every: usize = 64, "TINYNCCL_VERIFY_EVERY", "1 to 1M",
         "Calls of which TINYNCCL_VERIFY=sample verifies one, on average.", same, advanced;
