@@ -3,6 +3,7 @@
 //!
 //! `TINYNCCL_TEST_FLIPS` is the number of flips per place, 25 without it.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -309,6 +310,62 @@ fn a_bit_that_flips_at_a_relay_is_found() {
         endpoints.iter().for_each(|endpoint| endpoint.introduce(world.clone(), Routes::new(3, |_, b| b == 2)));
         on_the_way(&case, between(endpoints, LinkOptions { max_message: 8 << 10, depth: 4 }))
     });
+}
+
+/// Sends messages between two ranks over RDMA until flips were found, in a process whose card flips bits.
+#[test]
+fn messages_over_a_card_that_flips_bits() {
+    if std::env::var_os("TINYROCE_FLIP").is_none() {
+        return;
+    }
+    let (mut found, mut right, mut calls) = (0, 0, 0);
+    while found < flips() {
+        let config = Case::new(0).config().with(|c| c.transport = TransportChoice::Verbs);
+        let comms = Comm::threads_with_links(2, config.clone(), over(&config, 2)).unwrap();
+        let outcomes: Vec<(u64, Result<()>)> = std::thread::scope(|scope| {
+            let ranks = comms.iter().map(|comm| {
+                scope.spawn(move || {
+                    let mut buffer = vec![0u32; 25_000];
+                    let sent: Vec<u32> = (0..25_000).map(|i| i * 7).collect();
+                    for call in 0..50 {
+                        let outcome = match comm.rank() {
+                            0 => comm.send(&sent, 1),
+                            _ => comm.recv(&mut buffer, 0).inspect(|()| assert!(buffer == sent, "not found")),
+                        };
+                        if outcome.is_err() {
+                            return (call, outcome);
+                        }
+                    }
+                    (50, Ok(()))
+                })
+            });
+            ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        calls += outcomes[1].0;
+        match &outcomes[1].1 {
+            Ok(()) => {}
+            Err(Error::Corrupt { suspect, .. }) => {
+                let named = matches!(&**suspect, Suspect::Link { from: 0, to: 1, path } if path.starts_with("verbs"));
+                (found, right) = (found + 1, right + usize::from(named));
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    println!("softroce: {found} flips found of {found} in {calls} messages, {right} at the right place");
+    assert!(right * 100 >= found * 99, "{right} of {found}");
+}
+
+/// Also where the card's own sum is right.
+#[test]
+fn a_bit_that_flips_in_an_rdma_packet_is_found() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "verify::messages_over_a_card_that_flips_bits", "--nocapture"])
+        .envs([("TINYROCE_FLIP", "0.2"), ("TINYROCE_DEVICES", "lo")])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    println!("{}", text.lines().find(|line| line.contains("softroce: ")).expect("its line"));
 }
 
 /// A bit flips in the memory of `case.victim` when it has received a message for which `when` is true.
