@@ -37,7 +37,8 @@ mod survive;
 pub mod symmetric;
 pub mod topology;
 pub mod trace;
-mod verify;
+#[doc(hidden)]
+pub mod verify;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32};

@@ -15,3 +15,4 @@ mod ranks;
 mod registered;
 mod schedules;
 mod standin;
+mod verify;

@@ -45,7 +45,7 @@ impl Error {
 impl From<LibraryError> for Error {
     fn from(error: LibraryError) -> Error {
         let status = match &error {
-            LibraryError::PeerLost { .. } | LibraryError::Aborted { .. } | LibraryError::Protocol { .. } => {
+            LibraryError::PeerLost { .. } | LibraryError::Aborted { .. } | LibraryError::Protocol { .. } | LibraryError::Corrupt { .. } => {
                 Status::RemoteError
             }
             // Programs built for an NCCL before 2.30 know no such status.

@@ -13,7 +13,7 @@ const PLACES: usize = 512;
 
 /// Sums of the segments of one rank's buffers, by block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Account {
+pub struct Account {
     shape: Shape,
     /// Bytes of a segment.
     bytes: usize,
@@ -23,26 +23,30 @@ pub(crate) struct Account {
 
 /// A segment of a rank's input or output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Segment {
-    pub(crate) rank: usize,
-    pub(crate) output: bool,
-    pub(crate) index: usize,
+pub struct Segment {
+    /// Its rank.
+    pub rank: usize,
+    /// Of the output, or of the input.
+    pub output: bool,
+    /// Its place there.
+    pub index: usize,
 }
 
 /// Two segments that should be equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Finding {
+pub struct Finding {
     /// The one that is right, as far as can be told.
-    pub(crate) right: Segment,
+    pub right: Segment,
     /// The one that is wrong.
-    pub(crate) wrong: Segment,
-    pub(crate) suspect: Suspect,
+    pub wrong: Segment,
+    /// What to blame.
+    pub suspect: Suspect,
 }
 
 impl Account {
     /// `None` for a call without data, or without other ranks. Where no two ranks have the same data, the exchange of
     /// words still shows each rank that the others have found nothing.
-    pub(crate) fn new(shape: Shape, bytes: usize) -> Option<Account> {
+    pub fn new(shape: Shape, bytes: usize) -> Option<Account> {
         let has_data = bytes > 0 && shape.ranks > 1 && shape.collective != Collective::SendRecv;
         has_data.then(|| Account { shape, bytes, inputs: Vec::new(), outputs: Vec::new() })
     }
@@ -102,7 +106,7 @@ impl Account {
 
     /// The first difference in the [`Account::words`] of all ranks, which lie one after the other. `path`: how data
     /// comes from one rank to another.
-    pub(crate) fn judge(&self, words: &[u64], path: &str) -> Option<Finding> {
+    pub fn judge(&self, words: &[u64], path: &str) -> Option<Finding> {
         let (inputs, outputs) = self.widths();
         let of = |segment: Segment| {
             let index = if segment.output { inputs + segment.index } else { segment.index };

@@ -25,7 +25,7 @@ mod audit;
 mod ledger;
 mod sums;
 
-pub(crate) use account::Account;
+pub use account::{Account, Finding, Segment};
 pub(crate) use audit::{Audit, Heard};
 pub(crate) use sums::{BLOCK, sum};
 
@@ -36,7 +36,7 @@ use tinynccl_sys::config::{Config, Verify};
 /// (Knuth, The Art of Computer Programming, volume 3, 6.4: multiplicative hashing), so that a loop of calls does not
 /// always meet the same of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Chosen {
+pub struct Chosen {
     every: u32,
 }
 
@@ -45,7 +45,7 @@ impl Chosen {
     pub(crate) const ALL: Chosen = Chosen { every: 1 };
 
     /// `None`: no calls.
-    pub(crate) fn of(config: &Config) -> Option<Chosen> {
+    pub fn of(config: &Config) -> Option<Chosen> {
         match config.verify {
             Verify::Off => None,
             Verify::Sample => Some(Chosen { every: u32::try_from(config.verify_every).unwrap_or(u32::MAX) }),
@@ -55,7 +55,7 @@ impl Chosen {
 
     /// True if the call with this number is verified. The first one is.
     #[inline]
-    pub(crate) fn has(self, seq: u32) -> bool {
+    pub fn has(self, seq: u32) -> bool {
         let spread = u64::from(seq.wrapping_sub(1).wrapping_mul(0x9e37_79b1));
         spread * u64::from(self.every) < 1 << 32
     }

@@ -15,6 +15,7 @@ use crate::driver::{capture_of, cuda};
 use crate::path::DataPath;
 use crate::path::report::aborted;
 use crate::peer::{Chooser, Reason, Registry};
+use crate::verify::{Spoil, Verifier};
 use crate::window::Windows;
 use tinynccl_comm::Comm;
 use tinynccl_comm::RawCall;
@@ -42,6 +43,8 @@ pub struct DeviceComm {
     pub(crate) checks_memory: bool,
     pub(crate) order: Mutex<Order>,
     pub(crate) ledger: Arc<Ledger>,
+    /// Set if calls are verified.
+    pub(crate) verifier: Option<Verifier>,
     /// A call has been refused.
     pub(crate) refused: AtomicBool,
     pub(crate) context: Arc<CudaContext>,
@@ -172,7 +175,32 @@ impl DeviceComm {
     #[inline]
     pub fn check(&self) -> Result<()> {
         self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
+        self.verified()?;
         self.path.check(self.host.as_ref())
+    }
+
+    /// Fails if a verified call had wrong bits.
+    #[inline]
+    fn verified(&self) -> Result<()> {
+        let Some(verifier) = &self.verifier else { return Ok(()) };
+        verifier.check().map_err(|error| self.corrupt(error))
+    }
+
+    #[cold]
+    fn corrupt(&self, error: Error) -> Error {
+        self.path.abort(error.clone());
+        if let Some(host) = &self.host {
+            host.fail_everywhere(error.clone());
+        }
+        error
+    }
+
+    /// Flips a bit in the next verified call, for tests.
+    #[doc(hidden)]
+    pub fn spoil(&self, place: Spoil, bit: usize) {
+        if let Some(verifier) = &self.verifier {
+            verifier.spoil(place, bit);
+        }
     }
 
     /// As [`DeviceComm::check`], for this rank's calls: that another one has aborted is no error as long as it has
@@ -196,6 +224,7 @@ impl DeviceComm {
     #[inline]
     pub(crate) fn admit(&self) -> Result<()> {
         self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
+        self.verified()?;
         self.path.admit(self.host.as_ref())
     }
 
