@@ -85,7 +85,9 @@ impl Faults {
         // A linear congruential generator: no two threads get the same number, which is all it is for.
         const FACTOR: u64 = 6_364_136_223_846_793_005;
         let step = |n: u64| Some(n.wrapping_mul(FACTOR).wrapping_add(1_442_695_040_888_963_407));
-        self.dice.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).unwrap_or_default()
+        let n = self.dice.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).unwrap_or_default();
+        // The first numbers are a time, whose upper bits are alike.
+        (n ^ n >> 32).wrapping_mul(FACTOR)
     }
 
     /// Holds a packet back; returns until when, in nanoseconds of the monotonic clock.
