@@ -66,8 +66,12 @@ fn main() {
     };
     let (usual, links) = (worlds(false), worlds(true));
     println!("{ranks} ranks        bytes        off     sample        all   sample    all");
-    let calls: [(&str, Call, _); 4] =
-        [("all_reduce", all_reduce, &usual), ("broadcast", broadcast, &usual), ("message", message, &usual), ("links", all_reduce, &links)];
+    let calls: [(&str, Call, _); 4] = [
+        ("all_reduce", all_reduce, &usual),
+        ("broadcast", broadcast, &usual),
+        ("message", message, &usual),
+        ("links", all_reduce, &links),
+    ];
     for (name, call, worlds) in calls.into_iter().filter(|(name, ..)| wanted.is_none_or(|wanted| wanted == name)) {
         for bytes in [8, 1 << 10, 32 << 10, 1 << 20, 64 << 20] {
             let mut times = [(); 3].map(|()| Vec::new());

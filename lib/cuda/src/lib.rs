@@ -52,6 +52,6 @@ pub use driver::{Uncaptured, available, device_count, open, words};
 pub use driver::{copy, cuda};
 pub use kernels::ELEMENTS;
 pub use peer::{Reason, Registration};
+pub use tinynccl_plan::device::{Choice, Framing, Path, Protocol};
 #[doc(hidden)]
 pub use verify::Spoil;
-pub use tinynccl_plan::device::{Choice, Framing, Path, Protocol};

@@ -434,7 +434,10 @@ impl Verifier {
         let chose = remembered.iter().rev().find(|chose| chose.number == number);
         let error = match chose {
             Some(chose) => chose.judge(self.rank, &table),
-            None => Error::invalid("verify", format!("call {number} on a GPU had wrong bits; it was too long ago to say more")),
+            None => Error::invalid(
+                "verify",
+                format!("call {number} on a GPU had wrong bits; it was too long ago to say more"),
+            ),
         };
         cause.insert(error).clone()
     }
@@ -443,7 +446,9 @@ impl Verifier {
 impl Drop for Verifier {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; the communicator has waited for its kernels, or keeps everything.
-        if let Err(error) = self.context.bind_to_thread().and_then(|()| unsafe { result::free_host(self.finding.cast()) }) {
+        if let Err(error) =
+            self.context.bind_to_thread().and_then(|()| unsafe { result::free_host(self.finding.cast()) })
+        {
             log::debug!("rank {}: page-locked memory is kept: {error:?}", self.rank);
         }
     }

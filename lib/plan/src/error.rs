@@ -212,7 +212,9 @@ pub enum Suspect {
 impl Suspect {
     fn next_step(&self) -> &'static str {
         match self {
-            Suspect::Link { .. } => "TINYNCCL_VERIFY=all checks every call: if it names this link again, replace its cable or card",
+            Suspect::Link { .. } => {
+                "TINYNCCL_VERIFY=all checks every call: if it names this link again, replace its cable or card"
+            }
             _ => {
                 "has another thread written to the buffer during the call? If not, look at the memory errors that the \
                  kernel counts on that host (EDAC), and test its memory and processor"

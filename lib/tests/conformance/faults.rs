@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::harness::*;
 use tinynccl::error::{Error, Result};
-use tinynccl::transport::faulty::{self, Faults};
 use tinynccl::transport::Received;
+use tinynccl::transport::faulty::{self, Faults};
 use tinynccl::wire::Algorithm;
 use tinynccl::{Comm, Config, ReduceOp};
 

@@ -25,8 +25,11 @@ fn verified_calls_have_their_results() {
                 let mut config = config();
                 (config.verify, config.verify_every) = (verify, every);
                 run_ok(fabric, ranks, &config, |comm| {
-                    for (dtype, count) in [(DType::F32, 1), (DType::Bf16, 4_000), (DType::U8, 0), (DType::F64, 90_001)] {
-                        for (collective, op) in COLLECTIVES.into_iter().zip([ReduceOp::Sum, ReduceOp::Avg].into_iter().cycle()) {
+                    for (dtype, count) in [(DType::F32, 1), (DType::Bf16, 4_000), (DType::U8, 0), (DType::F64, 90_001)]
+                    {
+                        for (collective, op) in
+                            COLLECTIVES.into_iter().zip([ReduceOp::Sum, ReduceOp::Avg].into_iter().cycle())
+                        {
                             let op = if collective == Collective::Scan { ReduceOp::Max } else { op };
                             let cell = Cell { collective, dtype, op, root: count % ranks, count };
                             check(&comm, cell, &format!("{fabric:?}, {verify}"))?;
@@ -94,15 +97,16 @@ struct Case {
 
 impl Case {
     fn new(seed: u64) -> Case {
-        use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter, SendRecv};
         use Algorithm::{AllPairs, Direct, HalvingDoubling, Ring, Tree};
+        use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter, SendRecv};
         let mut random = Random(seed);
         let ranks = 2 + random.below(3);
         let victim = random.below(ranks);
         Case {
             seed,
             ranks,
-            collective: [AllReduce, AllReduce, AllGather, Broadcast, Reduce, ReduceScatter, AllToAll, SendRecv][random.below(8)],
+            collective: [AllReduce, AllReduce, AllGather, Broadcast, Reduce, ReduceScatter, AllToAll, SendRecv]
+                [random.below(8)],
             algorithm: [Ring, Tree, Direct, HalvingDoubling, AllPairs][random.below(5)],
             count: [1, 100, 5_000, 40_000][random.below(4)],
             in_place: random.below(2) == 1,
@@ -133,7 +137,8 @@ impl Case {
             memory[1].store(size_of_val(output), Ordering::SeqCst);
         };
         let mut output = vec![0; n * count];
-        let right = |output: &[u32], expected: &dyn Fn(usize) -> u32| output.iter().enumerate().all(|(i, v)| *v == expected(i));
+        let right =
+            |output: &[u32], expected: &dyn Fn(usize) -> u32| output.iter().enumerate().all(|(i, v)| *v == expected(i));
         match self.collective {
             Collective::AllReduce if self.in_place => {
                 let mut buffer = input(1);
@@ -186,10 +191,15 @@ impl Case {
     }
 
     /// The outcome of every rank.
-    fn outcomes(&self, wrap: impl Fn(usize, usize, LinkPair) -> LinkPair + Send + Sync + 'static, memory: &[[AtomicUsize; 2]]) -> Vec<Result<bool>> {
+    fn outcomes(
+        &self,
+        wrap: impl Fn(usize, usize, LinkPair) -> LinkPair + Send + Sync + 'static,
+        memory: &[[AtomicUsize; 2]],
+    ) -> Vec<Result<bool>> {
         let comms = Comm::threads_with_links(self.ranks, self.config(), wrap).unwrap();
         std::thread::scope(|scope| {
-            let ranks = comms.into_iter().zip(memory).map(|(comm, memory)| scope.spawn(move || self.call(&comm, memory)));
+            let ranks =
+                comms.into_iter().zip(memory).map(|(comm, memory)| scope.spawn(move || self.call(&comm, memory)));
             let ranks: Vec<_> = ranks.collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
@@ -255,9 +265,11 @@ fn on_the_way(case: &Case, made: impl Fn(usize, usize, LinkPair) -> LinkPair + S
         faulty::wrap(pair, &Faults { seed: case.seed, corrupt_at: hit.then_some(case.message), ..Faults::default() })
     };
     let outcomes = case.outcomes(wrap, &no_memory(case.ranks));
-    judge(&case, &outcomes, &|suspect| {
-        matches!(suspect, Suspect::Link { from, to, .. } if (*from, *to) == (case.victim, case.peer))
-    })
+    judge(
+        &case,
+        &outcomes,
+        &|suspect| matches!(suspect, Suspect::Link { from, to, .. } if (*from, *to) == (case.victim, case.peer)),
+    )
 }
 
 #[test]

@@ -127,7 +127,10 @@ fn flips(place: Spoil) {
         });
         match suspect {
             None => {
-                assert!(errors.is_empty() && outcomes.iter().all(|(_, right)| *right), "case {case}: {collective}: {outcomes:?}");
+                assert!(
+                    errors.is_empty() && outcomes.iter().all(|(_, right)| *right),
+                    "case {case}: {collective}: {outcomes:?}"
+                );
                 harmless += 1;
             }
             Some(suspect) => {
@@ -188,6 +191,10 @@ fn price() {
             times.sort_by(f64::total_cmp);
             times[2]
         });
-        println!("{bytes:>10} B: {off:>9.2} us, sample {sample:>9.2} (x {:.3}), all {all:>9.2} (x {:.2})", sample / off, all / off);
+        println!(
+            "{bytes:>10} B: {off:>9.2} us, sample {sample:>9.2} (x {:.3}), all {all:>9.2} (x {:.2})",
+            sample / off,
+            all / off
+        );
     }
 }

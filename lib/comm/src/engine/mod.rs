@@ -85,8 +85,8 @@ impl Engine {
         let recorder = |trace: &Arc<Tracer>| Box::new(Recorder::new(trace.clone(), state.config.trace_events));
         let size = state.members.len();
         let mut links = Links::default();
-        links.audit = Chosen::of(&state.config)
-            .map(|chosen| Box::new(Audit::new(state.rank, chosen, options.max_message)));
+        links.audit =
+            Chosen::of(&state.config).map(|chosen| Box::new(Audit::new(state.rank, chosen, options.max_message)));
         Engine {
             links,
             workspace: Workspace::new(state.trace.as_ref().map(recorder)),

@@ -17,7 +17,13 @@ impl Inner {
     ///
     /// # Safety
     /// As [`Inner::collective`].
-    pub(super) unsafe fn account(&self, engine: &Engine, call: &Call, header: &Header, buffers: Buffers) -> Option<Account> {
+    pub(super) unsafe fn account(
+        &self,
+        engine: &Engine,
+        call: &Call,
+        header: &Header,
+        buffers: Buffers,
+    ) -> Option<Account> {
         if !engine.links.verifies(header) {
             return None;
         }

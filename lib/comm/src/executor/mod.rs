@@ -107,10 +107,6 @@ unsafe fn run_with(
     lanes.clear();
     open.clear();
     let mut words = 0;
-    if let Some(audit) = &mut links.audit {
-        // SAFETY: forwarded from the caller.
-        unsafe { verified::begin(tasks, audit) };
-    }
     for (index, task) in tasks.iter().enumerate() {
         open.push(task.plan.lanes.len());
         lanes.extend((0..task.plan.lanes.len()).map(|lane| LaneState::new(index, lane, words)));
@@ -118,6 +114,10 @@ unsafe fn run_with(
     }
     if scratch.len() < words {
         scratch.resize(words, 0);
+    }
+    if let Some(audit) = &mut links.audit {
+        // SAFETY: forwarded from the caller.
+        unsafe { verified::begin(tasks, scratch, audit) };
     }
     let both = |directions: &dyn Fn(&Plan) -> bool| tasks.iter().any(|task| directions(task.plan));
     links.two_way = both(&|plan| plan.directions.0) && both(&|plan| plan.directions.1);

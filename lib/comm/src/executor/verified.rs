@@ -12,8 +12,9 @@ use tinynccl_plan::schedule::Partition;
 ///
 /// # Safety
 /// As [`super::run`].
-pub(super) unsafe fn begin(tasks: &[Task<'_>], audit: &mut Audit) {
+pub(super) unsafe fn begin(tasks: &[Task<'_>], scratch: &[u64], audit: &mut Audit) {
     audit.begin();
+    audit.name(scratch.as_ptr().cast(), size_of_val(scratch), "scratch memory");
     for task in tasks {
         if !audit.has(&task.header) {
             continue;

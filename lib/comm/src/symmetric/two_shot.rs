@@ -16,8 +16,8 @@ use super::board::Board;
 use super::task::Task;
 use super::turn::{Differs, Outcome, Turn, Wait};
 use super::work::{combine, copy, share};
-use crate::verify::sum;
 use crate::reduce::{Operand, stream};
+use crate::verify::sum;
 use tinynccl_plan::wire::Collective;
 
 /// Bytes per rank from which on outputs are written by non-temporal stores.
@@ -167,7 +167,13 @@ impl TwoShot {
     ///
     /// # Safety
     /// As [`TwoShot::advance`]: all ranks have arrived.
-    unsafe fn compare(&self, board: &Board, task: &Task<'_>, inputs: &[Operand], parts: Range<usize>) -> Result<(), Turn> {
+    unsafe fn compare(
+        &self,
+        board: &Board,
+        task: &Task<'_>,
+        inputs: &[Operand],
+        parts: Range<usize>,
+    ) -> Result<(), Turn> {
         if sums_of_input(board, task) == 0 {
             return Ok(());
         }

@@ -129,7 +129,9 @@ impl Account {
             Some(sum(bytemuck::cast_slice(sums)))
         };
         let both = [finding.right, finding.wrong].into_iter();
-        both.flat_map(|segment| (0..self.parts()).map(move |i| (segment, i))).map(|(s, i)| part(s, i).unwrap_or(0)).collect()
+        both.flat_map(|segment| (0..self.parts()).map(move |i| (segment, i)))
+            .map(|(s, i)| part(s, i).unwrap_or(0))
+            .collect()
     }
 
     /// Sums in the [`Account::places`] of a segment.

@@ -122,7 +122,8 @@ impl Audit {
         if !self.side(true, link).begun {
             let at = data.as_ptr().addr();
             let known = self.ledger.sums(at, data.len());
-            let known = known.unwrap_or_else(|| blocks(data.len()).map(|(skip, n)| sum(&data[skip..skip + n])).collect());
+            let known =
+                known.unwrap_or_else(|| blocks(data.len()).map(|(skip, n)| sum(&data[skip..skip + n])).collect());
             let side = self.side(true, link);
             let places = blocks(data.len()).map(|(skip, bytes)| (at + skip, bytes));
             side.blocks.extend(places.zip(known).map(|((at, bytes), sum)| Passed { sum, at, bytes }));
@@ -169,7 +170,14 @@ impl Audit {
     ///
     /// # Errors
     /// [`Error::Corrupt`]: a block differs. Also a message of another call.
-    pub(crate) fn hear(&mut self, header: &Header, index: u32, link: &mut dyn RecvLink, kind: &str, peer: usize) -> Result<Heard> {
+    pub(crate) fn hear(
+        &mut self,
+        header: &Header,
+        index: u32,
+        link: &mut dyn RecvLink,
+        kind: &str,
+        peer: usize,
+    ) -> Result<Heard> {
         let Some(side) = self.sides.get_mut(&(false, index)) else { return Ok(Heard::All) };
         let mut wrong = None;
         while side.told < side.blocks.len() && wrong.is_none() {

@@ -25,7 +25,11 @@ struct ShmFabric {
 /// # Errors
 /// [`Error::Os`](tinynccl_plan::Error::Os).
 pub(crate) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
-    Ok(Box::new(ShmFabric { port: Port::bind()?, single_copy: site.config.single_copy, ordinary: ZeroCopyFrom::default() }))
+    Ok(Box::new(ShmFabric {
+        port: Port::bind()?,
+        single_copy: site.config.single_copy,
+        ordinary: ZeroCopyFrom::default(),
+    }))
 }
 
 impl Fabric for ShmFabric {
