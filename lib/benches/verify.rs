@@ -1,17 +1,19 @@
 //! Price of `TINYNCCL_VERIFY`: calls between threads of this process, in turn without it, with `sample` and with `all`.
 //!
-//! `cargo bench -p tinynccl --bench verify [-- RANKS [NAME]]` prints, per collective and length, the median over rounds
-//! of the time of a call in microseconds, and how it compares with that without. A round has enough calls that those of
+//! `cargo bench -p tinynccl --bench verify [-- RANKS [NAME]]` prints, per collective and length, the least time of a call
+//! in microseconds over rounds, and how it compares with that without: where other programs have the cores, too, the least
+//! one was disturbed least. A round has enough calls that those of
 //! `sample` are among them in their proportion. What passes through shared memory is one-shot up to the length of a slot
 //! and staged beyond (two ranks: their link); `message` is a message point to point, there and back; `links` is an
 //! all_reduce over links whatever its length.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tinynccl::config::{Tune, Verify};
 use tinynccl::{Comm, Config, ReduceOp, Result};
 
-const ROUNDS: usize = 9;
+/// Time for the rounds of one length, at least five of each.
+const TIME: Duration = Duration::from_secs(12);
 
 type Call = fn(&Comm, &mut [f32]) -> Result<()>;
 
@@ -33,7 +35,7 @@ fn message(comm: &Comm, buffer: &mut [f32]) -> Result<()> {
 
 /// Microseconds per call on rank 0.
 fn round(comms: &[Comm], call: Call, bytes: usize) -> f64 {
-    let calls = 64 * (1 + (2 << 20) / (bytes + 2048));
+    let calls = 64 * (1 + (64 << 10) / (bytes + 2048));
     let times: Vec<f64> = std::thread::scope(|scope| {
         let rank = |comm| {
             move || {
@@ -74,16 +76,14 @@ fn main() {
     ];
     for (name, call, worlds) in calls.into_iter().filter(|(name, ..)| wanted.is_none_or(|wanted| wanted == name)) {
         for bytes in [8, 1 << 10, 32 << 10, 1 << 20, 64 << 20] {
-            let mut times = [(); 3].map(|()| Vec::new());
-            for _ in 0..ROUNDS {
-                for (times, comms) in times.iter_mut().zip(worlds) {
-                    times.push(round(comms, call, bytes));
+            let (mut least, begin, mut rounds) = ([f64::INFINITY; 3], Instant::now(), 0);
+            while rounds < 5 || begin.elapsed() < TIME {
+                for (least, comms) in least.iter_mut().zip(worlds) {
+                    *least = least.min(round(comms, call, bytes));
                 }
+                rounds += 1;
             }
-            let [off, sample, all] = times.map(|mut times| {
-                times.sort_by(f64::total_cmp);
-                times[ROUNDS / 2]
-            });
+            let [off, sample, all] = least;
             println!(
                 "{name:<10} {bytes:>12} {off:>10.2} {sample:>10.2} {all:>10.2}  x {:.3}  x {:.2}",
                 sample / off,
