@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result, sys};
 
 use crate::driver::compile::compile;
 use crate::driver::{self, cuda};
@@ -32,19 +32,40 @@ const MOST_OF_RANK: usize = 256;
 const MOST_PARTS: usize = 64;
 /// Bytes of a part, where there are not too many.
 const PART: usize = 64 << 10;
+/// Most blocks of a kernel that sums one buffer.
+const MOST_BLOCKS: usize = 1024;
 /// Verified calls that are remembered until the device has compared them.
 const REMEMBERED: usize = 256;
 
 /// As `struct Sums` of `kernels/verify.cu`.
 #[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     at: u64,
     bytes: u64,
     to: u64,
-    segments: u32,
     parts: u32,
     split: u32,
+    blocks: u32,
     unused: u32,
+}
+
+/// As `struct Jobs` there.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Jobs {
+    job: [Sums; 4],
+}
+
+impl Sums {
+    /// Of `segments` segments of `bytes` bytes.
+    fn new(at: u64, bytes: usize, segments: usize, parts: usize, to: u64) -> Sums {
+        let per_block = 8 * 16 * THREADS as usize;
+        let units = segments * parts;
+        let split = bytes.div_ceil(parts).div_ceil(per_block).clamp(1, (MOST_BLOCKS / units.max(1)).max(1));
+        let (blocks, parts, split) = ((units * split) as u32, parts as u32, split as u32);
+        Sums { at, bytes: bytes as u64, to, parts, split, blocks, unused: 0 }
+    }
 }
 
 /// As `struct Compare` there.
@@ -67,7 +88,7 @@ struct Compare {
 struct Flip {
     at: u64,
     bit: u32,
-    unused: u32,
+    delay: u32,
 }
 
 /// A chosen call.
@@ -192,6 +213,8 @@ pub enum Spoil {
     Source,
     /// The call's output, before its sum is made.
     Result,
+    /// A slot in this rank's window, at some time during the call.
+    Window,
 }
 
 /// Verification of one rank's calls.
@@ -206,7 +229,10 @@ pub(crate) struct Verifier {
     /// `struct Finding` in page-locked memory.
     finding: *mut u32,
     cause: Mutex<Option<Error>>,
-    spoil: Mutex<Option<(Spoil, usize)>>,
+    /// For tests: the place, the bit, and a window's address and length.
+    spoil: Mutex<Option<(Spoil, usize, Option<(u64, usize)>)>>,
+    /// Stream of flips during a call.
+    beside: Arc<CudaStream>,
     functions: [CudaFunction; 3],
     _module: Arc<CudaModule>,
 }
@@ -257,6 +283,7 @@ impl Verifier {
             finding,
             cause: Mutex::default(),
             spoil: Mutex::default(),
+            beside: context.new_stream().map_err(failed)?,
             functions,
             _module: module,
         }))
@@ -284,9 +311,18 @@ impl Verifier {
         [2, MOST_OF_RANK].map(|words| RawCall::on_device(self.exchange(words), 0, 0))
     }
 
-    /// Flips `bit` of the next chosen call's input or output.
-    pub(crate) fn spoil(&self, place: Spoil, bit: usize) {
-        *self.spoil.lock().unwrap_or_else(PoisonError::into_inner) = Some((place, bit));
+    /// Flips `bit` of the next chosen call's input, output or, at an address and of so many bytes, window.
+    pub(crate) fn spoil(&self, place: Spoil, bit: usize, window: Option<(u64, usize)>) {
+        *self.spoil.lock().unwrap_or_else(PoisonError::into_inner) = Some((place, bit, window));
+    }
+
+    /// The difference that a chosen call showed, which is forgotten.
+    pub(crate) fn take(&self) -> Option<Error> {
+        let found = self.check().err();
+        *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // SAFETY: our memory, which no kernel writes meanwhile, by the test that calls this.
+        unsafe { self.finding.write_volatile(0) };
+        found
     }
 
     /// # Safety
@@ -300,46 +336,35 @@ impl Verifier {
     }
 
     /// # Safety
-    /// `at` must hold `segments` segments of the call, and `to` their sums, until the stream has passed this.
-    unsafe fn sums(&self, stream: sys::CUstream, chose: &Chose, at: u64, segments: usize, to: u64) -> Result<()> {
-        // SAFETY: forwarded from the caller.
-        unsafe { self.sums_of(stream, at, chose.call.bytes(), segments, chose.parts, to) }
-    }
-
-    /// # Safety
-    /// As [`Verifier::sums`].
-    unsafe fn sums_of(
-        &self,
-        stream: sys::CUstream,
-        at: u64,
-        bytes: usize,
-        segments: usize,
-        parts: usize,
-        to: u64,
-    ) -> Result<()> {
-        if segments == 0 {
-            return Ok(());
+    /// The memory of `jobs` must be valid until the stream has passed this.
+    unsafe fn sums(&self, stream: sys::CUstream, jobs: &[Sums]) -> Result<()> {
+        let mut all = Jobs::default();
+        let jobs = jobs.iter().filter(|job| job.blocks > 0);
+        all.job.iter_mut().zip(jobs).for_each(|(to, job)| *to = *job);
+        match all.job.iter().map(|job| job.blocks).sum() {
+            0 => Ok(()),
+            // SAFETY: forwarded from the caller.
+            blocks => unsafe { self.launch(0, blocks, stream, &all) },
         }
-        let per_block = 8 * 8 * THREADS as usize;
-        let split = bytes.div_ceil(parts).div_ceil(per_block).clamp(1, 2048 / (segments * parts).min(2048));
-        let units = segments * parts;
-        let (bytes, segments, parts) = (bytes as u64, segments as u32, parts as u32);
-        let sums = Sums { at, bytes, to, segments, parts, split: split as u32, unused: 0 };
-        // SAFETY: forwarded from the caller.
-        unsafe { self.launch(0, (units * split) as u32, stream, &sums) }
     }
 
-    /// Flips a bit if a test wants one here.
+    /// Flips a bit of the memory if a test wants one here.
     ///
     /// # Safety
     /// `at` must hold `bytes` bytes until the stream has passed this.
     unsafe fn flip(&self, stream: sys::CUstream, place: Spoil, at: u64, bytes: usize) -> Result<()> {
         let mut spoil = self.spoil.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((_, bit)) = spoil.filter(|(wanted, _)| *wanted == place && bytes > 0) else { return Ok(()) };
+        let Some((_, bit, window)) = spoil.filter(|(wanted, ..)| *wanted == place) else { return Ok(()) };
+        let (at, bytes) = window.unwrap_or((at, bytes));
+        if bytes == 0 {
+            return Ok(());
+        }
         *spoil = None;
-        let bit = bit % (8 * bytes);
+        let (byte, delay) = (bit / 8 % bytes, (bit >> 20) as u32 % 100_000);
+        let delay = if window.is_some() { delay } else { 0 };
+        let stream = if window.is_some() { self.beside.cu_stream() } else { stream };
         // SAFETY: forwarded from the caller.
-        unsafe { self.launch(2, 1, stream, &Flip { at: at + bit as u64 / 8, bit: bit as u32 % 8, unused: 0 }) }
+        unsafe { self.launch(2, 1, stream, &Flip { at: at + byte as u64, bit: bit as u32 % 8, delay }) }
     }
 
     /// Bytes of device memory that [`Verifier::verify`] takes.
@@ -373,23 +398,30 @@ impl Verifier {
         // SAFETY: by the caller; places in the scratch memory as `scratch` counts them.
         unsafe {
             self.context.bind_to_thread().map_err(failed)?;
-            result::memset_d8_async(ours, 0, words * 8, stream).map_err(failed)?;
+            let (bytes, parts) = (chose.call.bytes(), chose.parts);
+            let segments = |at: u64, segments: usize, to: u64| Sums::new(at, bytes, segments, parts, to);
+            let [of_input, of_output] = [segments(input, ins, ours), segments(output, outs, out)];
+            let whole = |at: u64, to: u64| Sums::new(at, read, 1, 1, to);
+            if ins == 0 || outs == 0 || [of_input, of_output, whole(copy, extra)].iter().any(|sums| sums.split > 1) {
+                result::memset_d8_async(ours, 0, words * 8, stream).map_err(failed)?;
+            }
             if chose.repeats() {
                 driver::copy("verify", &self.context, stream, input, copy, read)?;
-                self.sums_of(stream, copy, read, 1, 1, extra)?;
             } else {
-                self.sums(stream, chose, input, ins, ours)?;
+                self.sums(stream, &[of_input])?;
             }
             self.flip(stream, Spoil::Source, input, read)?;
             carry(call)?;
+            self.flip(stream, Spoil::Window, 0, 0)?;
             self.flip(stream, Spoil::Result, output, written)?;
-            self.sums(stream, chose, output, outs, out)?;
             if chose.repeats() {
+                carry(&RawCall::on_device(**call, copy, again))?;
                 // In place the input is gone.
                 let apart = output >= input + read as u64 || input >= output + written as u64;
-                self.sums_of(stream, if apart { input } else { copy }, read, 1, 1, extra + 8)?;
-                carry(&RawCall::on_device(**call, copy, again))?;
-                self.sums(stream, chose, again, outs, ours)?;
+                let after = whole(if apart { input } else { copy }, extra + 8);
+                self.sums(stream, &[of_output, segments(again, outs, ours), whole(copy, extra), after])?;
+            } else {
+                self.sums(stream, &[of_output])?;
             }
             carry(&RawCall::on_device(self.exchange(words), ours, table))?;
             let compare = Compare {
@@ -465,9 +497,10 @@ mod tests {
     #[test]
     fn its_kernels_compile() {
         let layouts = [
-            mirrored!(Sums as "Sums" { at, bytes, to, segments, parts, split }),
+            mirrored!(Sums as "Sums" { at, bytes, to, parts, split, blocks }),
+            mirrored!(Jobs as "Jobs" { job }),
             mirrored!(Compare as "Compare" { table, finding, ranks, kind, inputs, outputs, parts, root, number, extra }),
-            mirrored!(Flip as "Flip" { at, bit }),
+            mirrored!(Flip as "Flip" { at, bit, delay }),
         ];
         let asserts: String =
             layouts.concat().iter().map(|(what, n)| format!("static_assert({what} == {n}, \"\");\n")).collect();

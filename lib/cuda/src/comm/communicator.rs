@@ -198,9 +198,20 @@ impl DeviceComm {
     /// Flips a bit in the next verified call, for tests.
     #[doc(hidden)]
     pub fn spoil(&self, place: Spoil, bit: usize) {
-        if let Some(verifier) = &self.verifier {
-            verifier.spoil(place, bit);
+        let slots = |windows: &Windows| {
+            let (layout, at) = (&windows.layout, windows.extension.addresses()[self.rank]);
+            (at != 0).then(|| (at + layout.slots_begin() as u64, layout.slot_memory()))
+        };
+        let window = self.windows.as_ref().filter(|_| place == Spoil::Window).and_then(slots);
+        if let Some(verifier) = self.verifier.as_ref().filter(|_| place != Spoil::Window || window.is_some()) {
+            verifier.spoil(place, bit, window);
         }
+    }
+
+    /// The difference that a verified call showed, which is forgotten, for tests: the communicator goes on.
+    #[doc(hidden)]
+    pub fn take_finding(&self) -> Option<Error> {
+        self.verifier.as_ref().and_then(Verifier::take)
     }
 
     /// As [`DeviceComm::check`], for this rank's calls: that another one has aborted is no error as long as it has

@@ -5,43 +5,58 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// `segments` segments of `bytes` bytes from `at` on, each in `parts` parts: a sum of each part is added to `to`.
+// Memory at `at`: segments of `bytes` bytes, each in `parts` parts. The sum of each part goes to `to`, or is added to it
+// if several blocks share a part.
 struct Sums {
     u64 at;
     u64 bytes;
     u64 to;
-    u32 segments;
     u32 parts;
     u32 split; // blocks per part
+    u32 blocks; // of all parts of all segments
     u32 unused;
 };
 
-// A bijection for each place (splitmix64): a word that differs makes another sum.
+#define MOST_JOBS 4
+
+struct Jobs {
+    Sums job[MOST_JOBS];
+};
+
+// A bijection for each place: a word that differs makes another sum.
 __device__ __forceinline__ u64 mixed(u64 word, u64 place) {
-    u64 x = word + (place + 1) * 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
+    const u64 x = (word + place * 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
+    return x ^ (x >> 32);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) verify_sums(const __grid_constant__ Sums s) {
-    const u32 unit = blockIdx.x / s.split, sub = blockIdx.x % s.split;
+extern "C" __global__ void __launch_bounds__(THREADS) verify_sums(const __grid_constant__ Jobs jobs) {
+    __shared__ u64 sums[THREADS / 32];
+    u32 block = blockIdx.x, index = 0;
+    while (block >= jobs.job[index].blocks) block -= jobs.job[index++].blocks;
+    const Sums& s = jobs.job[index];
+    const u32 unit = block / s.split, sub = block % s.split;
     const u64 words = (s.bytes + 7) / 8, per = (words + s.parts - 1) / s.parts;
     const u64 first = (unit % s.parts) * per, end = min(first + per, words);
     const u8* segment = (const u8*)s.at + (unit / s.parts) * s.bytes;
-    const bool aligned = ((u64)segment & 7) == 0;
-    u64 sum = 0;
-    for (u64 i = first + sub * THREADS + threadIdx.x; i < end; i += (u64)s.split * THREADS) {
+    const u64 stride = (u64)s.split * THREADS;
+    // Up to here whole words can be read as such.
+    const u64 whole = ((u64)segment & 7) == 0 ? min(end, s.bytes / 8) : first;
+    u64 sum = 0, i = first + sub * THREADS + threadIdx.x;
+#pragma unroll 4
+    for (; i < whole; i += stride) sum += mixed(((const u64*)segment)[i], i);
+    for (; i < end; i += stride) {
         u64 word = 0;
-        if (aligned && 8 * i + 8 <= s.bytes) {
-            word = ((const u64*)segment)[i];
-        } else {
-            for (u64 b = 8 * i; b < min(8 * i + 8, s.bytes); b++) word |= (u64)segment[b] << (8 * (b - 8 * i));
-        }
+        for (u64 b = 8 * i; b < min(8 * i + 8, s.bytes); b++) word |= (u64)segment[b] << (8 * (b - 8 * i));
         sum += mixed(word, i);
     }
     for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_down_sync(0xffffffff, sum, lanes);
-    if (threadIdx.x % 32 == 0) atomicAdd((u64*)s.to + unit, sum);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (u32 warp = 1; warp < THREADS / 32; warp++) sum += sums[warp];
+    u64* to = (u64*)s.to + unit;
+    if (s.split == 1) *to = sum;
+    else atomicAdd(to, sum);
 }
 
 #define REDUCES 0    // a rank's result, and that of the same call again
@@ -98,10 +113,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) verify_compare(const __gri
 struct Flip {
     u64 at;
     u32 bit;
-    u32 unused;
+    u32 delay; // nanoseconds
 };
 
 // For tests.
 extern "C" __global__ void verify_flip(const __grid_constant__ Flip f) {
+    u64 begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    if (threadIdx.x != 0) return;
+    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    while (now - begin < f.delay);
     atomicXor((u32*)(f.at & ~3ull), 1u << (f.bit % 8 + 8 * (f.at & 3)));
 }
