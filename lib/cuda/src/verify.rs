@@ -217,6 +217,9 @@ pub enum Spoil {
     Window,
 }
 
+/// A flip to be made: the place, the bit, and a window's address and length.
+type Spoiled = (Spoil, usize, Option<(u64, usize)>);
+
 /// Verification of one rank's calls.
 #[derive(Debug)]
 pub(crate) struct Verifier {
@@ -229,8 +232,8 @@ pub(crate) struct Verifier {
     /// `struct Finding` in page-locked memory.
     finding: *mut u32,
     cause: Mutex<Option<Error>>,
-    /// For tests: the place, the bit, and a window's address and length.
-    spoil: Mutex<Option<(Spoil, usize, Option<(u64, usize)>)>>,
+    /// For tests.
+    spoil: Mutex<Option<Spoiled>>,
     /// Stream of flips during a call.
     beside: Arc<CudaStream>,
     functions: [CudaFunction; 3],
@@ -477,10 +480,11 @@ impl Verifier {
 
 impl Drop for Verifier {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`; the communicator has waited for its kernels, or keeps everything.
-        if let Err(error) =
-            self.context.bind_to_thread().and_then(|()| unsafe { result::free_host(self.finding.cast()) })
-        {
+        let freed = self.context.bind_to_thread().and_then(|()| {
+            // SAFETY: allocated in `new`; the communicator has waited for its kernels, or keeps everything.
+            unsafe { result::free_host(self.finding.cast()) }
+        });
+        if let Err(error) = freed {
             log::debug!("rank {}: page-locked memory is kept: {error:?}", self.rank);
         }
     }

@@ -13,6 +13,28 @@ use tinynccl_plan::error::{Error, Result, Suspect};
 use tinynccl_plan::wire::{Algorithm, Collective, Header};
 
 impl Inner {
+    /// [`Inner::carry_out`] of a call that is verified.
+    ///
+    /// # Safety
+    /// As [`Inner::collective`].
+    #[cold]
+    pub(super) unsafe fn carry_out_verified(
+        &self,
+        engine: &mut Engine,
+        call: &Call,
+        turn: Turn,
+        buffers: Buffers,
+        background: bool,
+    ) -> Result<()> {
+        let header = turn.of(&call.header(self.state.id, Algorithm::OneShot));
+        // SAFETY: forwarded from the caller.
+        unsafe {
+            let account = self.account(engine, call, &header, buffers);
+            self.carry_out(engine, call, turn, buffers, background)?;
+            self.compare(engine, &header, account, buffers.output, background)
+        }
+    }
+
     /// Sums of the inputs of `call`, if it is verified and its results can be compared.
     ///
     /// # Safety
@@ -85,16 +107,12 @@ impl Inner {
     /// [`Error::Corrupt`].
     pub(super) unsafe fn compare_pack(
         &self,
-        engine: &Engine,
         header: &Header,
         pack: &Pack,
         calls: &[RawCall],
         packed: *const u8,
         outputs: bool,
     ) -> Result<()> {
-        if !engine.links.verifies(header) {
-            return Ok(());
-        }
         // SAFETY: forwarded from the caller.
         let Some((index, [theirs, ours])) = (unsafe { pack.difference(calls, packed, outputs) }) else { return Ok(()) };
         let at = theirs.iter().zip(ours).position(|(a, b)| a != b).unwrap_or(0);

@@ -64,12 +64,15 @@ impl Part<'_> {
         })
     }
 
+    // Each of these is called where `verified` is set.
+
     /// What a step reads is what it was when it was written, or before the call.
     ///
     /// # Safety
     /// As [`super::run`].
+    #[cold]
     pub(super) unsafe fn compare(&self, place: Place, audit: Option<&mut Audit>) -> Result<(), Stop> {
-        let Some(audit) = audit.filter(|_| self.verified.is_some()) else { return Ok(()) };
+        let Some(audit) = audit else { return Ok(()) };
         // SAFETY: by the caller.
         unsafe { audit.check(&self.header, self.at(place), self.bytes())? };
         Ok(())
@@ -79,6 +82,7 @@ impl Part<'_> {
     ///
     /// # Safety
     /// As [`super::run`].
+    #[cold]
     pub(super) unsafe fn wrote(&self, place: Place, audit: Option<&mut Audit>) {
         if let (Some(audit), Some((partition, window))) = (audit, self.verified) {
             // SAFETY: by the caller.
@@ -91,8 +95,9 @@ impl Part<'_> {
     }
 
     /// A message is about to leave from here.
+    #[cold]
     pub(super) fn leaves(&self, data: &[u8], to: u32, audit: Option<&mut Audit>) {
-        if let Some(audit) = audit.filter(|_| self.verified.is_some()) {
+        if let Some(audit) = audit {
             audit.leaves(to, data);
         }
     }
@@ -101,23 +106,26 @@ impl Part<'_> {
     ///
     /// # Safety
     /// As [`super::run`].
+    #[cold]
     pub(super) unsafe fn has_left(&self, src: Place, to: u32, audit: Option<&mut Audit>) -> Result<(), Stop> {
-        let Some(audit) = audit.filter(|_| self.verified.is_some()) else { return Ok(()) };
+        let Some(audit) = audit else { return Ok(()) };
         audit.left(to);
         // SAFETY: by the caller.
         unsafe { self.compare(src, Some(audit)) }
     }
 
     /// A piece of the message from this link lies here; it belongs to the memory at `base`.
+    #[cold]
     pub(super) fn comes(&self, from: u32, piece: &[u8], base: *const u8, audit: Option<&mut Audit>) {
-        if let Some(audit) = audit.filter(|_| self.verified.is_some()) {
+        if let Some(audit) = audit {
             audit.comes(from, piece, base);
         }
     }
 
     /// The message from this link is complete.
+    #[cold]
     pub(super) fn came(&self, from: u32, base: *const u8, audit: Option<&mut Audit>) {
-        if let Some(audit) = audit.filter(|_| self.verified.is_some()) {
+        if let Some(audit) = audit {
             audit.came(from, base);
         }
     }

@@ -200,7 +200,9 @@ impl Board {
     #[inline]
     pub(super) fn publish(&self, call: u64, header: &Header, inline: [u64; 3], bytes: usize) {
         let line = self.line(self.rank, call);
-        if let Some(checks) = self.checks.as_ref().filter(|checks| checks.has(header)) {
+        if let Some(checks) = &self.checks
+            && checks.has(header)
+        {
             let message = Message { header: to_words(header), inline };
             let payload = Payload { bytes, ..self.payload_of(self.rank, call, header) };
             // SAFETY: ours, and written; not longer than the room for this call's payload.
@@ -242,7 +244,14 @@ impl Board {
     /// Checks `rank`'s line of `call`, which has arrived, and its payload.
     #[inline]
     pub(super) fn verify(&self, rank: usize, call: u64, message: &Message, ours: &Header) -> Result<(), Turn> {
-        let Some(checks) = self.checks.as_ref().filter(|checks| checks.has(ours)) else { return Ok(()) };
+        match &self.checks {
+            Some(checks) if checks.has(ours) => self.verify_now(checks, rank, call, message),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn verify_now(&self, checks: &Checks, rank: usize, call: u64, message: &Message) -> Result<(), Turn> {
         let (sum, payload) = (self.at(self.layout.sum(rank, call)), self.payload_of(rank, call, &message.header()));
         // SAFETY: within the mapping; it was written before the line's number, and stays until we finish the call.
         unsafe { checks.check(sum, rank, call, message, payload) }.map_err(|differs| Turn::Corrupt(rank, differs))
