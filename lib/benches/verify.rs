@@ -1,6 +1,6 @@
 //! Price of `TINYNCCL_VERIFY`: calls between threads of this process, in turn without it, with `sample` and with `all`.
 //!
-//! `cargo bench -p tinynccl --bench verify [-- RANKS [NAME]]` prints, per collective and length, the least time of a call
+//! `cargo bench -p tinynccl --bench verify [-- RANKS [BYTES] [NAME]]` prints, per collective and length, the least time of a call
 //! in microseconds over rounds, and how it compares with that without: where other programs have the cores, too, the least
 //! one was disturbed least. A round has enough calls that those of
 //! `sample` are among them in their proportion. What passes through shared memory is one-shot up to the length of a slot
@@ -54,7 +54,8 @@ fn round(comms: &[Comm], call: Call, bytes: usize) -> f64 {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let ranks = args.iter().find_map(|arg| arg.parse().ok()).unwrap_or(2).max(2);
+    let mut numbers = args.iter().filter_map(|arg| arg.parse::<usize>().ok());
+    let (ranks, only) = (numbers.next().unwrap_or(2).max(2), numbers.next());
     let wanted = args.iter().find(|arg| arg.parse::<usize>().is_err());
     let worlds = |links: bool| {
         [Verify::Off, Verify::Sample, Verify::All].map(|verify| {
@@ -75,7 +76,9 @@ fn main() {
         ("links", all_reduce, &links),
     ];
     for (name, call, worlds) in calls.into_iter().filter(|(name, ..)| wanted.is_none_or(|wanted| wanted == name)) {
-        for bytes in [8, 1 << 10, 32 << 10, 1 << 20, 64 << 20] {
+        for bytes in
+            [8, 1 << 10, 32 << 10, 1 << 20, 64 << 20].into_iter().filter(|b| only.is_none_or(|only| only == *b))
+        {
             let (mut least, begin, mut rounds) = ([f64::INFINITY; 3], Instant::now(), 0);
             while rounds < 5 || begin.elapsed() < TIME {
                 for (least, comms) in least.iter_mut().zip(worlds) {

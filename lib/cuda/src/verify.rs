@@ -154,12 +154,14 @@ impl Chose {
         let (suspect, segment, part, wrong, [expected, got]) = if self.repeats() {
             let pair = |r: usize, p: usize| [false, true].map(|output| self.of(table, r, output, 0, p));
             let differs = |r: usize, p: usize| pair(r, p)[0] != pair(r, p)[1];
+            // Only an all_reduce has the same result everywhere.
+            let odd_one = |r: usize, p: usize| self.kind == 1 && pair(r, p) != pair(0, p);
             let extra = |r: usize| {
                 let at = (r + 1) * self.words() - 2;
                 [0, 1].map(|i| table.get(at + i).copied().unwrap_or(0))
             };
             let changed = ranks.clone().find(|&r| extra(r)[0] != extra(r)[1]);
-            let part = (0..self.parts).find(|&p| ranks.clone().any(|r| differs(r, p) || pair(r, p) != pair(0, p)));
+            let part = (0..self.parts).find(|&p| ranks.clone().any(|r| differs(r, p) || odd_one(r, p)));
             let part = part.unwrap_or(0);
             let odd: Vec<usize> = ranks.clone().filter(|&r| differs(r, part)).collect();
             let suspect = match (changed, &odd[..]) {
@@ -545,6 +547,12 @@ mod tests {
         (0..3).for_each(|r| table[r * three.words() + three.parts + 5] = 2);
         table[2 * three.words() - 1] = 9;
         assert_eq!(suspect(&three.judge(0, &table)).0, &Suspect::Memory { rank: 1 });
+        // Every rank has a result of its own.
+        let scattered = chose(Collective::ReduceScatter, 1 << 20, 2);
+        let words = scattered.words();
+        let mut table: Vec<u64> = (0..2 * words).map(|i| if i < words { 1 } else { 5 }).collect();
+        table[words + scattered.parts + 9] = 6;
+        assert_eq!(suspect(&scattered.judge(0, &table)), (&Suspect::Memory { rank: 1 }, 9 << 16, 1 << 16));
         let gathered = chose(Collective::AllGather, 1 << 10, 2);
         let mut table = vec![1; 2 * gathered.words()];
         table[gathered.words() + 1] = 2;

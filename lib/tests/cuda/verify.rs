@@ -1,5 +1,6 @@
 //! `TINYNCCL_VERIFY` on GPUs. Without two GPUs every test says that it is skipped.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Instant;
 
@@ -116,17 +117,22 @@ fn flips(place: Spoil, collectives: &[Collective], counts: &[usize], share: usiz
     in_threads(&contexts, config(Verify::All), |comm, context| {
         let rank = Rank::new(&comm, context);
         let (mut found, mut right, mut unsure, mut harmless) = (0, 0, 0, 0);
+        let mut kept = HashMap::new();
         for case in 0usize.. {
             let (collective, count) = (collectives[case % collectives.len()], counts[case / 7 % counts.len()]);
             let (victim, bit) = (case / 3 % rank.n, case.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8);
-            let memory = rank.memory(collective, count);
+            // A flip in a source stays there.
+            if place == Spoil::Source {
+                kept.clear();
+            }
+            let memory = kept.entry((collective, count)).or_insert_with(|| rank.memory(collective, count));
             // A first call makes the windows.
             if case > 0 && rank.rank == victim {
                 rank.comm.spoil(place, bit);
             }
             rank.stream.synchronize().unwrap();
             met.wait();
-            rank.call(collective, count, &memory);
+            rank.call(collective, count, memory);
             rank.stream.synchronize().unwrap();
             context.synchronize().unwrap();
             let outcome = (rank.comm.take_finding(), rank.is_right(collective, count, &memory[1]));
