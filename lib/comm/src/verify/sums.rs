@@ -67,7 +67,7 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_have_the_sums_of_the_whole(len in 0..3 * BLOCK + 9, cuts in prop::collection::vec(0..=3 * BLOCK, 0..5)) {
-            let data: Vec<u8> = (0..len).map(|i| (i * i >> 3) as u8).collect();
+            let data: Vec<u8> = (0..len).map(|i| ((i * i) >> 3) as u8).collect();
             let whole: Vec<_> = blocks(len).map(|(at, n)| (at, n, sum(&data[at..at + n]))).collect();
             let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(len)).chain([0, len]).collect();
             cuts.sort_unstable();
