@@ -184,6 +184,7 @@ fn a_bit_that_flips_in_a_source_is_found() {
 }
 
 #[test]
+#[ignore = "found all 200 on two H200s; the place in a reduce_scatter was corrected afterwards and has not run on GPUs"]
 fn a_bit_that_flips_in_a_result_is_found() {
     flips(Spoil::Result, &COLLECTIVES, &COUNTS, 99);
 }
