@@ -1,6 +1,8 @@
 //! Comparison of results after a call that `TINYNCCL_VERIFY` chose: an all_gather of sums, and a second one for the
 //! place where a sum differs.
 
+use std::time::Duration;
+
 use super::pack::Pack;
 use super::raw_call::RawCall;
 use super::run::Turn;
@@ -11,6 +13,9 @@ use tinynccl_plan::Call;
 use tinynccl_plan::dtype::{DType, ReduceOp};
 use tinynccl_plan::error::{Error, Result, Suspect};
 use tinynccl_plan::wire::{Algorithm, Collective, Header};
+
+/// Time for another rank's report of damaged sums.
+const GRACE: Duration = Duration::from_secs(2);
 
 impl Inner {
     /// [`Inner::carry_out`] of a call that is verified.
@@ -132,7 +137,17 @@ impl Inner {
         account: &Account,
         background: bool,
     ) -> Result<()> {
-        let words = self.gather_words(engine, &account.words(), background)?;
+        let mut words = account.words();
+        let one = words.len();
+        words.push(sum(bytemuck::cast_slice(&words)));
+        let all = self.gather_words(engine, &words, background)?;
+        // Sums that were damaged on their way say nothing about the data, and only some ranks have them: the rank at whose
+        // link it happened reports that.
+        if let Some(peer) = all.chunks(one + 1).position(|words| words[one] != sum(bytemuck::cast_slice(&words[..one])))
+        {
+            return Err(self.state.wait_for_failure(GRACE).unwrap_or_else(|| self.sums_damaged(header, peer)));
+        }
+        let words: Vec<u64> = all.chunks(one + 1).flat_map(|words| &words[..one]).copied().collect();
         let path = "no link's sums differ";
         let Some(finding) = account.judge(&words, path) else { return Ok(()) };
         let places = self.gather_words(engine, &account.places(&finding, self.state.rank), background)?;
@@ -147,6 +162,22 @@ impl Inner {
             expected,
             got,
         }))
+    }
+
+    /// The error of sums that did not come as they were sent.
+    #[cold]
+    fn sums_damaged(&self, header: &Header, peer: usize) -> Error {
+        let path = "on the way of its sums".to_owned();
+        self.state.fail_everywhere(Error::Corrupt {
+            op: op(&Header { algorithm: Header::NO_ALGORITHM, ..*header }),
+            rank: self.state.rank,
+            suspect: Box::new(Suspect::Link { from: peer, to: self.state.rank, path }),
+            buffer: "sums".to_owned(),
+            offset: 0,
+            bytes: 0,
+            expected: 0,
+            got: 0,
+        })
     }
 
     /// The words of all ranks, in rank order: an all_gather of the library's own, with a number among the calls.
