@@ -14,7 +14,7 @@ use tinynccl::Config;
 use tinynccl::Secret;
 use tinynccl::config::TransportChoice;
 use tinynccl::transport::relay::Routes;
-use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions, LinkPair, Received, checksum, inproc};
+use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions, LinkPair, Received, inproc};
 use tinynccl::wire::Header;
 
 const WAIT: Duration = Duration::from_secs(10);
@@ -127,9 +127,6 @@ fn main() {
     };
     if want("inproc") {
         run("inproc", true, options, in_process);
-    }
-    if want("checksum") {
-        run("checksum", true, options, |rank| checksum::wrap(in_process(rank)));
     }
     let (shm, tcp) = (TransportChoice::Shm, TransportChoice::Tcp);
     for (name, transport) in [("shm", shm), ("tcp", tcp), ("relayed-shm", shm), ("relayed-tcp", tcp)] {

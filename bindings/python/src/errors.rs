@@ -100,6 +100,7 @@ fn exception(py: Python<'_>, names: &Names, error: &Error) -> PyResult<PyErr> {
         Error::Config { .. } => "ConfigError",
         Error::Bootstrap { .. } => "BootstrapError",
         Error::Protocol { .. } => "ProtocolError",
+        Error::Corrupt { .. } => "CorruptError",
         Error::Os { .. } => "SystemFailure",
         Error::Cuda { .. } => "CudaError",
         Error::Unsupported { .. } => "Unsupported",

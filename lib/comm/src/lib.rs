@@ -37,6 +37,8 @@ mod survive;
 pub mod symmetric;
 pub mod topology;
 pub mod trace;
+#[doc(hidden)]
+pub mod verify;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -130,7 +132,7 @@ impl Comm {
         };
         let tuned = tuned.unwrap_or_else(|| Tuned::built_in(&state)).relayed(&state);
         let oversubscribed = AtomicBool::new(tuned.is_oversubscribed(state.rank));
-        let engine = Engine::new(&state, tuned);
+        let engine = Engine::new(&state, tuned, &options);
         let queue = Queue::new(state.rank);
         let listed = status::Listed::new(&state);
         Comm {

@@ -18,6 +18,7 @@
 //! | `path` | the trait of a data path, and failures that kernels report |
 //! | `kernels` | the kernels |
 //! | `checked` | calls whose arguments are checked |
+//! | `verify` | sums of what calls moved, for `TINYNCCL_VERIFY` |
 //! | `window` | memory that all ranks' kernels reach |
 //! | `driver` | CUDA's driver and compiler, and the GPUs of this host |
 
@@ -34,6 +35,7 @@ mod path;
 mod peer;
 mod phased;
 mod start;
+mod verify;
 mod window;
 
 pub use calls::group::Group;
@@ -51,3 +53,5 @@ pub use driver::{copy, cuda};
 pub use kernels::ELEMENTS;
 pub use peer::{Reason, Registration};
 pub use tinynccl_plan::device::{Choice, Framing, Path, Protocol};
+#[doc(hidden)]
+pub use verify::Spoil;

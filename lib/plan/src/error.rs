@@ -120,6 +120,31 @@ pub enum Error {
         detail: String,
     },
 
+    /// Bits that changed in memory or on the way, found by a call that `TINYNCCL_VERIFY` chose.
+    #[error(
+        "{op}: rank {rank}: wrong bits, from {suspect}: {bytes} bytes from byte {offset} of the {buffer} on: expected \
+         XXH3 {expected:016x}, got {got:016x}; {}",
+        suspect.next_step()
+    )]
+    Corrupt {
+        /// The call: its name, number and communicator.
+        op: String,
+        /// Our rank.
+        rank: usize,
+        /// The link or memory to blame.
+        suspect: Box<Suspect>,
+        /// The buffer that holds the wrong bits, or that they were combined with.
+        buffer: String,
+        /// Position of the block with the wrong bits in that buffer, in bytes.
+        offset: u64,
+        /// Length of that block.
+        bytes: u64,
+        /// Sum of the block where it came from, or when it was written.
+        expected: u64,
+        /// Sum of the block here and now.
+        got: u64,
+    },
+
     /// A connection between processes that have no ranks (`tinynccl::transport::rails`) failed.
     #[error("{op}: {connection}: {detail}")]
     Connection {
@@ -161,6 +186,51 @@ pub enum Error {
         /// Why not, and what to do instead.
         detail: String,
     },
+}
+
+/// The place where bits changed, as far as the sums tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Suspect {
+    /// A link, or memory that two ranks share, between where its sender read the data and where its receiver did.
+    Link {
+        /// The sender.
+        from: usize,
+        /// The receiver.
+        to: usize,
+        /// Transport, and the sender's address.
+        path: String,
+    },
+    /// Memory of a rank, or its processor: the sums of what reached it are right.
+    Memory {
+        /// That rank.
+        rank: usize,
+    },
+    /// One of these ranks, which have different results and no majority.
+    Ranks(Vec<usize>),
+}
+
+impl Suspect {
+    fn next_step(&self) -> &'static str {
+        match self {
+            Suspect::Link { .. } => {
+                "TINYNCCL_VERIFY=all checks every call: if it names this link again, replace its cable or card"
+            }
+            _ => {
+                "has another thread written to the buffer during the call? If not, look at the memory errors that the \
+                 kernel counts on that host (EDAC), and test its memory and processor"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Suspect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Suspect::Link { from, to, path } => write!(f, "the link from rank {from} to rank {to} ({path})"),
+            Suspect::Memory { rank } => write!(f, "the memory or processor of rank {rank}"),
+            Suspect::Ranks(list) => write!(f, "one of {}", ranks(list)),
+        }
+    }
 }
 
 impl fmt::Debug for Error {

@@ -216,8 +216,8 @@ pub struct Header {
     pub root: u32,
     /// Payload length of this message in bytes.
     pub len: u32,
-    /// Check of this message: the digest of the collective calls that the sender had made before it, never 0; on links
-    /// with checksums the CRC-32 of the message, header included. 0: neither (point to point).
+    /// Check of this message: the digest of the collective calls that the sender had made before it, never 0; 0: none
+    /// (point to point).
     pub check: u32,
     /// [`Collective`] code.
     pub collective: u8,
@@ -258,6 +258,8 @@ impl Header {
     pub const PROGRAM: u8 = u8::MAX - 1;
     /// `algorithm` of a call that is announced without a message.
     pub const NO_ALGORITHM: u8 = u8::MAX;
+    /// `algorithm` of a message with the sums of those before it.
+    pub const SUMS: u8 = u8::MAX - 2;
     /// Bytes on the wire.
     pub const BYTES: usize = 32;
 
@@ -354,6 +356,7 @@ impl fmt::Display for Header {
         match Algorithm::from_code(self.algorithm) {
             None if self.algorithm == Header::NO_ALGORITHM => return f.write_str(")"),
             Some(a) => write!(f, ", {a}")?,
+            None if self.algorithm == Header::SUMS => f.write_str(", sums")?,
             None => write!(f, ", unknown algorithm {}", self.algorithm)?,
         }
         write!(f, "; message of {} bytes)", self.len)

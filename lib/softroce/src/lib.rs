@@ -44,7 +44,7 @@ pub mod wire;
 pub use context::{Context, LIMITS, Mr, Mw, Pd};
 pub use counters::{Counters, counters};
 pub use device::{DEVICES_VARIABLE, Device, PortInfo, PortState};
-pub use engine::faults::{DELAY_VARIABLE, LOSS_VARIABLE, TRACE_VARIABLE};
+pub use engine::faults::{DELAY_VARIABLE, FLIP_VARIABLE, LOSS_VARIABLE, TRACE_VARIABLE};
 pub use error::{Error, Result};
 pub use memory::{Access, Bind, WindowKind};
 pub use path::{Gid, Path};

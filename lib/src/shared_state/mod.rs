@@ -231,7 +231,7 @@ impl<'a> SharedState<'a> {
                 address: "its own memory".to_owned(),
                 detail: format!(
                     "after the transfer its state has digest {:032x}, expected {right:032x} as on rank {root}: its \
-                     memory, that of a rank that sent to it, or a link is damaged; TINYNCCL_CHECKSUM=1 checks links",
+                     memory, that of a rank that sent to it, or a link is damaged; TINYNCCL_VERIFY=all finds which",
                     all[peer]
                 ),
             }),

@@ -4,6 +4,7 @@
 pub mod cells;
 pub mod exact;
 pub mod memory;
+pub mod tap;
 pub mod values;
 
 use std::future::Future;

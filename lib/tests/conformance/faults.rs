@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::harness::*;
 use tinynccl::error::{Error, Result};
+use tinynccl::transport::Received;
 use tinynccl::transport::faulty::{self, Faults};
-use tinynccl::transport::{Received, checksum};
 use tinynccl::wire::Algorithm;
 use tinynccl::{Comm, Config, ReduceOp};
 
@@ -14,26 +14,14 @@ fn faulty_ends(faults: Faults) -> [End; 2] {
     [End { link: faulty::wrap(a.link, &faults), ..a }, b]
 }
 
+/// Links do not look at payloads: `TINYNCCL_VERIFY` does.
 #[test]
-fn a_flipped_bit_is_caught_by_the_checksum_and_by_nothing_else() {
+fn a_flipped_bit_of_a_payload_passes() {
     for reserved in [false, true] {
-        let faults = || Faults { seed: 9, corrupt_at: Some(1), ..Faults::default() };
-        let send = |a: &mut End| {
-            for seq in 0..3 {
-                if reserved { send_reserved(&mut a.link, seq, 500) } else { send_from(&mut a.link, seq, 500) }
-            }
-        };
-        let [mut a, mut b] = wrapped(faulty_ends(faults()), checksum::wrap);
-        send(&mut a);
-        recv_into(&mut b.link, 0, 500);
-        for _ in 0..2 {
-            let e = b.link.recv.recv_into(&header(1, 500), &mut [0; 500]).unwrap_err();
-            assert!(matches!(&e, Error::Protocol { rank: 1, peer: 0, .. }) && e.to_string().contains("CRC-32"), "{e}");
-            assert!(b.link.recv.peek().is_err());
+        let [mut a, mut b] = faulty_ends(Faults { seed: 9, corrupt_at: Some(1), ..Faults::default() });
+        for seq in 0..3 {
+            if reserved { send_reserved(&mut a.link, seq, 500) } else { send_from(&mut a.link, seq, 500) }
         }
-        // Without checksums neither rank notices.
-        let [mut a, mut b] = faulty_ends(faults());
-        send(&mut a);
         recv_into(&mut b.link, 0, 500);
         let mut dst = vec![0; 500];
         assert_eq!(b.link.recv.recv_into(&header(1, 500), &mut dst).unwrap(), Received::Done);
@@ -43,17 +31,20 @@ fn a_flipped_bit_is_caught_by_the_checksum_and_by_nothing_else() {
     }
 }
 
-/// Also where the payload is whole, and in any field: some would be reported as another rank's other call.
+/// In any field: some look like another rank's other call.
 #[test]
-fn a_flipped_bit_of_a_header_is_caught_by_the_checksum() {
+fn a_flipped_bit_of_a_header_is_no_message_that_is_expected() {
     for seed in 0..40 {
-        let faults = Faults { seed, corrupt_header_at: Some(1), ..Faults::default() };
         for len in [0, 500] {
-            let [mut a, mut b] = wrapped(faulty_ends(faults.clone()), checksum::wrap);
+            let [mut a, mut b] = faulty_ends(Faults { seed, corrupt_header_at: Some(1), ..Faults::default() });
             (0..3).for_each(|message| send_from(&mut a.link, message, len));
             recv_into(&mut b.link, 0, len);
-            let e = b.link.recv.recv_into(&header(1, len), &mut vec![0; len]).unwrap_err();
-            assert!(matches!(&e, Error::Protocol { rank: 1, peer: 0, .. }) && e.to_string().contains("CRC-32"), "{e}");
+            // These messages have no digest.
+            if b.link.recv.peek().unwrap().is_none_or(|(theirs, _)| theirs.check != 0) {
+                continue;
+            }
+            let received = b.link.recv.recv_into(&header(1, len), &mut vec![0; len]).unwrap();
+            assert!(matches!(received, Received::Mismatch(_)), "seed {seed}: {received:?}");
         }
     }
 }

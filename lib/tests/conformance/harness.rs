@@ -8,7 +8,7 @@ use tinynccl::config::{SingleCopy, TransportChoice};
 use tinynccl::error::Error;
 use tinynccl::transport::faulty::{self, Faults};
 use tinynccl::transport::relay::Routes;
-use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, Fabric, LinkPair, checksum, inproc};
+use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, Fabric, LinkPair, inproc};
 use tinynccl::{Config, Secret};
 
 pub(crate) use crate::loops::*;
@@ -26,28 +26,20 @@ pub(crate) enum Backend {
     TcpTiny,
     TcpStreams,
     TcpTinyStreams,
-    ChecksumTcpStreams,
-    ChecksumInProc,
-    ChecksumShm,
-    ChecksumTcp,
     DelayedInProc,
     DelayedTcp,
     SplitInProc,
     SplitTcp,
     Verbs,
     TwoQpVerbs,
-    ChecksumVerbs,
     SplitVerbs,
     Toy,
-    ChecksumToy,
     RelayedTcp,
     RelayedShm,
     TwiceRelayedTcp,
-    ChecksumRelayedTcp,
     RelayedVerbs,
     Rails,
     RdmaRails,
-    ChecksumRails,
     SplitRails,
 }
 
@@ -72,47 +64,29 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
     let split = Faults { seed: 2, split: true, delay: 1, ..Faults::default() };
     match backend {
         Backend::InProc => in_process(),
-        Backend::ChecksumInProc => wrapped(in_process(), checksum::wrap),
         Backend::DelayedInProc => wrapped(in_process(), |l| faulty::wrap(l, &delay)),
         Backend::SplitInProc => wrapped(in_process(), |l| faulty::wrap(l, &split)),
         Backend::Shm => endpoints(&config(TransportChoice::Shm)),
         Backend::ZeroCopyShm => wrapped(endpoints(&crate::zero_copy::config()), crate::zero_copy::wrap),
-        Backend::ChecksumShm => {
-            let mut config = config(TransportChoice::Shm);
-            config.checksum = true;
-            endpoints(&config)
-        }
         Backend::Tcp => endpoints(&config(TransportChoice::Tcp)),
         Backend::TcpTiny => {
             let mut config = config(TransportChoice::Tcp);
             config.socket_buffer = 16 << 10;
             endpoints(&config)
         }
-        Backend::TcpStreams | Backend::TcpTinyStreams | Backend::ChecksumTcpStreams => {
+        Backend::TcpStreams | Backend::TcpTinyStreams => {
             let mut config = config(TransportChoice::Tcp);
             config.tcp_streams = 4;
             config.socket_buffer = if backend == Backend::TcpTinyStreams { 16 << 10 } else { 0 };
-            config.checksum = backend == Backend::ChecksumTcpStreams;
-            endpoints(&config)
-        }
-        Backend::ChecksumTcp => {
-            let mut config = config(TransportChoice::Tcp);
-            config.checksum = true;
             endpoints(&config)
         }
         Backend::DelayedTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &delay)),
         Backend::Verbs => endpoints(&config(TransportChoice::Verbs)),
         Backend::TwoQpVerbs => endpoints(&queue_pairs(2)),
-        Backend::ChecksumVerbs => {
-            let mut config = queue_pairs(4);
-            config.checksum = true;
-            endpoints(&config)
-        }
         Backend::SplitVerbs => wrapped(endpoints(&queue_pairs(4)), |l| faulty::wrap(l, &split)),
         Backend::SplitTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &split)),
-        Backend::Toy | Backend::ChecksumToy => {
-            let mut config = config(TransportChoice::Auto);
-            config.checksum = backend == Backend::ChecksumToy;
+        Backend::Toy => {
+            let config = config(TransportChoice::Auto);
             between([0, 1].map(|rank| {
                 let fabrics: Vec<Box<dyn Fabric>> = vec![Box::new(crate::toy::Toy::bind())];
                 Arc::new(Endpoint::with_fabrics(rank, SECRET, &config, fabrics).unwrap())
@@ -121,16 +95,9 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         Backend::RelayedTcp => relayed(&config(TransportChoice::Tcp), 1),
         Backend::RelayedShm => relayed(&config(TransportChoice::Shm), 1),
         Backend::TwiceRelayedTcp => relayed(&config(TransportChoice::Tcp), 2),
-        Backend::ChecksumRelayedTcp => {
-            let mut config = config(TransportChoice::Tcp);
-            config.checksum = true;
-            config.tcp_streams = 2;
-            relayed(&config, 1)
-        }
         Backend::RelayedVerbs => relayed(&config(TransportChoice::Verbs), 1),
         Backend::Rails => rails(|_| ()),
         Backend::RdmaRails => rails(|c| c.net_rdma = true),
-        Backend::ChecksumRails => rails(|c| c.checksum = true),
         Backend::SplitRails => wrapped(rails(|_| ()), |l| faulty::wrap(l, &split)),
     }
 }
@@ -161,7 +128,7 @@ pub(crate) fn has_verbs() -> bool {
 impl Backend {
     /// Returns true if the backend can be tested here.
     pub(crate) fn is_available(self) -> bool {
-        let verbs = [Backend::Verbs, Backend::TwoQpVerbs, Backend::ChecksumVerbs, Backend::SplitVerbs];
+        let verbs = [Backend::Verbs, Backend::TwoQpVerbs, Backend::SplitVerbs];
         match self {
             // In a virtual machine with several nodes only where two of them have no common subnet.
             Backend::RelayedVerbs => !matches!(nodes().as_deref(), Some("pair" | "rails" | "triangle")) && has_verbs(),
@@ -174,7 +141,7 @@ impl Backend {
         !matches!(self, Backend::SplitInProc | Backend::SplitTcp | Backend::SplitVerbs | Backend::SplitRails)
     }
 
-    /// Checksums and delays look for a message before they look at the memory for it.
+    /// Delays look for a message before they look at the memory for it.
     pub(crate) fn looks_for_a_message_first(self) -> bool {
         !matches!(self, Backend::InProc | Backend::Shm)
     }

@@ -31,27 +31,19 @@ suite! {
     tcp_with_tiny_socket_buffers: Backend::TcpTiny;
     four_tcp_streams: Backend::TcpStreams;
     four_tcp_streams_with_tiny_socket_buffers: Backend::TcpTinyStreams;
-    checksums_over_four_tcp_streams: Backend::ChecksumTcpStreams;
-    checksums_over_inproc: Backend::ChecksumInProc;
-    checksums_over_shm: Backend::ChecksumShm;
-    checksums_over_tcp: Backend::ChecksumTcp;
     delayed_inproc: Backend::DelayedInProc;
     delayed_tcp: Backend::DelayedTcp;
     split_inproc: Backend::SplitInProc;
     split_tcp: Backend::SplitTcp;
     verbs: Backend::Verbs;
     verbs_with_two_queue_pairs: Backend::TwoQpVerbs;
-    checksums_over_verbs_with_four_queue_pairs: Backend::ChecksumVerbs;
     split_verbs_with_four_queue_pairs: Backend::SplitVerbs;
     toy_transport: Backend::Toy;
-    checksums_over_toy_transport: Backend::ChecksumToy;
     relayed_tcp: Backend::RelayedTcp;
     relayed_shm: Backend::RelayedShm;
     twice_relayed_tcp: Backend::TwiceRelayedTcp;
-    checksums_over_relayed_tcp: Backend::ChecksumRelayedTcp;
     relayed_verbs: Backend::RelayedVerbs;
     rails: Backend::Rails;
     rails_by_rdma: Backend::RdmaRails;
-    checksums_over_rails: Backend::ChecksumRails;
     split_rails: Backend::SplitRails;
 }

@@ -38,6 +38,11 @@ fn the_page_matches_the_code() {
             "Interfaces that get a device, in this order; unset: all that are up and have an address, loopback last; empty: none.",
         ),
         (softroce::LOSS_VARIABLE, "0 to 100", "Packets that get lost, in percent."),
+        (
+            softroce::FLIP_VARIABLE,
+            "0 to 100",
+            "Packets of 256 bytes and more in which a bit flips before their sum is made, in percent: TINYNCCL_VERIFY finds it.",
+        ),
         (softroce::DELAY_VARIABLE, "0 to 1e9", "Microseconds that each packet is held back before it is sent."),
         (
             "TINYROCE_SYSTEM_LIBRARY",

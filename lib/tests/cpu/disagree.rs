@@ -59,14 +59,6 @@ fn other_roots_in_the_last_call() {
     last_call(&patient());
 }
 
-/// With checksums links do not send the digest.
-#[test]
-fn other_roots_in_the_last_call_with_checksums() {
-    let mut config = patient();
-    config.checksum = true;
-    last_call(&config);
-}
-
 fn last_call(config: &Config) {
     for fabric in FABRICS {
         for ranks in [2, 3] {

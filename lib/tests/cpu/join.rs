@@ -150,12 +150,12 @@ fn a_newcomer_with_other_settings_hears_which_and_does_not_hold_up_the_group() {
         (comm.size() == 2 && sum(&comm) == 1).then(String::new)
     };
     let newcomer = |ticket: &Ticket, config: Config| {
-        let other = config.with(|c| c.checksum = true);
+        let other = config.with(|c| c.verify = tinynccl::config::Verify::All);
         Some(Comm::from_ticket(ticket, other).expect_err("it cannot talk to them").to_string())
     };
     let (members, newcomers) = meet(Fabric::Tcp, (2, 1), &config(), member, newcomer);
     assert_eq!(members, [Some(String::new()), Some(String::new())]);
-    assert!(newcomers[0].as_ref().is_some_and(|text| text.contains("TINYNCCL_CHECKSUM")), "{newcomers:?}");
+    assert!(newcomers[0].as_ref().is_some_and(|text| text.contains("TINYNCCL_VERIFY")), "{newcomers:?}");
 }
 
 #[test]

@@ -48,4 +48,5 @@ mod symmetric_processes;
 mod trace;
 mod tuning;
 mod uneven;
+mod verify;
 mod zero_copy;

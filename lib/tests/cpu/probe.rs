@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::common::{FABRICS, config, run, run_ok};
+use tinynccl::config::Verify;
 use tinynccl::{Comm, Error, Result};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -16,9 +17,9 @@ fn meet(comm: &Comm, peer: usize) -> Result<()> {
 #[test]
 fn a_message_is_seen_before_it_is_received() {
     for fabric in FABRICS {
-        for checksum in [false, true] {
+        for verify in [Verify::Off, Verify::All] {
             let mut config = config();
-            config.checksum = checksum;
+            config.verify = verify;
             run_ok(fabric, 2, &config, |comm| {
                 meet(&comm, 1 - comm.rank())?;
                 for count in [0usize, 1, 1000, 3_000_000] {

@@ -3,13 +3,16 @@
 use crate::common::values::Number;
 use crate::common::{Fabric, config, run};
 use tinynccl::comm::SymmetricBuffer;
+use tinynccl::config::Verify;
 use tinynccl::{Comm, Config, ReduceOp};
 
 /// Fabrics over which ranks share memory.
 const SHARED: [Fabric; 2] = [Fabric::Inproc, Fabric::Shm];
 
 fn ranks<R: Send>(n: usize, config: &Config, body: impl Fn(&Comm) -> R + Sync) -> Vec<R> {
-    SHARED.into_iter().flat_map(|fabric| run(fabric, n, config, |comm| body(&comm))).collect()
+    let settings = [Verify::Off, Verify::All].map(|verify| config.clone().with(|c| c.verify = verify));
+    let worlds = SHARED.into_iter().flat_map(|fabric| settings.iter().map(move |config| (fabric, config)));
+    worlds.flat_map(|(fabric, config)| run(fabric, n, config, |comm| body(&comm))).collect()
 }
 
 /// Element `i` of rank `rank`'s buffer: small integers, exact in f32 also when summed.

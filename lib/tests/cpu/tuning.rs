@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::common::{Fabric, config, run_ok};
 use tinynccl::bootstrap::Server;
 use tinynccl::comm::Source;
-use tinynccl::config::{TransportChoice, Tune};
+use tinynccl::config::{TransportChoice, Tune, Verify};
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp, Result};
 
@@ -68,7 +68,7 @@ fn settings_that_must_agree_are_named_with_both_ranks_and_values() {
         ("TINYNCCL_TCP_CHUNK", "1M", "64K", |c| c.tcp_chunk = 64 << 10),
         ("TINYNCCL_CHANNELS", "1", "2", |c| c.channels = 2),
         ("TINYNCCL_FIFO_DEPTH", "4", "8", |c| c.fifo_depth = 8),
-        ("TINYNCCL_CHECKSUM", "0", "1", |c| c.checksum = true),
+        ("TINYNCCL_VERIFY", "off", "all", |c| c.verify = Verify::All),
         ("TINYNCCL_TRANSPORT", "auto", "tcp", |c| c.transport = TransportChoice::Tcp),
     ];
     for (setting, usual, other, change) in cases {

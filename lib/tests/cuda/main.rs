@@ -16,3 +16,4 @@ mod ranks;
 mod registered;
 mod schedules;
 mod standin;
+mod verify;

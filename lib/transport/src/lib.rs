@@ -86,7 +86,7 @@ mod wrap;
 pub(crate) use accept::{acceptor, conn, handshake, stream};
 #[doc(hidden)]
 pub use memory::{fence, huge, mapping};
-pub use wrap::{checksum, faulty, paced};
+pub use wrap::{faulty, paced};
 
 pub use accept::conn::Conn;
 #[doc(hidden)]

@@ -45,9 +45,10 @@ impl Error {
 impl From<LibraryError> for Error {
     fn from(error: LibraryError) -> Error {
         let status = match &error {
-            LibraryError::PeerLost { .. } | LibraryError::Aborted { .. } | LibraryError::Protocol { .. } => {
-                Status::RemoteError
-            }
+            LibraryError::PeerLost { .. }
+            | LibraryError::Aborted { .. }
+            | LibraryError::Protocol { .. }
+            | LibraryError::Corrupt { .. } => Status::RemoteError,
             // Programs built for an NCCL before 2.30 know no such status.
             LibraryError::Timeout { .. } if version::version() >= 23_000 => Status::Timeout,
             LibraryError::Timeout { .. } => Status::RemoteError,

@@ -42,6 +42,10 @@ class ProtocolError(Error):
     """Bytes from a peer violate the protocol."""
 
 
+class CorruptError(Error):
+    """Bits changed in memory or on a link, found by `TINYNCCL_VERIFY`."""
+
+
 class SystemFailure(Error):
     """The operating system refused something."""
 

@@ -129,7 +129,7 @@ impl Comm {
     /// communicators made from the same rendezvous.
     ///
     /// Calls take the buffer as they take any slice; asynchronous calls take it whole. Received data, and data reduced
-    /// on its way, still pass through a slot of the link. With `TINYNCCL_CHECKSUM` everything is copied.
+    /// on its way, still pass through a slot of the link.
     ///
     /// If links are not RDMA (`TINYNCCL_TRANSPORT` is not `verbs`), nothing is registered; the log says so once per
     /// buffer.

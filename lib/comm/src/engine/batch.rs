@@ -103,38 +103,64 @@ impl Inner {
         background: bool,
     ) -> Result<()> {
         let mut plans: Vec<(Arc<Plan>, Header, Buffers)> = Vec::with_capacity(units.len());
+        let mut accounts = Vec::new();
         let mut at = 0;
         for unit in units {
             // SAFETY: `at` counts the words of the packs so far.
             let packed: *mut u8 = unsafe { memory.add(at) }.cast();
             at += unit.words(calls);
             plans.push(match unit {
-                Unit::Call(index) => self.planned(engine, &calls[*index], None)?,
+                Unit::Call(index) => {
+                    let call = &calls[*index];
+                    let planned = self.planned(engine, call, None)?;
+                    if call.ranges.is_none() && engine.links.verifies(&planned.1) {
+                        // SAFETY: by the caller.
+                        accounts.push((plans.len(), unsafe { self.account(engine, call, &planned.1, call.buffers) }));
+                    }
+                    planned
+                }
                 Unit::Pack(pack) => {
                     let first = &calls[pack.calls[0]];
                     let buffers = Buffers { input: packed, output: packed };
                     let call = RawCall::over(first.with_count(first.dtype, pack.count), buffers);
                     let planned = self.planned(engine, &call, Some((pack, calls)))?;
                     // SAFETY: by the caller.
-                    unsafe { pack.gather(calls, packed) };
+                    unsafe {
+                        pack.gather(calls, packed);
+                        if engine.links.verifies(&planned.1) {
+                            self.compare_pack(&planned.1, pack, calls, packed, false)?;
+                            accounts.push((plans.len(), self.account(engine, &call, &planned.1, buffers)));
+                        }
+                    }
                     planned
                 }
             });
         }
         let tasks: Vec<Task<'_>> =
             plans.iter().map(|(plan, header, buffers)| Task { plan, buffers: *buffers, header: *header }).collect();
-        let Engine { links, workspace, seq, .. } = engine;
+        let Engine { links, workspace, .. } = &mut *engine;
         // SAFETY: by the caller; packs are as long as their calls together.
         unsafe { executor::run(&tasks, links, workspace, &*self.state, &self.wait_policy(background)) }?;
         let mut at = 0;
-        for unit in units {
+        for (unit, task) in units.iter().zip(&tasks) {
             if let Unit::Pack(pack) = unit {
                 // SAFETY: by the caller.
-                unsafe { pack.scatter(calls, memory.add(at).cast()) };
+                unsafe {
+                    let packed = memory.add(at).cast();
+                    pack.scatter(calls, packed);
+                    if engine.links.verifies(&task.header) {
+                        self.compare_pack(&task.header, pack, calls, packed, true)?;
+                    }
+                }
             }
             at += unit.words(calls);
         }
-        self.state.progress.done(u64::from(*seq));
+        for (task, account) in accounts {
+            let (_, header, buffers) = &plans[task];
+            // SAFETY: by the caller; packs are as long as their calls together.
+            unsafe { self.compare(engine, header, account, buffers.output, background) }?;
+        }
+        self.state.progress.done(u64::from(engine.seq));
         Ok(())
     }
 

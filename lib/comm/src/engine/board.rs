@@ -6,6 +6,7 @@ use crate::executor::{Buffers, Workspace};
 use crate::reduce::Combination;
 use crate::symmetric::{self, Alarm, Board, Layout, Outcome, Plan, Registry};
 use crate::trace::{self, Recorder};
+use crate::verify::Chosen;
 use crate::{Attached, Engine, Inner};
 use tinynccl_plan::Call;
 use tinynccl_plan::error::{Error, Result};
@@ -71,8 +72,8 @@ impl Inner {
                 let weak: Weak<Alarm> = Arc::downgrade(&alarm);
                 state.attach(weak);
                 engine.alarm = Some(alarm);
-                if state.config.checksum {
-                    board.check();
+                if let Some(chosen) = Chosen::of(&state.config) {
+                    board.check(chosen);
                 }
                 engine.board = BoardState::Open(Box::new(board));
             }

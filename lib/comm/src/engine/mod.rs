@@ -13,6 +13,7 @@ pub(crate) mod raw_call;
 pub(crate) mod route;
 pub(crate) mod run;
 pub(crate) mod tuned;
+mod verify;
 pub(crate) mod wait_policy;
 
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -24,6 +25,7 @@ use super::status::Listed;
 use crate::executor::{Links, Workspace};
 use crate::symmetric::{Alarm, Registry};
 use crate::trace::{Recorder, Tracer};
+use crate::verify::{Audit, Chosen};
 use board::BoardState;
 use queue::Queue;
 use route::Route;
@@ -80,11 +82,14 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(state: &State, tuned: Tuned) -> Engine {
+    pub(crate) fn new(state: &State, tuned: Tuned, options: &LinkOptions) -> Engine {
         let recorder = |trace: &Arc<Tracer>| Box::new(Recorder::new(trace.clone(), state.config.trace_events));
         let size = state.members.len();
+        let mut links = Links::default();
+        links.audit =
+            Chosen::of(&state.config).map(|chosen| Box::new(Audit::new(state.rank, chosen, options.max_message)));
         Engine {
-            links: Links::default(),
+            links,
             workspace: Workspace::new(state.trace.as_ref().map(recorder)),
             packed: Vec::new(),
             routes: Vec::new(),

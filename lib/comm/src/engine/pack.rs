@@ -100,6 +100,28 @@ impl Pack {
         header.packed(self.calls.len(), progress.hash(members))
     }
 
+    /// The first call whose input (or, with `outputs`, output) does not have the bits of its part of `memory`: its
+    /// index, and both parts.
+    ///
+    /// # Safety
+    /// As [`Pack::gather`] or [`Pack::scatter`].
+    pub(super) unsafe fn difference<'m>(
+        &self,
+        calls: &[RawCall],
+        mut memory: *const u8,
+        outputs: bool,
+    ) -> Option<(usize, [&'m [u8]; 2])> {
+        self.calls.iter().find_map(|&index| {
+            let call = &calls[index];
+            let theirs = if outputs { call.buffers.output.cast_const() } else { call.buffers.input };
+            let bytes = call.count * call.dtype.size();
+            // SAFETY: by the caller; `memory` moves over the sum of the lengths.
+            let [theirs, ours] = [theirs, memory].map(|at| unsafe { std::slice::from_raw_parts(at, bytes) });
+            memory = memory.wrapping_add(bytes);
+            (theirs != ours).then_some((index, [theirs, ours]))
+        })
+    }
+
     /// Copies the calls' inputs side by side to `to`.
     ///
     /// # Safety

@@ -109,9 +109,7 @@ impl Inner {
         {
             return InMemory { two_shot: false, any: Some((Algorithm::OneShot, segment)) };
         }
-        // Ranks that use each other's buffers move no bytes that could be checked.
         let two_shot = matches!(engine.forced, None | Some(Algorithm::TwoShot))
-            && !self.state.config.checksum
             && !matches!(call.collective, Collective::Scatter | Collective::Barrier);
         // A link with zero copy copies a segment on ordinary pages once; staging copies it twice.
         let zero_copy = engine.tuned.model.zero_copy_from.is_some_and(|from| segment >= from);

@@ -91,7 +91,13 @@ impl Inner {
             engine.board.made(&digests);
             let turn = Turn { seq, before: digests.before };
             // SAFETY: forwarded from the caller.
-            unsafe { self.carry_out(&mut engine, call, turn, buffers, background) }?;
+            unsafe {
+                if engine.links.verifies(&header) {
+                    self.carry_out_verified(&mut engine, call, turn, buffers, background)?;
+                } else {
+                    self.carry_out(&mut engine, call, turn, buffers, background)?;
+                }
+            }
         }
         self.state.progress.done(u64::from(engine.seq));
         Ok(())
@@ -100,7 +106,7 @@ impl Inner {
     /// # Safety
     /// As [`Inner::collective`].
     #[inline]
-    unsafe fn carry_out(
+    pub(super) unsafe fn carry_out(
         &self,
         engine: &mut Engine,
         call: &Call,

@@ -12,7 +12,7 @@ use super::{Buffers, Task};
 use crate::reduce::{Operand, stream};
 use crate::trace::Probe;
 use tinynccl_plan::error::Error;
-use tinynccl_plan::schedule::{Buf, Step};
+use tinynccl_plan::schedule::{Buf, Partition, Step};
 use tinynccl_plan::wire::Header;
 use tinynccl_transport::{Received, ZeroCopy};
 
@@ -32,13 +32,17 @@ pub(super) struct LaneState {
 /// State of the current instruction: it waits for one of its two links, never for both. Waiting on a link that is ready
 /// would end every sleep at once.
 #[derive(Debug, Default)]
-struct Stage {
+pub(super) struct Stage {
     /// The receiving half is complete, the sending half is not.
     received: bool,
     /// The message is here, but there is no slot for the result.
     needs_slot: bool,
     /// The data that the instruction overwrites is still being sent.
     overwrites: bool,
+    /// The instruction is complete, but for the exchange of sums.
+    performed: bool,
+    /// Our sums have been sent.
+    pub(super) told: bool,
 }
 
 /// Why a lane cannot go on at all.
@@ -78,6 +82,10 @@ impl LaneState {
         match plan.instructions[plan.lanes[self.lane].instructions.clone()].get(self.pc) {
             None => (None, None),
             Some(i) if order.is_some_and(|order| !order.is_turn_of(self.task, i)) => (None, None),
+            Some(i) if self.stage.performed => match i.send().filter(|_| i.last_send && !self.stage.told) {
+                None => (i.recv(), None),
+                send => (None, send),
+            },
             Some(i) if self.stage.overwrites => (None, i.awaits.map(|link| link as usize)),
             Some(i) if i.recv().is_none() || self.stage.received || self.stage.needs_slot => (None, i.send()),
             Some(i) => (i.recv(), None),
@@ -86,15 +94,17 @@ impl LaneState {
 }
 
 /// One instruction in one window: the part that it works on, in the memory of its task.
-struct Part<'a> {
-    plan: &'a Plan,
-    instruction: &'a Instruction,
+pub(super) struct Part<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) instruction: &'a Instruction,
+    /// The cut and the window, if the call is verified.
+    pub(super) verified: Option<(&'a Partition, usize)>,
     /// Header of its message, in or out.
-    header: Header,
+    pub(super) header: Header,
     buffers: Buffers,
     scratch: *mut u8,
     /// Element range of the part within a segment, and where it lies in scratch memory.
-    start: usize,
+    pub(super) start: usize,
     start_in_scratch: usize,
     len: usize,
 }
@@ -105,7 +115,7 @@ impl Part<'_> {
     /// # Safety
     /// The buffers must be as large as the plan says.
     #[inline]
-    unsafe fn at(&self, place: Place) -> *mut u8 {
+    pub(super) unsafe fn at(&self, place: Place) -> *mut u8 {
         let (base, start) = match place.buf {
             Buf::Input => (self.buffers.input.cast_mut(), self.start),
             Buf::Output => (self.buffers.output, self.start),
@@ -136,7 +146,7 @@ impl Part<'_> {
     }
 
     #[inline]
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.len * self.plan.elem
     }
 
@@ -156,9 +166,15 @@ impl Part<'_> {
                 Step::Send { to, src } => self.send(src, to, links),
                 Step::Recv { from, dst } => self.recv(from, dst, links),
                 Step::Copy { src, dst } => {
+                    if self.verified.is_some() {
+                        self.compare(src, links.audit.as_deref_mut())?;
+                    }
                     match plan.scale(src.is_input()) {
                         Some(scale) => scale.apply(self.at(src), self.at(dst), len),
                         None => copy(self.at(src), self.at(dst), self.bytes()),
+                    }
+                    if self.verified.is_some() {
+                        self.wrote(dst, links.audit.as_deref_mut());
                     }
                     Ok(true)
                 }
@@ -172,8 +188,15 @@ impl Part<'_> {
                 }
                 Step::Reduce { src, dst, last } => {
                     let out = self.at(dst);
+                    if self.verified.is_some() {
+                        self.compare(src, links.audit.as_deref_mut())?;
+                        self.compare(dst, links.audit.as_deref_mut())?;
+                    }
                     combine(plan, self.operand(src), Operand::product(out), out, None, len);
                     finish(plan, last, out, len);
+                    if self.verified.is_some() {
+                        self.wrote(dst, links.audit.as_deref_mut());
+                    }
                     Ok(true)
                 }
                 Step::RecvReduceCopy { from, src, dst, last } => self.recv_reduce(from, src, dst, last, links),
@@ -184,11 +207,14 @@ impl Part<'_> {
                     Ok(stage.received && self.send(dst, to, links)?)
                 }
                 Step::RecvReduceSend { from, to, src } => {
-                    let (payload, slot) = match self.both(from, to, stage, links)? {
+                    let (payload, slot) = match self.both(from, to, src, stage, links)? {
                         Some(pair) => pair,
                         None => return Ok(false),
                     };
                     combine(plan, self.operand(src), instruction.received(payload), slot, None, len);
+                    if self.verified.is_some() {
+                        self.leaves(slice::from_raw_parts(slot, self.bytes()), to, links.audit.as_deref_mut());
+                    }
                     self.pass_on(from, to, links)
                 }
                 Step::RecvReduceCopySend { from, to, src, dst, last } => {
@@ -204,7 +230,7 @@ impl Part<'_> {
                         }
                         return Ok(stage.received && self.send(dst, to, links)?);
                     }
-                    let (payload, slot) = match self.both(from, to, stage, links)? {
+                    let (payload, slot) = match self.both(from, to, src, stage, links)? {
                         Some(pair) => pair,
                         None => return Ok(false),
                     };
@@ -214,9 +240,33 @@ impl Part<'_> {
                     } else {
                         combine(plan, mine, other, out, Some(slot), len);
                     }
+                    if self.verified.is_some() {
+                        self.wrote(dst, links.audit.as_deref_mut());
+                        self.leaves(self.view(dst), to, links.audit.as_deref_mut());
+                    }
                     self.pass_on(from, to, links)
                 }
             }
+        }
+    }
+
+    /// Sends the part at `src`.
+    ///
+    /// # Safety
+    /// As [`super::run`].
+    #[inline]
+    unsafe fn send(&self, src: Place, to: u32, links: &mut Links) -> Result<bool, Stop> {
+        // SAFETY: forwarded from the caller.
+        unsafe {
+            if self.verified.is_none() {
+                return self.hand_over(src, to, links);
+            }
+            self.leaves(self.view(src), to, links.audit.as_deref_mut());
+            let sent = self.hand_over(src, to, links)?;
+            if sent {
+                self.has_left(src, to, links.audit.as_deref_mut())?;
+            }
+            Ok(sent)
         }
     }
 
@@ -226,7 +276,7 @@ impl Part<'_> {
     /// # Safety
     /// As [`super::run`].
     #[inline]
-    unsafe fn send(&self, src: Place, to: u32, links: &mut Links) -> Result<bool, Stop> {
+    unsafe fn hand_over(&self, src: Place, to: u32, links: &mut Links) -> Result<bool, Stop> {
         let Part { plan, instruction, .. } = *self;
         // SAFETY: by the caller.
         let data = unsafe { self.view(src) };
@@ -276,9 +326,18 @@ impl Part<'_> {
         };
         match received {
             Received::Done => {
-                if let Some(scale) = scale {
-                    // SAFETY: by the caller.
-                    unsafe { scale.apply(to, to, len) };
+                // SAFETY: by the caller.
+                unsafe {
+                    if self.verified.is_some() {
+                        self.comes(from, self.view(dst), to, links.audit.as_deref_mut());
+                        self.came(from, to, links.audit.as_deref_mut());
+                    }
+                    if let Some(scale) = scale {
+                        scale.apply(to, to, len);
+                    }
+                    if self.verified.is_some() {
+                        self.wrote(dst, links.audit.as_deref_mut());
+                    }
                 }
                 Ok(true)
             }
@@ -302,7 +361,17 @@ impl Part<'_> {
         // SAFETY: by the caller.
         let (mine, out, elem) = unsafe { (self.operand(src), self.at(dst), self.plan.elem) };
         let streams = last && plan.streams && plan.average.division.is_none() && !ptr::eq(mine.at, out);
+        let Links { recvs, audit, .. } = &mut *links;
+        let mut audit = if self.verified.is_some() { audit.as_deref_mut() } else { None };
+        let mut intact = Ok(());
         let mut combine = |offset: usize, payload: &[u8]| {
+            if let Some(audit) = audit.as_deref_mut() {
+                if offset == 0 {
+                    // SAFETY: by the caller.
+                    intact = unsafe { self.compare(src, Some(audit)) };
+                }
+                audit.comes(from, payload, out);
+            }
             let n = payload.len() / elem;
             // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any
             // element.
@@ -316,32 +385,55 @@ impl Part<'_> {
                 finish(plan, last, out, n);
             }
         };
-        match links.recvs[from as usize].recv_chunks(&self.header, &mut combine)? {
-            Received::Done => Ok(true),
+        let received = recvs[from as usize].recv_chunks(&self.header, &mut combine)?;
+        intact?;
+        match received {
+            Received::Done => {
+                if self.verified.is_some() {
+                    self.came(from, out, links.audit.as_deref_mut());
+                    // SAFETY: by the caller.
+                    unsafe { self.wrote(dst, links.audit.as_deref_mut()) };
+                }
+                Ok(true)
+            }
             Received::Pending => Ok(false),
             Received::Mismatch(theirs) => Err(mismatch(from, &self.header, theirs, links)),
         }
     }
 
-    /// The incoming payload and an outgoing slot of the same size, once both are there.
+    /// The incoming payload, for `src`, and an outgoing slot of the same size, once both are there.
+    ///
+    /// # Safety
+    /// As [`super::run`].
     #[inline]
-    fn both(
+    unsafe fn both(
         &self,
         from: u32,
         to: u32,
+        src: Place,
         stage: &mut Stage,
         links: &mut Links,
     ) -> Result<Option<(*const u8, *mut u8)>, Stop> {
         stage.needs_slot = false;
-        let Some((theirs, payload)) = links.recvs[from as usize].peek()? else { return Ok(None) };
+        let Links { sends, recvs, audit, .. } = &mut *links;
+        let Some((theirs, payload)) = recvs[from as usize].peek()? else { return Ok(None) };
         if !self.header.agrees_with(&theirs) {
             return Err(mismatch(from, &self.header, theirs, links));
         }
-        let Some(slot) = links.sends[to as usize].reserve()? else {
+        let Some(slot) = sends[to as usize].reserve()? else {
             stage.needs_slot = true;
             return Ok(None);
         };
         fits(slot.len(), payload.len())?;
+        // SAFETY: by the caller.
+        unsafe {
+            if self.verified.is_some() {
+                self.compare(src, audit.as_deref_mut())?;
+                let base = self.at(src);
+                self.comes(from, payload, base, audit.as_deref_mut());
+                self.came(from, base, audit.as_deref_mut());
+            }
+        }
         Ok(Some((payload.as_ptr(), slot.as_mut_ptr())))
     }
 
@@ -350,6 +442,11 @@ impl Part<'_> {
     fn pass_on(&self, from: u32, to: u32, links: &mut Links) -> Result<bool, Stop> {
         links.recvs[from as usize].release()?;
         links.sends[to as usize].commit(&self.header)?;
+        if self.verified.is_some()
+            && let Some(audit) = &mut links.audit
+        {
+            audit.left(to);
+        }
         Ok(true)
     }
 }
@@ -371,6 +468,7 @@ pub(super) unsafe fn advance(
     let program = &plan.instructions[lane.instructions.clone()];
     let header = Header { count: lane.count.unwrap_or(task.header.count), ..task.header };
     let mut moved = false;
+    let verifies = links.verifies(&task.header);
     while state.window < lane.windows {
         while let Some(instruction) = program.get(state.pc) {
             if order.as_ref().is_some_and(|order| !order.is_turn_of(state.task, instruction)) {
@@ -380,6 +478,7 @@ pub(super) unsafe fn advance(
             let part = Part {
                 plan,
                 instruction,
+                verified: verifies.then_some((&lane.partition, state.window)),
                 header: Header { len: (range.len() * plan.elem) as u32, ..header },
                 buffers: task.buffers,
                 // SAFETY: the workspace was grown to hold every task's share.
@@ -412,7 +511,9 @@ pub(super) unsafe fn advance(
                 }
             }
             // SAFETY: forwarded from the caller.
-            if !unsafe { part.perform(&mut state.stage, links) }? {
+            state.stage.performed = state.stage.performed || unsafe { part.perform(&mut state.stage, links) }?;
+            let last = verifies && state.window + 1 == lane.windows;
+            if !state.stage.performed || last && !part.exchange_sums(&mut state.stage, links)? {
                 if let Some(recorder) = probe.on() {
                     let (recv, send) = state.waits_for(plan, order.as_deref());
                     recorder.blocked(recv, send);
@@ -449,7 +550,7 @@ fn fits(slot: usize, message: usize) -> Result<(), Stop> {
 }
 
 #[cold]
-fn mismatch(from: u32, ours: &Header, theirs: Header, links: &Links) -> Stop {
+pub(super) fn mismatch(from: u32, ours: &Header, theirs: Header, links: &Links) -> Stop {
     Stop::Mismatch { peer: links.peer(from as usize), ours: *ours, theirs }
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
+use crate::verify::Audit;
 use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::wire::Header;
 use tinynccl_transport::{LinkPair, RecvLink, SendLink};
 
 /// Sending and receiving ends in separate vectors: a fused step borrows one of each, often of the same peer.
@@ -12,14 +14,16 @@ pub(crate) struct Links {
     pub(super) recvs: Vec<Box<dyn RecvLink>>,
     index: HashMap<(u32, usize), u32>,
     /// Communicator rank of the peer, by index.
-    peers: Vec<usize>,
-    kinds: Vec<&'static str>,
+    pub(super) peers: Vec<usize>,
+    pub(super) kinds: Vec<&'static str>,
     /// True if some of the links may read a message's memory after the send call returned (zero copy): if receivers
     /// only copy the message, and if they reduce it.
     zero_copy: [bool; 2],
     any_length: Vec<bool>,
     /// The run that is going on sends and receives.
     pub(super) two_way: bool,
+    /// Verifies the calls that `TINYNCCL_VERIFY` chooses, if it chooses any.
+    pub(crate) audit: Option<Box<Audit>>,
 }
 
 impl Links {
@@ -53,6 +57,12 @@ impl Links {
     /// Returns true if all of `links` can send messages of any length by zero copy.
     pub(crate) fn any_length(&self, mut links: impl Iterator<Item = (u32, usize)>) -> bool {
         links.all(|(channel, peer)| self.get(channel, peer).is_some_and(|i| self.any_length[i as usize]))
+    }
+
+    /// True if this call is verified.
+    #[inline]
+    pub(crate) fn verifies(&self, header: &Header) -> bool {
+        self.audit.as_ref().is_some_and(|audit| audit.has(header))
     }
 
     /// Number of links, each with both directions.

@@ -27,7 +27,10 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
         Step::Send { to: link, .. } | Step::Recv { from: link, .. } => link as usize,
         _ => return false,
     };
-    if lane.windows != 1 || !links.recvs.get(link).is_some_and(|recv| recv.shows_in_place()) {
+    if links.verifies(&task.header)
+        || lane.windows != 1
+        || !links.recvs.get(link).is_some_and(|recv| recv.shows_in_place())
+    {
         return false;
     }
     let bytes = lane.partition.count() * plan.elem;

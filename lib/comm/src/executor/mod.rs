@@ -12,6 +12,7 @@ mod order;
 mod peek;
 mod plan;
 mod traced;
+mod verified;
 mod wait;
 
 pub(crate) use links::Links;
@@ -114,6 +115,10 @@ unsafe fn run_with(
     if scratch.len() < words {
         scratch.resize(words, 0);
     }
+    if let Some(audit) = &mut links.audit {
+        // SAFETY: forwarded from the caller.
+        unsafe { verified::begin(tasks, scratch, audit) };
+    }
     let both = |directions: &dyn Fn(&Plan) -> bool| tasks.iter().any(|task| directions(task.plan));
     links.two_way = both(&|plan| plan.directions.0) && both(&|plan| plan.directions.1);
     if let Some(recorder) = probe.on() {
@@ -173,6 +178,10 @@ unsafe fn run_with(
         if let Some(recorder) = probe.on() {
             recorder.idles(waiter.phase(), || None);
         }
+    }
+    if let Some(audit) = &links.audit {
+        // SAFETY: forwarded from the caller.
+        unsafe { verified::end(tasks, audit) }.map_err(|e| supervisor.explain(&tasks[0].header, e))?;
     }
     Ok(())
 }

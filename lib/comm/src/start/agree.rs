@@ -44,7 +44,7 @@ mod tests {
         let ours = values(&Config::default());
         let other = Config::default().with(|c| {
             c.shm_chunk = 64 << 10;
-            c.checksum = true;
+            c.verify = tinynccl_sys::config::Verify::All;
         });
         let theirs = values(&other);
         assert!(check(&[&ours, &ours, &ours], 1).is_ok());

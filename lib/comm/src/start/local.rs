@@ -14,7 +14,6 @@ use tinynccl_sys::interrupt::asked_to_stop;
 use tinynccl_sys::secret::Secret;
 use tinynccl_sys::threads::lock;
 use tinynccl_transport::bootstrap::{Disagreement, first_difference};
-use tinynccl_transport::checksum;
 use tinynccl_transport::mapping::Mapping;
 use tinynccl_transport::{Doorbell, LinkOptions, LinkPair, inproc};
 
@@ -262,11 +261,10 @@ impl Connect for Local {
             })
         };
         let pair = self.world.hub.connect(&to, doorbell, &or_left, deadline)?;
-        let pair = match &self.world.wrap {
+        Ok(match &self.world.wrap {
             Some(wrap) => wrap(self.rank, peer, pair),
             None => pair,
-        };
-        Ok(if self.world.config.checksum { checksum::wrap(pair) } else { pair })
+        })
     }
 }
 

@@ -235,7 +235,7 @@ impl Place {
             ranks_per_host: state.members.iter().filter(|&&m| state.control.shares_host(m)).count(),
             message: comm.inner.options.max_message,
             depth: comm.inner.options.depth,
-            checksum: config.checksum,
+            verify: config.verify.to_string(),
             socket_buffer: config.socket_buffer,
             spin_ns: u64::try_from(config.spin.as_nanos()).unwrap_or(u64::MAX),
         };

@@ -8,6 +8,7 @@ use super::checks::{Checks, Payload};
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
 use super::turn::{Message, Turn, Wait};
 use super::words::{Announcement, Asleep, Ends, Sleepers};
+use crate::verify::Chosen;
 use tinynccl_plan::error::Result;
 use tinynccl_plan::wire::{Algorithm, Header};
 use tinynccl_transport::fence;
@@ -26,7 +27,7 @@ pub(crate) struct Board {
     everyone_finished: u64,
     /// Stamps of our last collectives, by number.
     stamps: [u64; STAMPS],
-    /// Set with checksums.
+    /// Set if some calls are verified.
     checks: Option<Checks>,
 }
 
@@ -43,15 +44,15 @@ impl Board {
         Ok(Board { memory, layout, rank, call: 0, everyone_finished: 0, stamps: [0; STAMPS], checks: None })
     }
 
-    /// Turns checksums on; all ranks do so before their first call.
-    pub(crate) fn check(&mut self) {
-        self.checks = Some(Checks::new(self.ranks()));
+    /// Makes these calls verified; all ranks do so before their first call.
+    pub(crate) fn check(&mut self, chosen: Chosen) {
+        self.checks = Some(Checks::new(self.ranks(), chosen));
     }
 
-    /// True if a rank reads even its own line through [`Board::verify`].
+    /// True if this call is verified: a rank reads even its own line through [`Board::verify`].
     #[inline]
-    pub(super) fn checks(&self) -> bool {
-        self.checks.is_some()
+    pub(super) fn verifies(&self, header: &Header) -> bool {
+        self.checks.as_ref().is_some_and(|checks| checks.has(header))
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -199,7 +200,9 @@ impl Board {
     #[inline]
     pub(super) fn publish(&self, call: u64, header: &Header, inline: [u64; 3], bytes: usize) {
         let line = self.line(self.rank, call);
-        if let Some(checks) = &self.checks {
+        if let Some(checks) = &self.checks
+            && checks.has(header)
+        {
             let message = Message { header: to_words(header), inline };
             let payload = Payload { bytes, ..self.payload_of(self.rank, call, header) };
             // SAFETY: ours, and written; not longer than the room for this call's payload.
@@ -230,7 +233,8 @@ impl Board {
             code if code == Algorithm::Staged as u8 => {
                 Payload { at: self.stage(rank, call), bytes: self.stage_bytes() }
             }
-            code if code == Algorithm::OneShot as u8 => {
+            // In two-shot calls that are verified, the sums of the input.
+            code if code == Algorithm::OneShot as u8 || code == Algorithm::TwoShot as u8 => {
                 Payload { at: self.payload(rank, call), bytes: self.slot_bytes() }
             }
             _ => Payload::NONE,
@@ -239,11 +243,18 @@ impl Board {
 
     /// Checks `rank`'s line of `call`, which has arrived, and its payload.
     #[inline]
-    pub(super) fn verify(&self, rank: usize, call: u64, message: &Message) -> Result<(), Turn> {
-        let Some(checks) = &self.checks else { return Ok(()) };
+    pub(super) fn verify(&self, rank: usize, call: u64, message: &Message, ours: &Header) -> Result<(), Turn> {
+        match &self.checks {
+            Some(checks) if checks.has(ours) => self.verify_now(checks, rank, call, message),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn verify_now(&self, checks: &Checks, rank: usize, call: u64, message: &Message) -> Result<(), Turn> {
         let (sum, payload) = (self.at(self.layout.sum(rank, call)), self.payload_of(rank, call, &message.header()));
         // SAFETY: within the mapping; it was written before the line's number, and stays until we finish the call.
-        unsafe { checks.check(sum, rank, call, message, payload) }.map_err(|detail| Turn::Corrupt(rank, detail))
+        unsafe { checks.check(sum, rank, call, message, payload) }.map_err(|differs| Turn::Corrupt(rank, differs))
     }
 
     /// We need nothing of `call` any more, and have written all that others await.

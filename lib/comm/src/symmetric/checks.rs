@@ -1,10 +1,12 @@
-//! Optional checksums in the shared region: a writer stores them beside its line, and a reader checks them before it
-//! uses the line or its payload.
+//! Sums in the shared region, of the calls that `TINYNCCL_VERIFY` chooses: a writer stores them beside its line, and a
+//! reader compares them before it uses the line or its payload.
 
 use std::cell::Cell;
 
 use super::layout::Sum;
-use super::turn::Message;
+use super::turn::{Differs, Message};
+use crate::verify::{self, Chosen};
+use tinynccl_plan::wire::Header;
 
 /// The payload of a line outside it: a slot, a stage, or nothing.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +23,7 @@ impl Payload {
     /// The bytes must be readable, and only a rank that breaks the protocol may write them meanwhile.
     unsafe fn sum(self) -> u32 {
         // SAFETY: by the caller.
-        crc32fast::hash(unsafe { std::slice::from_raw_parts(self.at, self.bytes) })
+        verify::sum(unsafe { std::slice::from_raw_parts(self.at, self.bytes) }) as u32
     }
 }
 
@@ -30,19 +32,25 @@ impl Payload {
 pub(super) struct Checks {
     /// The last checked call of each rank: a step that waits for several ranks polls those that have arrived again.
     last: Vec<Cell<u64>>,
+    chosen: Chosen,
 }
 
 fn of_line(call: u64, message: &Message, payload: u32, bytes: u64) -> u32 {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(bytemuck::cast_slice(&[call, u64::from(payload), bytes]));
-    hasher.update(bytemuck::cast_slice(&message.header));
-    hasher.update(bytemuck::cast_slice(&message.inline));
-    hasher.finalize()
+    let mut words = [call, u64::from(payload), bytes, 0, 0, 0, 0, 0, 0, 0];
+    words[3..7].copy_from_slice(&message.header);
+    words[7..].copy_from_slice(&message.inline);
+    verify::sum(bytemuck::cast_slice(&words)) as u32
 }
 
 impl Checks {
-    pub(super) fn new(ranks: usize) -> Checks {
-        Checks { last: vec![Cell::new(0); ranks] }
+    pub(super) fn new(ranks: usize, chosen: Chosen) -> Checks {
+        Checks { last: vec![Cell::new(0); ranks], chosen }
+    }
+
+    /// True if this call is verified.
+    #[inline]
+    pub(super) fn has(&self, header: &Header) -> bool {
+        self.chosen.has(header.seq)
     }
 
     /// Before the line is published.
@@ -59,7 +67,7 @@ impl Checks {
     /// After `rank`'s line of `call` has arrived. `payload` is the location and capacity of its payload.
     ///
     /// # Errors
-    /// The mismatch, as text.
+    /// The difference.
     ///
     /// # Safety
     /// The payload must be readable.
@@ -70,20 +78,20 @@ impl Checks {
         call: u64,
         message: &Message,
         payload: Payload,
-    ) -> Result<(), String> {
+    ) -> Result<(), Differs> {
         let Some(last) = self.last.get(rank).filter(|last| last.get() != call) else { return Ok(()) };
         let [sums, bytes] = sum.load();
         let (line, expected) = ((sums >> 32) as u32, sums as u32);
         let got = of_line(call, message, expected, bytes);
         if line != got || bytes > payload.bytes as u64 {
-            let header = message.header();
-            return Err(format!("expected a line with CRC-32 {line:08x}, got {got:08x}, in {header}"));
+            let bytes = size_of_val(&message.header) + size_of_val(&message.inline);
+            return Err(Differs { offset: 0, bytes, expected: u64::from(line), got: u64::from(got) });
         }
         // SAFETY: by the caller; not longer than there is room.
         let got = unsafe { Payload { bytes: bytes as usize, ..payload }.sum() };
         if got != expected {
-            let header = message.header();
-            return Err(format!("expected {bytes} bytes with CRC-32 {expected:08x}, got {got:08x}, of {header}"));
+            let bytes = bytes as usize;
+            return Err(Differs { offset: 0, bytes, expected: u64::from(expected), got: u64::from(got) });
         }
         last.set(call);
         Ok(())

@@ -17,7 +17,7 @@
 //! | `board` | a rank's view: publish, see others arrive, finish |
 //! | `turn` | a rank's message as it was read, and the result of looking for one |
 //! | `task` | a call's plan and its memory |
-//! | `checks` | optional checksums of published data |
+//! | `checks` | sums of published data, in calls that are verified |
 //! | `run` | one call from start to end: steps, spinning, yielding, sleeping |
 //! | `one_shot`, `two_shot`, `staged` | the three algorithms |
 //! | `work` | reducing and copying between mapped buffers |

@@ -71,7 +71,7 @@ impl OneShot {
             let source = self.next;
             if reads(shape, rank, source) {
                 // Our own was written to memory that others write, too.
-                if (source != rank || board.checks() && writes(shape, rank))
+                if (source != rank || board.verifies(&task.header) && writes(shape, rank))
                     && let Err(turn) = task.message(board, source)
                 {
                     return turn;

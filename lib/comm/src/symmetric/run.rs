@@ -7,11 +7,12 @@ use super::board::Board;
 use super::one_shot::OneShot;
 use super::staged::Staged;
 use super::task::{Plan, Task};
-use super::turn::{Outcome, Turn, Wait};
+use super::turn::{Differs, Outcome, Turn, Wait};
 use super::two_shot::TwoShot;
 use crate::executor::{Buffers, Supervisor, WaitPolicy, Waiter};
 use crate::trace::Recorder;
-use tinynccl_plan::error::{Error, Result};
+use crate::verify::op;
+use tinynccl_plan::error::{Error, Result, Suspect};
 use tinynccl_plan::wire::{Algorithm, Header};
 use tinynccl_sys::backoff::Phase;
 
@@ -65,9 +66,8 @@ pub(crate) unsafe fn run(
                 return Ok(outcome);
             }
             Turn::Mismatch(peer, theirs) => return Err(supervisor.mismatch(peer, header, theirs)),
-            Turn::Corrupt(peer, detail) => {
-                let (op, address) = ("receive".to_owned(), "shared memory".to_owned());
-                let error = Error::Protocol { op, rank: board.rank(), peer, address, detail };
+            Turn::Corrupt(peer, differs) => {
+                let error = corrupt(&header, board.rank(), peer, differs);
                 return Err(supervisor.explain(&header, error));
             }
             Turn::Stray(peer) => return Err(stray(supervisor, &header, peer)),
@@ -81,6 +81,26 @@ pub(crate) unsafe fn run(
                 wait(&mut waiter, board, &task, supervisor, (peer, what))?;
             }
         }
+    }
+}
+
+/// The error for data of `peer` that is not what it published.
+#[cold]
+fn corrupt(header: &Header, rank: usize, peer: usize, differs: Differs) -> Error {
+    let path = "memory that all ranks map".to_owned();
+    let suspect = match rank == peer {
+        true => Suspect::Memory { rank },
+        false => Suspect::Link { from: peer, to: rank, path },
+    };
+    Error::Corrupt {
+        op: op(header),
+        rank,
+        suspect: Box::new(suspect),
+        buffer: format!("input of rank {peer}"),
+        offset: differs.offset as u64,
+        bytes: differs.bytes as u64,
+        expected: differs.expected,
+        got: differs.got,
     }
 }
 

@@ -11,7 +11,7 @@
 use super::board::Board;
 use super::one_shot::writes;
 use super::task::{Plan, Task};
-use super::turn::{Outcome, Turn};
+use super::turn::{Differs, Outcome, Turn};
 use super::work::{combine, copy, line, publish_input, share};
 use crate::reduce::{Operand, stream};
 use tinynccl_plan::algorithm::Shape;
@@ -144,9 +144,20 @@ impl Staged {
             return Ok(());
         }
         for source in (0..shape.ranks).filter(|&s| reads(shape, rank, s)) {
-            task.message(board, source)?;
+            task.message(board, source).map_err(|turn| self.placed(task.plan, turn))?;
         }
         Ok(())
+    }
+
+    /// Gives a difference in a stage its place in the input.
+    fn placed(&self, plan: &Plan, turn: Turn) -> Turn {
+        match turn {
+            Turn::Corrupt(source, differs) => {
+                let offset = differs.offset + self.range(plan, self.taken).start * plan.elem;
+                Turn::Corrupt(source, Differs { offset, ..differs })
+            }
+            turn => turn,
+        }
     }
 
     /// Writes the data that others need in the first unpublished step.

@@ -47,7 +47,7 @@ impl Task<'_> {
             return Err(Turn::Blocked(rank, Wait::Arrival(self.number)));
         }
         let message = board.read(rank, self.number);
-        board.verify(rank, self.number, &message)?;
+        board.verify(rank, self.number, &message, &self.header)?;
         if message.agrees_with(&self.header) { Ok(message) } else { Err(Turn::Mismatch(rank, message.header())) }
     }
 }

@@ -45,6 +45,16 @@ pub(super) enum Turn {
     Mismatch(usize, Header),
     /// This rank has made other calls before.
     Stray(usize),
-    /// A checksum of this rank's data does not match; how it differs.
-    Corrupt(usize, String),
+    /// This rank's data is not what it published.
+    Corrupt(usize, Differs),
+}
+
+/// Bytes of a call whose sum is not the one that their owner published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Differs {
+    /// Offset in the owner's input.
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
+    pub(super) expected: u64,
+    pub(super) got: u64,
 }

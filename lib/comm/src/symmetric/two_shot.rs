@@ -7,14 +7,17 @@
 //!    outputs.
 //! 3. *Depart*: no rank returns, and may touch its buffers, before all have finished with them.
 
+use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 
 use super::allocation::{Allocation, Found, Registry};
 use super::board::Board;
 use super::task::Task;
-use super::turn::{Outcome, Turn, Wait};
+use super::turn::{Differs, Outcome, Turn, Wait};
 use super::work::{combine, copy, share};
 use crate::reduce::{Operand, stream};
+use crate::verify::sum;
 use tinynccl_plan::wire::Collective;
 
 /// Bytes per rank from which on outputs are written by non-temporal stores.
@@ -44,6 +47,36 @@ struct Place {
     output_id: u32,
     input: u64,
     output: u64,
+}
+
+/// The part of each rank's input, in bytes, that `reader` reads for all ranks in a reduction.
+fn part(task: &Task<'_>, reader: usize) -> Range<usize> {
+    let (plan, ranks) = (task.plan, task.plan.shape.ranks);
+    match plan.shape.collective {
+        Collective::ReduceScatter => reader * plan.bytes()..(reader + 1) * plan.bytes(),
+        _ => {
+            let share = share(plan.count, plan.elem, reader, ranks);
+            share.start * plan.elem..share.end * plan.elem
+        }
+    }
+}
+
+/// Sums of our input that are published: one per rank in a reduction that is verified. Equally many on all ranks.
+fn sums_of_input(board: &Board, task: &Task<'_>) -> usize {
+    let ranks = task.plan.shape.ranks;
+    let wanted = task.plan.shape.collective.reduces() && board.verifies(&task.header);
+    if wanted && 8 * ranks <= board.slot_bytes() { ranks } else { 0 }
+}
+
+/// # Safety
+/// The input must hold all its segments, and our slot must be ours to write.
+unsafe fn write_sums(board: &Board, task: &Task<'_>, sums: usize) {
+    let to = board.payload(board.rank(), task.number).cast::<u64>();
+    for reader in 0..sums {
+        let part = part(task, reader);
+        // SAFETY: by the caller; the slot holds that many sums.
+        unsafe { *to.add(reader) = sum(slice::from_raw_parts(task.buffers.input.add(part.start), part.len())) };
+    }
 }
 
 impl Place {
@@ -83,10 +116,14 @@ impl TwoShot {
         loop {
             match &mut self.stage {
                 Stage::Describe => {
-                    if let Some(turn) = board.no_line(task.number) {
+                    let sums = sums_of_input(board, task);
+                    let missing = if sums > 0 { board.no_area(task.number) } else { board.no_line(task.number) };
+                    if let Some(turn) = missing {
                         return turn;
                     }
-                    board.publish(task.number, &task.header, self.ours.to_words(), 0);
+                    // SAFETY: by the caller the input holds all its segments; there is room for the sums in our slot.
+                    unsafe { write_sums(board, task, sums) };
+                    board.publish(task.number, &task.header, self.ours.to_words(), 8 * sums);
                     self.places[rank] = self.ours;
                     self.stage = Stage::Meet { next: 0 };
                 }
@@ -103,7 +140,10 @@ impl TwoShot {
                     board.everyone_arrived(task.number);
                     // SAFETY: forwarded from the caller; every rank has arrived, so its buffers are ours to use as the
                     // collective says, until we have finished.
-                    let worked = unsafe { self.work(board, task) };
+                    let worked = match unsafe { self.work(board, task) } {
+                        Ok(worked) => worked,
+                        Err(turn) => return turn,
+                    };
                     stream::fence();
                     board.finish(task.number);
                     if !worked {
@@ -122,11 +162,45 @@ impl TwoShot {
         }
     }
 
+    /// In a reduction that is verified: those `parts` of all inputs, which no other rank writes meanwhile, are what their
+    /// owners have.
+    ///
+    /// # Safety
+    /// As [`TwoShot::advance`]: all ranks have arrived.
+    unsafe fn compare(
+        &self,
+        board: &Board,
+        task: &Task<'_>,
+        inputs: &[Operand],
+        parts: Range<usize>,
+    ) -> Result<(), Turn> {
+        if sums_of_input(board, task) == 0 {
+            return Ok(());
+        }
+        for (source, input) in inputs.iter().enumerate() {
+            for reader in parts.clone() {
+                let part = part(task, reader);
+                // Operands begin with the segment that is ours.
+                let skip = if task.plan.shape.collective == Collective::ReduceScatter { 0 } else { part.start };
+                // SAFETY: by the caller; the sums stay until we finish this call.
+                let [expected, got] = unsafe {
+                    let bytes = slice::from_raw_parts(input.at.add(skip), part.len());
+                    [*board.payload(source, task.number).cast::<u64>().add(reader), sum(bytes)]
+                };
+                if expected != got {
+                    let (offset, bytes) = (part.start, part.len());
+                    return Err(Turn::Corrupt(source, Differs { offset, bytes, expected, got }));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Our part; `false` when the buffers' locations do not allow it. All ranks decide from the same locations.
     ///
     /// # Safety
     /// As [`TwoShot::advance`]: all ranks have arrived.
-    unsafe fn work(&self, board: &Board, task: &Task<'_>) -> bool {
+    unsafe fn work(&self, board: &Board, task: &Task<'_>) -> Result<bool, Turn> {
         let plan = task.plan;
         let shape = &plan.shape;
         let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), shape.root, plan.bytes());
@@ -160,22 +234,33 @@ impl TwoShot {
         unsafe {
             match shape.collective {
                 Collective::AllReduce if inputs.is_some() && outputs.is_some() => {
-                    let targets: Vec<_> = (0..ranks).filter_map(output).collect();
-                    combine(plan, &sources(0), &targets, share(plan.count, plan.elem, rank, ranks), streams);
+                    let (sources, targets) = (sources(0), (0..ranks).filter_map(output).collect::<Vec<_>>());
+                    self.compare(board, task, &sources, rank..rank + 1)?;
+                    combine(plan, &sources, &targets, share(plan.count, plan.elem, rank, ranks), streams);
                 }
                 // Where no rank's result takes the place of an input that others read meanwhile.
                 Collective::AllReduce if inputs.is_some_and(|id| self.places.iter().all(|p| p.output_id != id)) => {
-                    combine(plan, &sources(0), &[ours], 0..plan.count, streams);
+                    let sources = sources(0);
+                    self.compare(board, task, &sources, 0..ranks)?;
+                    combine(plan, &sources, &[ours], 0..plan.count, streams);
                 }
                 Collective::ReduceScatter if inputs.is_some() => {
-                    combine(plan, &sources(rank), &[ours], 0..plan.count, streams);
+                    let sources = sources(rank);
+                    self.compare(board, task, &sources, rank..rank + 1)?;
+                    combine(plan, &sources, &[ours], 0..plan.count, streams);
                 }
                 Collective::Reduce if inputs.is_some() => match root_output {
                     // All ranks know the root's output, and each reduces its part into it.
                     Some(target) => {
-                        combine(plan, &sources(0), &[target], share(plan.count, plan.elem, rank, ranks), streams)
+                        let sources = sources(0);
+                        self.compare(board, task, &sources, rank..rank + 1)?;
+                        combine(plan, &sources, &[target], share(plan.count, plan.elem, rank, ranks), streams)
                     }
-                    None if rank == root => combine(plan, &sources(0), &[ours], 0..plan.count, streams),
+                    None if rank == root => {
+                        let sources = sources(0);
+                        self.compare(board, task, &sources, 0..ranks)?;
+                        combine(plan, &sources, &[ours], 0..plan.count, streams);
+                    }
                     None => {}
                 },
                 Collective::Gather if inputs.is_some() && rank != root => {}
@@ -187,10 +272,10 @@ impl TwoShot {
                         copy(sources[source], ours.wrapping_add(source * bytes), bytes, streams);
                     }
                 }
-                _ => return self.broadcast(board, task, inputs.is_some(), outputs.is_some(), streams),
+                _ => return Ok(self.broadcast(board, task, inputs.is_some(), outputs.is_some(), streams)),
             }
         }
-        true
+        Ok(true)
     }
 
     /// The root's input to all outputs; between two ranks each copies half.

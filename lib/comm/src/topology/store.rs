@@ -43,8 +43,8 @@ pub struct Key {
     pub message: usize,
     /// Messages per link.
     pub depth: usize,
-    /// Checksums are on.
-    pub checksum: bool,
+    /// `TINYNCCL_VERIFY`.
+    pub verify: String,
     /// Socket buffers, if set.
     pub socket_buffer: usize,
     /// Time that ranks spin, in nanoseconds: a rank that waits longer has to be woken.
@@ -204,7 +204,7 @@ mod tests {
             ranks_per_host: 2,
             message: 128 << 10,
             depth: 4,
-            checksum: false,
+            verify: "off".to_owned(),
             socket_buffer: 0,
             spin_ns: 60_000,
         }
@@ -241,7 +241,7 @@ mod tests {
                 Key { ranks_per_host: 3, ..key() },
                 Key { message: 64 << 10, ..key() },
                 Key { links: vec!["tcp".into()], ..key() },
-                Key { checksum: true, ..key() },
+                Key { verify: "all".to_owned(), ..key() },
             ] {
                 assert_eq!(store.load(&other), None, "{other:?}");
                 let theirs = CostModel::tcp();

@@ -128,6 +128,29 @@ impl DeviceComm {
             // others'.
             host.note(call);
         }
+        let chose = self.verifier.as_ref().and_then(|verifier| Some((verifier, verifier.next(call)?)));
+        let Some((verifier, chose)) = chose else {
+            // SAFETY: forwarded from the caller.
+            return unsafe { self.carry_apart(stream, call, choice) };
+        };
+        let carry = |one: &RawCall| {
+            let choice = if **one == **call { choice } else { self.choice(one.collective, one.bytes()) };
+            // SAFETY: by the caller, and memory of this call.
+            unsafe { self.carry_apart(stream.clone(), one, choice) }
+        };
+        let handle = stream.handle();
+        // SAFETY: by the caller; the scratch memory is used on this stream.
+        unsafe {
+            self.with_scratch(handle, verifier.scratch(&chose), |at| verifier.verify(handle, call, &chose, at, carry))
+        }
+    }
+
+    /// [`DeviceComm::carry`], with an all_to_all in place moved away first.
+    ///
+    /// # Safety
+    /// As [`DeviceComm::enqueue`].
+    unsafe fn carry_apart(&self, stream: Stream, call: &RawCall, choice: Choice) -> Result<()> {
+        let op = call.collective.name();
         let (input, output) = call.device_addresses();
         if call.collective == Collective::AllToAll && input == output && call.count > 0 {
             // What comes from a rank lands where it is not sent from yet: the input moves away first.

@@ -15,6 +15,7 @@ use crate::driver::{capture_of, cuda};
 use crate::path::DataPath;
 use crate::path::report::aborted;
 use crate::peer::{Chooser, Reason, Registry};
+use crate::verify::{Spoil, Verifier};
 use crate::window::Windows;
 use tinynccl_comm::Comm;
 use tinynccl_comm::RawCall;
@@ -42,6 +43,8 @@ pub struct DeviceComm {
     pub(crate) checks_memory: bool,
     pub(crate) order: Mutex<Order>,
     pub(crate) ledger: Arc<Ledger>,
+    /// Set if calls are verified.
+    pub(crate) verifier: Option<Verifier>,
     /// A call has been refused.
     pub(crate) refused: AtomicBool,
     pub(crate) context: Arc<CudaContext>,
@@ -172,7 +175,43 @@ impl DeviceComm {
     #[inline]
     pub fn check(&self) -> Result<()> {
         self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
+        self.verified()?;
         self.path.check(self.host.as_ref())
+    }
+
+    /// Fails if a verified call had wrong bits.
+    #[inline]
+    fn verified(&self) -> Result<()> {
+        let Some(verifier) = &self.verifier else { return Ok(()) };
+        verifier.check().map_err(|error| self.corrupt(error))
+    }
+
+    #[cold]
+    fn corrupt(&self, error: Error) -> Error {
+        self.path.abort(error.clone());
+        if let Some(host) = &self.host {
+            host.fail_everywhere(error.clone());
+        }
+        error
+    }
+
+    /// Flips a bit in the next verified call, for tests.
+    #[doc(hidden)]
+    pub fn spoil(&self, place: Spoil, bit: usize) {
+        let slots = |windows: &Windows| {
+            let (layout, at) = (&windows.layout, windows.extension.addresses()[self.rank]);
+            (at != 0).then(|| (at + layout.slots_begin() as u64, layout.slot_memory()))
+        };
+        let window = self.windows.as_ref().filter(|_| place == Spoil::Window).and_then(slots);
+        if let Some(verifier) = self.verifier.as_ref().filter(|_| place != Spoil::Window || window.is_some()) {
+            verifier.spoil(place, bit, window);
+        }
+    }
+
+    /// The difference that a verified call showed, which is forgotten, for tests: the communicator goes on.
+    #[doc(hidden)]
+    pub fn take_finding(&self) -> Option<Error> {
+        self.verifier.as_ref().and_then(Verifier::take)
     }
 
     /// As [`DeviceComm::check`], for this rank's calls: that another one has aborted is no error as long as it has
@@ -196,6 +235,7 @@ impl DeviceComm {
     #[inline]
     pub(crate) fn admit(&self) -> Result<()> {
         self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
+        self.verified()?;
         self.path.admit(self.host.as_ref())
     }
 

@@ -15,6 +15,7 @@ use crate::path::report::Report;
 use crate::path::{self, DataPath};
 use crate::peer::{Chooser, Peer, Registry, Scratch};
 use crate::phased::Phased;
+use crate::verify::Verifier;
 use crate::window::{Layout, MAX_RANKS, RankGpu, Reached, Window, Windows, enable};
 use tinynccl_comm::Comm;
 use tinynccl_plan::error::{Error, Result};
@@ -238,7 +239,9 @@ impl DeviceComm {
             let weak: Weak<Ledger> = Arc::downgrade(&ledger);
             host.show_device(weak);
         }
-        Ok(DeviceComm {
+        let verifier = Verifier::new(context, (rank, size), config)?;
+        let exchanges = verifier.as_ref().map(Verifier::exchanges);
+        let device = DeviceComm {
             rank,
             size,
             path,
@@ -252,7 +255,12 @@ impl DeviceComm {
             origin: Origin::here(),
             host,
             windows,
-        })
+            verifier,
+        };
+        if let Some(exchanges) = exchanges {
+            device.prepare(&exchanges)?;
+        }
+        Ok(device)
     }
 }
 

@@ -224,7 +224,7 @@ impl Layout {
     }
 
     /// Bytes of all slots; phased calls cut them anew.
-    fn slot_memory(&self) -> usize {
+    pub(crate) fn slot_memory(&self) -> usize {
         (self.slot_kinds() + 1) * self.channels * self.senders() * self.slots * self.slot_bytes
     }
 

@@ -1,4 +1,4 @@
-//! `TINYROCE_LOSS`, `TINYROCE_DELAY`, `TINYROCE_TRACE`: a wire for learners to look at, and to break.
+//! `TINYROCE_LOSS`, `TINYROCE_FLIP`, `TINYROCE_DELAY`, `TINYROCE_TRACE`: a wire for learners to look at, and to break.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -14,6 +14,9 @@ use crate::sync::lock;
 
 /// Packets that are lost, in percent: a number from 0 to 100, also 0.5.
 pub const LOSS_VARIABLE: &str = "TINYROCE_LOSS";
+/// Packets of which a bit of the payload flips before their ICRC is made, in percent: as in a card or a switch that
+/// repairs the sum. Only payloads of 256 bytes and more, behind their first 64.
+pub const FLIP_VARIABLE: &str = "TINYROCE_FLIP";
 /// Microseconds that each packet is held back before it is sent.
 pub const DELAY_VARIABLE: &str = "TINYROCE_DELAY";
 /// File that all packets are written to, sent and received.
@@ -30,6 +33,8 @@ pub(super) enum To {
 pub(super) struct Faults {
     /// Packets lost out of 2^32, on average; 0 for none.
     loss: u64,
+    /// Packets in which a bit flips, as `loss`.
+    flips: u64,
     pub(super) delay: u64,
     pub(super) trace: Option<Trace>,
     dice: AtomicU64,
@@ -47,6 +52,7 @@ fn variable<T: FromStr>(name: &str, expected: &str, fits: impl Fn(&T) -> bool) -
 impl Faults {
     pub(super) fn from_environment() -> Result<Faults> {
         let loss = variable::<f64>(LOSS_VARIABLE, "percent, 0 to 100", |p| (0.0..=100.0).contains(p))?.unwrap_or(0.0);
+        let flips = variable::<f64>(FLIP_VARIABLE, "percent, 0 to 100", |p| (0.0..=100.0).contains(p))?.unwrap_or(0.0);
         let delay = variable::<f64>(DELAY_VARIABLE, "microseconds", |d| (0.0..=1e9).contains(d))?.unwrap_or(0.0);
         let trace = match std::env::var(TRACE_VARIABLE) {
             Ok(name) if !name.is_empty() => Some(Trace::create(&name)?),
@@ -54,6 +60,7 @@ impl Faults {
         };
         Ok(Faults {
             loss: (loss / 100.0 * f64::from(u32::MAX)) as u64,
+            flips: (flips / 100.0 * f64::from(u32::MAX)) as u64,
             delay: (delay * 1e3) as u64,
             trace,
             dice: AtomicU64::new(super::now() | 1),
@@ -63,14 +70,24 @@ impl Faults {
 
     /// Returns true if the next packet is lost.
     pub(super) fn loses(&self) -> bool {
-        if self.loss == 0 {
-            return false;
+        self.loss > 0 && self.roll() >> 32 < self.loss
+    }
+
+    /// The bit that flips in the next packet's payload of `bytes` bytes, if one does.
+    pub(super) fn flips(&self, bytes: usize) -> Option<usize> {
+        if self.flips == 0 || bytes < 256 || self.roll() >> 32 >= self.flips {
+            return None;
         }
+        Some(8 * 64 + (self.roll() >> 16) as usize % (8 * (bytes - 64)))
+    }
+
+    fn roll(&self) -> u64 {
         // A linear congruential generator: no two threads get the same number, which is all it is for.
         const FACTOR: u64 = 6_364_136_223_846_793_005;
         let step = |n: u64| Some(n.wrapping_mul(FACTOR).wrapping_add(1_442_695_040_888_963_407));
         let n = self.dice.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).unwrap_or_default();
-        n >> 32 < self.loss
+        // The first numbers are a time, whose upper bits are alike.
+        (n ^ n >> 32).wrapping_mul(FACTOR)
     }
 
     /// Holds a packet back; returns until when, in nanoseconds of the monotonic clock.

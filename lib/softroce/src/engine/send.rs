@@ -153,7 +153,8 @@ impl Sending {
                 self.datagrams.push(Datagram { parts: at..at, segments: 0, segment: total, last: 0, bytes: 0 });
             }
             let index = self.datagrams.last().map_or(0, |d| d.segments);
-            self.add(out, packet, &mut way.icrc, if counts { index as u16 } else { 0 });
+            let flip = shared.faults.flips(packet.len as usize);
+            self.add(out, packet, &mut way.icrc, if counts { index as u16 } else { 0 }, flip);
             let end = self.parts.len();
             if let Some(d) = self.datagrams.last_mut() {
                 (d.segments, d.last, d.bytes, d.parts.end) = (d.segments + 1, total, d.bytes + total, end);
@@ -172,10 +173,26 @@ impl Sending {
     }
 
     /// Adds a packet's parts. `id` is the IPv4 identification that it will have: its index in its datagram.
-    fn add(&mut self, out: &Outbox, packet: &OutPacket, icrc: &mut Icrc, id: u16) {
+    /// `flip`: a bit of the payload that is sent wrong, for tests.
+    fn add(&mut self, out: &Outbox, packet: &OutPacket, icrc: &mut Icrc, id: u16, flip: Option<usize>) {
         let zeros = &[0u8; 3][..usize::from(packet.pad)];
         self.own(packet.head());
         let crc = match packet.body {
+            _ if flip.is_some() => {
+                let mut body = match packet.body {
+                    Body::Copied(from, to) => out.bytes.get(from..to).unwrap_or_default().to_vec(),
+                    Body::Memory(from, to) => {
+                        let pieces = out.pieces.get(from..to).unwrap_or_default();
+                        // SAFETY: `flush`'s caller holds the lock of the table.
+                        pieces.iter().flat_map(|piece| unsafe { piece.bytes() }).copied().collect()
+                    }
+                };
+                if let Some((bit, byte)) = flip.and_then(|bit| Some((bit, body.get_mut(bit / 8)?))) {
+                    *byte ^= 1 << (bit % 8);
+                }
+                self.own(&body);
+                icrc.seal(packet.head(), [&body[..], zeros], id)
+            }
             Body::Copied(from, to) => {
                 let body = out.bytes.get(from..to).unwrap_or_default();
                 if body.len() <= COPY_UP_TO {

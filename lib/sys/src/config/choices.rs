@@ -71,6 +71,18 @@ words! {
 }
 
 words! {
+    /// Calls whose data is verified from buffer to buffer.
+    Verify, "off, sample or all" {
+        /// None.
+        Off = "off" | "0",
+        /// One of `TINYNCCL_VERIFY_EVERY`.
+        Sample = "sample",
+        /// All.
+        All = "all" | "1",
+    }
+}
+
+words! {
     /// Source of the cost model's figures. Rank 0's setting counts for all ranks.
     Tune, "off, cached or measure" {
         /// Built-in figures.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub use choices::{
     CudaFailure, CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, StatusPlace, Sums, TransportChoice,
-    Tune,
+    Tune, Verify,
 };
 pub use environment::Environment;
 pub use port_range::PortRange;
@@ -60,6 +60,16 @@ fn parse<T: Value>(text: &str) -> Result<T, String> {
     }
 }
 
+/// The value of `TINYNCCL_VERIFY` that its older name stands for.
+fn older_name(lookup: &impl Fn(&str) -> Option<String>) -> Result<Verify> {
+    let name = "TINYNCCL_CHECKSUM";
+    let text = lookup(name).unwrap_or_default();
+    match text.is_empty() || !parse::<bool>(&text).map_err(|detail| Error::config(name, &text, detail))? {
+        true => Ok(Verify::Off),
+        false => Ok(Verify::All),
+    }
+}
+
 macro_rules! config {
     ($($field:ident : $ty:ty = $default:expr, $env:literal, $values:literal, $doc:literal, $ranks:ident $(, $level:ident)?;)*) => {
         /// Settings of a communicator. [`Config::default`] holds the documented defaults, [`Config::from_env`] applies
@@ -100,6 +110,9 @@ macro_rules! config {
                         name: $env.to_owned(), value: if $env == SECRET { HIDDEN.to_owned() } else { text }, detail,
                     })?;
                 })*
+                if config.verify == Verify::Off {
+                    config.verify = older_name(&lookup)?;
+                }
                 config.check()?;
                 Ok(config)
             }
@@ -242,8 +255,10 @@ config! {
         "Congestion control of TCP links; empty: the kernel's, but reno instead of bbr between processes of a host.", own, advanced;
     spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
         "Time that a wait spins before it yields and then sleeps; at most 2 microseconds where ranks or threads share cores.", own, advanced;
-    checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",
-        "Adds a CRC-32 to every message, and to everything that passes through shared memory, headers included, and checks it. Ranks then copy symmetric buffers instead of using each other's.", same;
+    verify: Verify = Verify::Off, "TINYNCCL_VERIFY", "off, sample, all",
+        "Finds bits that changed in memory, on a link or in a processor: sums of the data where it comes from are compared with sums of it where it ends, and the ranks compare their results; an error names the link or the rank, the call and the offset. sample: one call of TINYNCCL_VERIFY_EVERY; all: every call. TINYNCCL_CHECKSUM=1 is an older name of all.", same;
+    verify_every: usize = 64, "TINYNCCL_VERIFY_EVERY", "1 to 1M",
+        "Calls of which TINYNCCL_VERIFY=sample verifies one, on average.", same, advanced;
     tune: Tune = Tune::Cached, "TINYNCCL_TUNE", "off, cached, measure",
         "Source of the cost model's figures when the communicator starts: built in, from the cache (measured and kept when it has none), or measured in any case. Nothing is started that would not be over 35 ms after the start, so it takes up to 50 ms, more only where other programs keep a rank off its core; ranks that share cores take the built-in figures. Rank 0's setting counts.", own;
     tune_cache: Option<String> = None, "TINYNCCL_TUNE_CACHE", "a folder, a file (*.json), or off; empty: $XDG_CACHE_HOME/tinynccl or ~/.cache/tinynccl",
@@ -301,6 +316,7 @@ impl Config {
         }
         range("TINYNCCL_NET_RELAY_PORT", self.net_relay_port, 0, 65535)?;
         range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)?;
+        range("TINYNCCL_VERIFY_EVERY", self.verify_every, 1, 1 << 20)?;
         range("TINYNCCL_TRACE_EVENTS", self.trace_events, 1, 256 << 20)
     }
 }
@@ -334,6 +350,8 @@ mod tests {
             ("TINYNCCL_TCP_STREAMS", "17"),
             ("TINYNCCL_VERBS_QPS", "0"),
             ("TINYNCCL_CHECKSUM", "yes"),
+            ("TINYNCCL_VERIFY", "some"),
+            ("TINYNCCL_VERIFY_EVERY", "0"),
             ("TINYNCCL_TRACE_EVENTS", "0"),
             ("TINYNCCL_TUNE", "always"),
             ("TINYNCCL_STATUS", "here"),
@@ -375,6 +393,8 @@ mod tests {
         assert_eq!(parse("TINYNCCL_SHM_CHUNK", "64K").unwrap().shm_chunk, 65536);
         assert_eq!(parse("TINYNCCL_PORT_RANGE", "4711-4711").unwrap().port_range.unwrap().ports().count(), 1);
         assert_eq!(parse("TINYNCCL_ALGO", "double-tree").unwrap().algorithm, Some(Algorithm::DoubleTree));
+        assert_eq!(parse("TINYNCCL_CHECKSUM", "1").unwrap().verify, Verify::All);
+        assert_eq!(parse("TINYNCCL_CHECKSUM", "0").unwrap().verify, Verify::Off);
         assert_eq!(parse("TINYNCCL_TUNE", "0").unwrap().tune, Tune::Off);
         assert_eq!(parse("TINYNCCL_TUNE", "1").unwrap().tune, Tune::Cached);
         assert_eq!(parse("TINYNCCL_TIMEOUT", "2.5").unwrap().timeout, Duration::from_millis(2500));

@@ -7,7 +7,8 @@ use super::Config;
 const PREFIX: &str = "TINYNCCL_";
 
 /// Variables that are no settings of a communicator, and their readers.
-const OTHERS: [&str; 4] = [
+const OTHERS: [&str; 5] = [
+    "TINYNCCL_CHECKSUM",     // an older name of TINYNCCL_VERIFY=all
     "TINYNCCL_UNIQUE_ID",    // ranks of our launcher
     "TINYNCCL_NCCL_VERSION", // bindings/nccl
     "TINYNCCL_NCCL_LIBRARY", // bindings/nccl/audit

@@ -12,7 +12,7 @@ pub fn handshake(data: &[u8]) {
         if let Ok(link) = LinkHello::of(&hello, rank) {
             assert_eq!(link.to as usize, rank);
             assert!(LinkHello::of(&hello, rank + 1).is_err());
-            let _ = link.differs(&LinkOptions { max_message: 1, depth: 1 }, true, 1, false);
+            let _ = link.differs(&LinkOptions { max_message: 1, depth: 1 }, 1, false);
         }
     }
     if let Ok(reply) = Reply::parse(data) {

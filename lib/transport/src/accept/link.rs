@@ -5,7 +5,6 @@ use std::fmt;
 use super::handshake::{Hello, Purpose};
 use crate::LinkOptions;
 
-const CHECKSUM: u32 = 1;
 const VERBS: u32 = 2;
 
 /// One connection of a link between two ranks.
@@ -40,7 +39,6 @@ impl LinkHello {
         (from, to): (usize, usize),
         (comm, channel): (u32, u32),
         options: &LinkOptions,
-        checksum: bool,
         streams: usize,
     ) -> LinkHello {
         let (from, to) = (from as u32, to as u32);
@@ -53,7 +51,7 @@ impl LinkHello {
             target: to,
             max_message: options.max_message as u32,
             depth: options.depth as u32,
-            flags: if checksum { CHECKSUM } else { 0 },
+            flags: 0,
             streams: streams as u32,
             stream: 0,
         }
@@ -91,12 +89,12 @@ impl LinkHello {
     }
 
     /// Why the link that the dialer wants is not the one we want, if so.
-    pub(crate) fn differs(&self, options: &LinkOptions, checksum: bool, streams: usize, verbs: bool) -> Option<String> {
-        let theirs = (self.options(), self.checksum(), self.streams(), self.flags & VERBS != 0);
-        let ours = (*options, checksum, streams, verbs);
-        let say = |(LinkOptions { max_message: m, depth: d }, c, s, v): (LinkOptions, bool, usize, bool)| {
-            let (c, v) = (if c { "on" } else { "off" }, if v { "RDMA queue pairs" } else { "TCP streams" });
-            format!("messages of {m} bytes, depth {d}, checksums {c}, {v} {s}")
+    pub(crate) fn differs(&self, options: &LinkOptions, streams: usize, verbs: bool) -> Option<String> {
+        let theirs = (self.options(), self.streams(), self.flags & VERBS != 0);
+        let ours = (*options, streams, verbs);
+        let say = |(LinkOptions { max_message: m, depth: d }, s, v): (LinkOptions, usize, bool)| {
+            let v = if v { "RDMA queue pairs" } else { "TCP streams" };
+            format!("messages of {m} bytes, depth {d}, {v} {s}")
         };
         (theirs != ours).then(|| {
             let (from, to) = (self.from, self.to);
@@ -108,11 +106,6 @@ impl LinkHello {
     /// Options that both ends of the link have agreed on, if they have: for a relay, which takes what they want.
     pub(crate) fn options(&self) -> LinkOptions {
         LinkOptions { max_message: self.max_message as usize, depth: self.depth as usize }
-    }
-
-    /// Returns true if the ends check every message.
-    pub(crate) fn checksum(&self) -> bool {
-        self.flags & CHECKSUM != 0
     }
 
     /// Streams of the link if it goes over TCP, queue pairs if it goes over RDMA.
@@ -143,7 +136,7 @@ mod tests {
     const OPTIONS: LinkOptions = LinkOptions { max_message: 4096, depth: 4 };
 
     fn hello() -> LinkHello {
-        LinkHello::new((1, 2), (3, 4), &OPTIONS, false, 1)
+        LinkHello::new((1, 2), (3, 4), &OPTIONS, 1)
     }
 
     /// Returns what rank `rank` reads.
@@ -163,7 +156,7 @@ mod tests {
         for (origin, target) in [(1, 2), (1, 5), (0, 2), (0, 5)] {
             let hello = hello().on_the_way(origin, target);
             assert_eq!(parse(hello, 2, &[]), Ok(hello));
-            assert_eq!((hello.options(), hello.checksum()), (OPTIONS, false));
+            assert_eq!(hello.options(), OPTIONS);
         }
         for (origin, target) in [(2, 5), (0, 1), (3, 3)] {
             let reason = parse(hello().on_the_way(origin, target), 2, &[]).unwrap_err();
@@ -173,16 +166,16 @@ mod tests {
 
     #[test]
     fn different_options_are_told_from_both_sides() {
-        assert_eq!(hello().differs(&OPTIONS, false, 1, false), None);
-        let text = hello().differs(&LinkOptions { depth: 8, ..OPTIONS }, true, 4, false).unwrap();
-        assert!(text.contains("rank 2 wants messages of 4096 bytes, depth 8, checksums on, TCP streams 4"), "{text}");
-        assert!(text.contains("rank 1 wants messages of 4096 bytes, depth 4, checksums off, TCP streams 1"), "{text}");
+        assert_eq!(hello().differs(&OPTIONS, 1, false), None);
+        let text = hello().differs(&LinkOptions { depth: 8, ..OPTIONS }, 4, false).unwrap();
+        assert!(text.contains("rank 2 wants messages of 4096 bytes, depth 8, TCP streams 4"), "{text}");
+        assert!(text.contains("rank 1 wants messages of 4096 bytes, depth 4, TCP streams 1"), "{text}");
         let rdma = hello().over_verbs(true);
-        assert_eq!(rdma.differs(&OPTIONS, false, 1, true), None);
-        let text = rdma.differs(&OPTIONS, false, 2, true).unwrap();
+        assert_eq!(rdma.differs(&OPTIONS, 1, true), None);
+        let text = rdma.differs(&OPTIONS, 2, true).unwrap();
         assert!(text.contains("rank 2 wants") && text.contains("RDMA queue pairs 2, rank 1 wants"), "{text}");
         assert!(text.contains("RDMA queue pairs 1;"), "{text}");
-        let text = rdma.differs(&OPTIONS, false, 1, false).unwrap();
+        let text = rdma.differs(&OPTIONS, 1, false).unwrap();
         assert!(text.contains("TCP streams 1, rank 1") && text.contains("RDMA queue pairs 1;"), "{text}");
     }
 
@@ -190,17 +183,17 @@ mod tests {
         #[test]
         fn any_link_goes_there_and_back(
             (from, to) in any::<(u32, u32)>().prop_filter("not itself", |(a, b)| a != b),
-            link in any::<(u32, u32)>(), checksum: bool,
+            link in any::<(u32, u32)>(),
             max_message in 1..=LinkOptions::MAX_MESSAGE, depth in 1..=LinkOptions::MAX_DEPTH, streams in 1usize..=16,
         ) {
             let options = LinkOptions { max_message, depth };
-            let hello = LinkHello::new((from as usize, to as usize), link, &options, checksum, streams);
+            let hello = LinkHello::new((from as usize, to as usize), link, &options, streams);
             let parsed = parse(hello, to as usize, &[]).unwrap();
             prop_assert_eq!(parsed, hello);
             prop_assert_eq!((parsed.from, parsed.to, (parsed.comm, parsed.channel)), (from, to, link));
             prop_assert_eq!(parsed.options(), options);
-            prop_assert_eq!(parsed.differs(&options, checksum, streams, false), None);
-            prop_assert!(parsed.differs(&options, !checksum, streams, false).is_some());
+            prop_assert_eq!(parsed.differs(&options, streams, false), None);
+            prop_assert!(parsed.differs(&options, streams + 1, false).is_some());
         }
     }
 }

@@ -90,8 +90,7 @@ fn make(endpoint: &Arc<Inner>, hello: &LinkHello, mut incoming: Incoming) {
     let stopped = || endpoint.relay.setups.abort(rank);
     let wait = Wait::new(rank, hello.from as usize, endpoint.relay.limit, &stopped);
     let options = hello.options();
-    let before =
-        endpoint.accept(hello, incoming, (&options, hello.checksum()), forwarder.bell(), (hello.from as usize, &wait));
+    let before = endpoint.accept(hello, incoming, &options, forwarder.bell(), (hello.from as usize, &wait));
     match before {
         Ok(Ok(before)) => {
             log::info!("rank {rank}: relays: {path} (comm {}, channel {})", hello.comm, hello.channel);
@@ -133,17 +132,7 @@ fn dial_on(
     let options = hello.options();
     options.check()?;
     let forwarder = relay.setups.forwarder(|| Forwarder::start(rank))?;
-    let hop = Hop {
-        origin,
-        target,
-        next,
-        peer: next,
-        info,
-        comm: hello.comm,
-        channel: hello.channel,
-        options,
-        checksum: hello.checksum(),
-    };
+    let hop = Hop { origin, target, next, peer: next, info, comm: hello.comm, channel: hello.channel, options };
     let wait = Wait::new(rank, next, limit, &give_up);
     let pair = endpoint.dial(&hop, forwarder.bell(), &wait)?;
     Ok((pair, path, forwarder))

@@ -23,7 +23,6 @@ use super::accept::link::LinkHello;
 use super::fabric::{Accept, Bind, Dial, Dialed, Fabric, Registration, Site, unreachable};
 use super::relay::{self, Path, Routes, Traffic};
 use super::wait::Wait;
-use super::wrap::checksum;
 use super::{EndpointInfo, LinkOptions, LinkPair, Peer, beacon, shm, tcp, verbs};
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, with_loopback};
@@ -78,7 +77,6 @@ struct Inner {
     rank: usize,
     secret: Secret,
     transport: TransportChoice,
-    checksum: bool,
     /// The preferred one first; unless the choice is automatic, no other one dials.
     fabrics: Arc<[Box<dyn Fabric>]>,
     info: EndpointInfo,
@@ -104,8 +102,6 @@ struct Hop<'a> {
     comm: u32,
     channel: u32,
     options: LinkOptions,
-    /// The ends check every message.
-    checksum: bool,
 }
 
 impl Endpoint {
@@ -197,7 +193,6 @@ impl Endpoint {
             rank,
             secret,
             transport: config.transport,
-            checksum: config.checksum,
             fabrics: fabrics.into(),
             info,
             backlog,
@@ -278,7 +273,7 @@ impl Endpoint {
 
     /// One end of a link; waits until the peer calls this for the other end.
     ///
-    /// `doorbell` is what a peer in shared memory rings. With [`Config::checksum`] the link checks every message. In
+    /// `doorbell` is what a peer in shared memory rings. In
     /// automatic mode a link whose shared memory does not work out falls back to TCP. Where no port of ours shares a
     /// subnet with one of the peer's, the link goes through other ranks, if [`Endpoint::introduce`] has named some that
     /// can.
@@ -312,8 +307,7 @@ impl Endpoint {
         let wait = Wait::new(rank, peer, deadline, abort);
         let made = if rank < peer {
             let ConnectTo { comm, channel, options, .. } = *to;
-            let hop =
-                Hop { origin: rank, target: peer, next, peer, info, comm, channel, options, checksum: inner.checksum };
+            let hop = Hop { origin: rank, target: peer, next, peer, info, comm, channel, options };
             inner.dial(&hop, doorbell, &wait)
         } else {
             inner.await_dialer(to, doorbell, &wait)
@@ -329,7 +323,7 @@ impl Endpoint {
         };
         let why = inner.candidates(info).1;
         log::debug!("rank {rank}: comm {} channel {} to rank {peer}: {} ({why})", to.comm, to.channel, pair.kind);
-        Ok(if inner.checksum { checksum::wrap(pair) } else { pair })
+        Ok(pair)
     }
 }
 
@@ -375,7 +369,7 @@ impl Inner {
         let mut rounds = 0..ROUNDS;
         while let Some(&fabric) = candidates.peek() {
             let link = (hop.comm, hop.channel);
-            let hello = LinkHello::new((self.rank, hop.next), link, &hop.options, hop.checksum, fabric.streams())
+            let hello = LinkHello::new((self.rank, hop.next), link, &hop.options, fabric.streams())
                 .on_the_way(hop.origin, hop.target)
                 .over_verbs(fabric.kind() == "verbs");
             let dial = Dial {
@@ -425,7 +419,7 @@ impl Inner {
                 )
             };
             let (hello, incoming) = self.backlog.take(&key, wait, detail)?;
-            match self.accept(&hello, incoming, (&to.options, self.checksum), bell, (to.peer_rank, wait))? {
+            match self.accept(&hello, incoming, &to.options, bell, (to.peer_rank, wait))? {
                 Ok(pair) => return Ok(pair),
                 Err(e) => log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank),
             }
@@ -438,12 +432,12 @@ impl Inner {
         &self,
         hello: &LinkHello,
         Incoming { listener: index, mut conn }: Incoming,
-        (options, checksum): (&LinkOptions, bool),
+        options: &LinkOptions,
         bell: &Arc<Doorbell>,
         (peer, wait): (usize, &Wait<'_>),
     ) -> Result<Result<LinkPair, String>> {
         let Some(fabric) = self.fabrics.get(index) else { return Ok(Err("no such fabric".to_owned())) };
-        if let Some(differs) = hello.differs(options, checksum, fabric.streams(), fabric.kind() == "verbs") {
+        if let Some(differs) = hello.differs(options, fabric.streams(), fabric.kind() == "verbs") {
             let address = conn.address();
             if let Err(e) = conn.reply(&Reply::Refused(differs.clone())) {
                 log::debug!("rank {}: refusing rank {}: {e}", self.rank, hello.from);

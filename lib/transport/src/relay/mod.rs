@@ -13,7 +13,7 @@
 //!   executor does.
 //! - **Cut-through.** A message, which is at most one slot of a link, goes on as soon as it is here whole; a call's
 //!   data is many messages. It is copied once, from the slot where it came in to one where it goes out. Headers are not
-//!   looked at: order, lengths and checksums are the ends' affair.
+//!   looked at: order and lengths are the ends' affair.
 //! - **Bound.** A message stays in its slot until the next hop has taken it. So credit goes hop by hop, the relay holds
 //!   nothing but the slots of its two links, and a slow receiver stops the sender.
 //! - **Ends.** An end that closes or dies: what it sent is delivered, then a notice (`notice.rs`) that names the rank

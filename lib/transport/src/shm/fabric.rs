@@ -25,9 +25,11 @@ struct ShmFabric {
 /// # Errors
 /// [`Error::Os`](tinynccl_plan::Error::Os).
 pub(crate) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
-    // A checksum is looked at before anything is written to where it belongs.
-    let single_copy = if site.config.checksum { config::SingleCopy::Off } else { site.config.single_copy };
-    Ok(Box::new(ShmFabric { port: Port::bind()?, single_copy, ordinary: ZeroCopyFrom::default() }))
+    Ok(Box::new(ShmFabric {
+        port: Port::bind()?,
+        single_copy: site.config.single_copy,
+        ordinary: ZeroCopyFrom::default(),
+    }))
 }
 
 impl Fabric for ShmFabric {
