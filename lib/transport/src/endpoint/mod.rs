@@ -24,7 +24,7 @@ use super::fabric::{Accept, Bind, Dial, Dialed, Fabric, Registration, Site, unre
 use super::relay::{self, Path, Routes, Traffic};
 use super::wait::Wait;
 use super::wrap::checksum;
-use super::{EndpointInfo, LinkOptions, LinkPair, Peer, beacon, shm, tcp, verbs};
+use super::{EndpointInfo, LinkOptions, LinkPair, Peer, beacon, seal, shm, tcp, verbs};
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, with_loopback};
 use acceptor::{Backlog, Key};
@@ -79,6 +79,7 @@ struct Inner {
     secret: Secret,
     transport: TransportChoice,
     checksum: bool,
+    encrypt: bool,
     /// The preferred one first; unless the choice is automatic, no other one dials.
     fabrics: Arc<[Box<dyn Fabric>]>,
     info: EndpointInfo,
@@ -152,6 +153,13 @@ impl Endpoint {
         locals: Vec<LocalAddress>,
         sockets: Bind,
     ) -> Result<Endpoint> {
+        if config.encrypt {
+            seal::is_possible()?;
+            if config.transport == TransportChoice::Verbs {
+                let detail = "RDMA cannot be encrypted: with TINYNCCL_ENCRYPT=1 expected auto, tcp or shm".to_owned();
+                return Err(Error::config("TINYNCCL_TRANSPORT", config.transport, detail));
+            }
+        }
         let backlog = Backlog::new()?;
         let site = Site { rank, config, locals: &locals, linger: &backlog.linger };
         let mut bound = Vec::new();
@@ -198,6 +206,7 @@ impl Endpoint {
             secret,
             transport: config.transport,
             checksum: config.checksum,
+            encrypt: config.encrypt,
             fabrics: fabrics.into(),
             info,
             backlog,
