@@ -141,6 +141,8 @@ pub(crate) fn init(to: Option<Logger>) -> Status {
             return Ok(());
         }
         let config = Config::from_env()?;
+        // NCCL's own bootstrap carries the handles, in clear text.
+        config.check_key("NCCL's bootstrap, which sends the handles in clear text,")?;
         let net = Net::new(&config)?;
         let speed = device::speed(&config, &net);
         log::info!("tinynccl {}: ports {}; {speed} Mbit/s", env!("CARGO_PKG_VERSION"), net.describe());

@@ -90,6 +90,10 @@ impl Comm {
             return Err(invalid(py, "Comm", format!("{} numbers of ranks, expected {world_size}", names.len())));
         }
         let config = config(py, timeout, transport, cuda_blocks)?;
+        // Who watches meets in torch's store.
+        if watch.is_some() && world_size > 1 {
+            config.check_key("torch's store, which sends ids in clear text,").map_err(|e| raise_plainly(py, &e))?;
+        }
         let id: UniqueId = unique_id.parse().map_err(|e| raise_plainly(py, &e))?;
         if let Some(own) = server.map(Server::unique_id).filter(|own| *own != unique_id) {
             return Err(invalid(py, "Comm", format!("unique_id is {unique_id}, but that of the server is {own}")));

@@ -19,8 +19,7 @@ fn connect(from: &Endpoint, to: &Endpoint, peer_rank: usize, options: LinkOption
 
 #[test]
 fn strangers_are_turned_away_while_a_good_connection_succeeds() {
-    for transport in transports() {
-        let config = config(transport);
+    for config in transports().into_iter().map(config).chain([sealed()]) {
         let [low, high] = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &config).unwrap());
         let addr = *high.info().tcp.iter().find(|a| a.ip().is_loopback()).unwrap();
         // Silence and half a hello stay open all the time; garbage is closed on.

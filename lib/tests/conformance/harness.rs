@@ -41,6 +41,12 @@ pub(crate) enum Backend {
     Rails,
     RdmaRails,
     SplitRails,
+    SealedTcp,
+    SealedTcpTiny,
+    SealedTcpTinyStreams,
+    SplitSealedTcp,
+    SealedRelayedTcp,
+    SealedRails,
 }
 
 pub(crate) fn config(transport: TransportChoice) -> Config {
@@ -49,6 +55,11 @@ pub(crate) fn config(transport: TransportChoice) -> Config {
     // Such links take messages of any length: `zero_copy` tests that.
     config.single_copy = SingleCopy::Off;
     config
+}
+
+/// Encrypted links.
+pub(crate) fn sealed() -> Config {
+    config(TransportChoice::Tcp).with(|c| c.encrypt = true)
 }
 
 /// RDMA over several queue pairs per link.
@@ -99,6 +110,14 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         Backend::Rails => rails(|_| ()),
         Backend::RdmaRails => rails(|c| c.net_rdma = true),
         Backend::SplitRails => wrapped(rails(|_| ()), |l| faulty::wrap(l, &split)),
+        Backend::SealedTcp => endpoints(&sealed()),
+        Backend::SealedTcpTiny => endpoints(&sealed().with(|c| c.socket_buffer = 16 << 10)),
+        Backend::SealedTcpTinyStreams => {
+            endpoints(&sealed().with(|c| (c.tcp_streams, c.socket_buffer) = (4, 16 << 10)))
+        }
+        Backend::SplitSealedTcp => wrapped(endpoints(&sealed()), |l| faulty::wrap(l, &split)),
+        Backend::SealedRelayedTcp => relayed(&sealed(), 1),
+        Backend::SealedRails => rails(|c| c.encrypt = true),
     }
 }
 
@@ -138,7 +157,14 @@ impl Backend {
 
     /// Faulty links return "not now" before they look at anything.
     pub(crate) fn looks_at_arguments(self) -> bool {
-        !matches!(self, Backend::SplitInProc | Backend::SplitTcp | Backend::SplitVerbs | Backend::SplitRails)
+        !matches!(
+            self,
+            Backend::SplitInProc
+                | Backend::SplitTcp
+                | Backend::SplitVerbs
+                | Backend::SplitRails
+                | Backend::SplitSealedTcp
+        )
     }
 
     /// Delays look for a message before they look at the memory for it.

@@ -16,6 +16,7 @@ mod loops;
 mod processes;
 mod random;
 mod relays;
+mod sealed;
 mod sleeping;
 mod strangers;
 mod toy;
@@ -46,4 +47,10 @@ suite! {
     rails: Backend::Rails;
     rails_by_rdma: Backend::RdmaRails;
     split_rails: Backend::SplitRails;
+    sealed_tcp: Backend::SealedTcp;
+    sealed_tcp_with_tiny_socket_buffers: Backend::SealedTcpTiny;
+    four_sealed_tcp_streams_with_tiny_socket_buffers: Backend::SealedTcpTinyStreams;
+    split_sealed_tcp: Backend::SplitSealedTcp;
+    sealed_relayed_tcp: Backend::SealedRelayedTcp;
+    sealed_rails: Backend::SealedRails;
 }

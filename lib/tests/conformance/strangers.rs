@@ -15,7 +15,7 @@ use tinynccl::Secret;
 use tinynccl::config::TransportChoice;
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkPair};
 
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 const HELLO: usize = 80;
 const PROOF: usize = 32;
 /// Bytes of a reply before its reason.

@@ -234,6 +234,41 @@ fn ranks_with_a_wrong_or_missing_secret_are_told_so_on_both_sides() {
     }
 }
 
+#[test]
+fn ranks_that_encrypt_meet_with_a_secret_of_their_own_alone() {
+    let encrypt = ("TINYNCCL_ENCRYPT", "1");
+    for more in [("TINYNCCL_TRANSPORT", "tcp"), ("TINYNCCL_TCP_RAILS", "1"), ("TINYNCCL_TRANSPORT", "auto")] {
+        let port = Port::loopback();
+        let settings = [encrypt, ("TINYNCCL_SECRET", SECRETS[0]), more];
+        let mut ranks = [0, 1].map(|r| rank(r, 2, port.at, &settings));
+        for child in &mut ranks {
+            assert_eq!(said(child).0, "sum 2", "{more:?}");
+        }
+        end(ranks);
+    }
+    // What both would encrypt with, anyone can compute.
+    let port = Port::loopback();
+    let mut ranks = [0, 1].map(|r| rank(r, 2, port.at, &[encrypt]));
+    for child in &mut ranks {
+        let outcome = said(child).0;
+        assert!(outcome.contains("TINYNCCL_ENCRYPT") && outcome.contains("set TINYNCCL_SECRET"), "{outcome}");
+    }
+    end(ranks);
+    for encrypting in [0, 1] {
+        let port = Port::loopback();
+        let secret = [("TINYNCCL_SECRET", SECRETS[0]), ("TINYNCCL_CONNECT_TIMEOUT", "4")];
+        let mut ranks = [0, 1].map(|r| {
+            let settings: Vec<_> = secret.into_iter().chain((r == encrypting).then_some(encrypt)).collect();
+            rank(r, 2, port.at, &settings)
+        });
+        for child in &mut ranks {
+            let outcome = said(child).0;
+            assert!(outcome.contains("TINYNCCL_ENCRYPT is") && outcome.contains("for all ranks"), "{outcome}");
+        }
+        end(ranks);
+    }
+}
+
 /// Connects `n` times and sends bytes that are no hello; waits until the connection is rejected, every time.
 fn strangers(address: SocketAddr, n: usize) {
     for _ in 0..n {

@@ -16,7 +16,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
         "transport/src",
         "",
         "fuzzing rails endpoint verbs tcp inproc shm fabric relay linger info beacon wrap memory accept explore forward \
-         wait bootstrap",
+         wait bootstrap seal",
     ),
     ("comm/src/status", "status", "text findings view ask registry serve record member place report"),
     ("transport/src/rails", "rails", "links connect relay address health connection rdma data stream failover worker"),

@@ -20,6 +20,8 @@ use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp};
 
 const ROLE: &str = "TINYNCCL_TEST_FORK";
 const RANKS: usize = 3;
+/// TCP with `TINYNCCL_ENCRYPT`.
+const ENCRYPTED: &str = "encrypted";
 /// The rank that forks.
 const PARENT: usize = 1;
 /// Longest time that the test's own process waits for a line of a rank.
@@ -186,7 +188,8 @@ impl Rank {
             // With its children.
             .process_group(0)
             .env(ROLE, role)
-            .env("TINYNCCL_TRANSPORT", transport)
+            .env("TINYNCCL_TRANSPORT", if transport == ENCRYPTED { "tcp" } else { transport })
+            .env("TINYNCCL_ENCRYPT", u8::from(transport == ENCRYPTED).to_string())
             .stdout(Stdio::piped())
             .spawn()
             .expect("a process");
@@ -228,7 +231,7 @@ fn start(what: &str, transport: &str, parent: usize, hosted: bool) -> (Vec<Rank>
         return (ranks, None);
     }
     let bind = "127.0.0.1:0".parse().expect("an address");
-    let server = Server::start(bind, RANKS, &config()).expect("server");
+    let server = Server::start(bind, RANKS, &config().with(|c| c.encrypt = transport == ENCRYPTED)).expect("server");
     let id = server.unique_id().to_string();
     ((0..RANKS).map(|rank| Rank::start(&role(rank, &id), transport)).collect(), Some(server))
 }
@@ -263,6 +266,7 @@ fn goes_on(what: &str, transport: &str, parent: usize, hosted: bool) {
 fn a_killed_rank_is_noticed_though_its_child_lives() {
     dies("shm", PARENT, false);
     dies("tcp", PARENT, false);
+    dies(ENCRYPTED, PARENT, false);
 }
 
 #[test]
@@ -275,6 +279,7 @@ fn a_killed_host_of_the_rendezvous_is_noticed_though_its_child_lives() {
 fn a_child_drops_what_it_has_and_nobody_notices() {
     goes_on("drops", "shm", PARENT, false);
     goes_on("drops", "tcp", PARENT, false);
+    goes_on("drops", ENCRYPTED, PARENT, false);
     goes_on("drops", "shm", 0, true);
 }
 

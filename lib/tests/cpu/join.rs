@@ -260,6 +260,8 @@ fn thirty_rounds_of_grow_and_shrink_leave_nothing_behind() {
 
 /// Set for a process that is a rank or a newcomer: what it does.
 const ROLE: &str = "TINYNCCL_TEST_JOIN";
+/// TCP with `TINYNCCL_ENCRYPT`.
+const ENCRYPTED: &str = "encrypted";
 /// Set for a newcomer: its ticket.
 const TICKET: &str = "TINYNCCL_TEST_TICKET";
 /// Calls before a rank says that it is at work, and after the last change of the group.
@@ -368,11 +370,14 @@ impl Job {
         command
             .args(["--exact", "join::job", "--nocapture", "--test-threads=1"])
             .env(ROLE, format!("{} {} {} {dies_after}", self.all.len(), self.expected, self.room))
-            .env("TINYNCCL_TRANSPORT", self.transport)
+            .env("TINYNCCL_TRANSPORT", if self.transport == ENCRYPTED { "tcp" } else { self.transport })
             .env("TINYNCCL_TIMEOUT", "60")
             .env_remove("TINYNCCL_UNIQUE_ID")
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
+        if self.transport == ENCRYPTED {
+            command.env("TINYNCCL_ENCRYPT", "1").env("TINYNCCL_SECRET", "the secret of this job");
+        }
         let mut child = set(&mut command).spawn().expect("a process");
         let (sender, receiver) = channel();
         let out = BufReader::new(child.stdout.take().expect("piped"));
@@ -464,7 +469,7 @@ fn a_rank_that_dies_while_the_group_grows_is_left_out() {
 
 #[test]
 fn a_ticket_is_good_while_one_rank_named_in_it_lives() {
-    for (transport, last) in [("shm", 2), ("tcp", 0)] {
+    for (transport, last) in [("shm", 2), ("tcp", 0), (ENCRYPTED, 1)] {
         let mut job = Job::start(transport, 4, &[last, 4], 2, None);
         let ticket = job.line(0, "ticket");
         (1..4).for_each(|rank| drop(job.line(rank, "ticket")));

@@ -68,8 +68,12 @@ fn calls(comm: &Comm, context: &dyn std::fmt::Display) -> Result<()> {
 }
 
 fn run(transport: &str, world: usize, algorithm: &str) {
+    run_as(transport, false, world, algorithm);
+}
+
+fn run_as(transport: &str, encrypt: bool, world: usize, algorithm: &str) {
     let bind = "127.0.0.1:0".parse().expect("an address");
-    let server = Server::start(bind, world, &config()).expect("server");
+    let server = Server::start(bind, world, &config().with(|c| c.encrypt = encrypt)).expect("server");
     let id = server.unique_id().to_string();
     let start = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
@@ -86,6 +90,7 @@ fn run(transport: &str, world: usize, algorithm: &str) {
             .env(ID, &id)
             .env("TINYNCCL_TRANSPORT", transport)
             .env("TINYNCCL_ALGO", algorithm)
+            .env("TINYNCCL_ENCRYPT", u8::from(encrypt).to_string())
             .env("TINYNCCL_SHM_CHUNK", MESSAGE.to_string())
             .env("TINYNCCL_TCP_CHUNK", MESSAGE.to_string())
             .env("TINYNCCL_VERBS_CHUNK", MESSAGE.to_string())
@@ -115,6 +120,13 @@ fn over_tcp() {
         run("tcp", 2, algorithm);
     }
     run("tcp", 4, "auto");
+}
+
+#[test]
+fn over_encrypted_tcp() {
+    for (world, algorithm) in [(2, "ring"), (2, "halving-doubling"), (3, "tree"), (4, "auto")] {
+        run_as("tcp", true, world, algorithm);
+    }
 }
 
 /// The devices of a rank in a virtual machine with several nodes (`scripts/rxe-vm.sh`): rank 0 is node a, and so on.

@@ -75,6 +75,7 @@ pub(crate) mod linger;
 mod memory;
 pub mod rails;
 pub mod relay;
+mod seal;
 #[doc(hidden)]
 pub mod shm;
 pub(crate) mod tcp;

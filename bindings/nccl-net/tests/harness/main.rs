@@ -11,6 +11,7 @@
 //! | `nodes` | network namespaces as nodes, with a cable per pair |
 //! | `rails` | nodes with several cables, of which one is cut, or slower |
 //! | `rdma` | connections with queue pairs beside the streams |
+//! | `sealed` | connections that are encrypted |
 //! | `relays` | nodes whose connections go through others |
 //! | `first` | the plugin of the book |
 //! | `again` | this program again, as another process |
@@ -25,4 +26,5 @@ mod rails;
 mod rdma;
 mod relays;
 mod ring;
+mod sealed;
 mod transfers;

@@ -1,7 +1,7 @@
 //! Rendezvous of the ranks of a new communicator.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 
 use tinynccl::bootstrap::{Server, UniqueId};
 use tinynccl::{Comm, Config, Secret};
@@ -18,6 +18,16 @@ pub(crate) fn by_id(id: &Id, rank: usize, size: usize, config: Config, stop: &dy
         Kind::Store => by_store(id, rank, size, config, stop),
         Kind::Address if size == 1 => alone(config),
         Kind::Address => {
+            config.check_key("NCCL_COMM_ID, a public address,")?;
+            if rank == 0 && !config.has_secret() && !id.addresses.iter().all(|address| address.ip().is_loopback()) {
+                static ONCE: Once = Once::new();
+                ONCE.call_once(|| {
+                    log::warn!(
+                        "NCCL_COMM_ID is no secret: whoever reaches the address can take a rank's place; set TINYNCCL_SECRET (or \
+                         TINYNCCL_SECRET_FILE) to the same random text for all ranks, as `openssl rand -hex 32` makes it"
+                    );
+                });
+            }
             // A process makes its communicators of this kind in the same order as the others do.
             static TURNS: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
             let turn = {

@@ -202,6 +202,10 @@ fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointI
         })
         .collect::<Result<_>>()?;
     let one_host = hosts.iter().all(|host| host.same_network(&hosts[0]));
+    if !one_host && session.rank() == 0 {
+        let how = if config.encrypt { "encrypted" } else { "in clear text: TINYNCCL_ENCRYPT=1 encrypts them" };
+        log::info!("rank 0: the ranks are on several hosts, with links {how}");
+    }
     let wide = session.infos().iter().any(|info| info.get(WIDE) == Some(&Value::Bool(true)));
     let open = if one_host && !wide && !config.tcp_rails { Endpoint::local } else { rails::endpoint };
     let opened = open(session.rank(), session.secret(), config);

@@ -173,6 +173,8 @@ config! {
         "Shared secret of the job's ranks: the same random text for all of them (openssl rand -hex 32), preferably another for each start. It is never sent: ranks prove that they have it. Empty: any client that reaches MASTER_PORT can take a rank's place, while jobs with another rendezvous (this library's launcher, mpirun on one host, a unique id) have a random secret of their own. With torch.distributed the unique id is in torch's store, which is open: set it there, too.", own;
     secret_file: Option<String> = None, "TINYNCCL_SECRET_FILE", "a file",
         "File that holds the secret, in place of TINYNCCL_SECRET; other users should not be able to read it.", own;
+    encrypt: bool = false, "TINYNCCL_ENCRYPT", "0 or 1",
+        "Encrypts and authenticates the control plane, TCP links and rails (Noise, AES-256-GCM) with keys that only holders of the job's secret have. Shared memory and NVLink stay as they are, within one host; RDMA is not taken. A rendezvous whose secret is public (MASTER_ADDR, NCCL_COMM_ID) needs TINYNCCL_SECRET, too. For several hosts over a network that others reach.", same;
     channels: usize = 1, "TINYNCCL_CHANNELS", "1 to 16",
         "Sets of links (TCP streams, shared-memory FIFOs) that a collective is spread over.", same;
     shm_chunk: usize = 128 << 10, "TINYNCCL_SHM_CHUNK", "bytes, 4K to 16M",
@@ -274,6 +276,24 @@ config! {
 }
 
 impl Config {
+    /// Returns true if the ranks are given a secret of their own.
+    pub fn has_secret(&self) -> bool {
+        self.secret.is_some() || self.secret_file.is_some()
+    }
+
+    /// Fails where the ranks are to encrypt with a key that anyone can compute: `rendezvous`, in words, has no secret
+    /// but the one in these settings.
+    pub fn check_key(&self, rendezvous: &str) -> Result<()> {
+        if !self.encrypt || self.has_secret() {
+            return Ok(());
+        }
+        let detail = format!(
+            "{rendezvous} gives the ranks no secret to encrypt with: set TINYNCCL_SECRET (or TINYNCCL_SECRET_FILE) to the same random \
+             text for all ranks, as `openssl rand -hex 32` makes it"
+        );
+        Err(Error::config("TINYNCCL_ENCRYPT", 1, detail))
+    }
+
     fn check(&self) -> Result<()> {
         let range = |name: &str, value: usize, low: usize, high: usize| {
             if (low..=high).contains(&value) {

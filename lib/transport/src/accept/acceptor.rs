@@ -12,6 +12,8 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::conn::Conn;
 use super::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
+use super::stream::due_of;
+use crate::seal::{self, Binding, MESSAGE};
 use tinynccl_plan::error::Result;
 use tinynccl_sys::doorbell::Doorbell;
 use tinynccl_sys::half_open::{self, Source};
@@ -53,6 +55,11 @@ pub(crate) trait Handler: Send + Sized + 'static {
 
     /// Returns the secret that the dialer of `hello` must know, or the reason for which it is rejected.
     fn secret(&self, hello: &Hello) -> Result<Secret, String>;
+
+    /// Returns true if the connection of `hello` stays in clear text where others are encrypted.
+    fn is_plain(&self, _hello: &Hello) -> bool {
+        false
+    }
 
     /// Takes an authenticated connection, with the attachment of its hello. No reply to its proof has been sent.
     fn admit(&mut self, hello: &Hello, incoming: Incoming, attached: &[u8]) -> Result<(), Rejected>;
@@ -116,7 +123,9 @@ struct HalfOpen {
 #[derive(Clone, Copy)]
 enum Stage {
     Hello,
-    Proof(Hello, Secret, Challenge),
+    /// The message of the encryption's handshake behind a hello.
+    Seal(Hello),
+    Proof(Hello, Secret, Challenge, Option<Binding>),
     /// The attachment of a hello whose dialer has proven itself.
     Attachment(Hello),
 }
@@ -221,17 +230,42 @@ impl<H: Handler> Loop<H> {
                         Some(reason) => (reason, true),
                         None => ("it does not speak our protocol".to_owned(), false),
                     })?;
-                    let secret = self.handler.secret(&hello).map_err(|reason| (reason, true))?;
-                    let challenge = Challenge::to(&hello, &secret).map_err(|e| silent(e.to_string()))?;
-                    conn.reply(&Reply::Prove(challenge)).map_err(silent)?;
-                    Stage::Proof(hello, secret, challenge)
+                    let encrypts = due_of(&mut **conn).is_some() && !self.handler.is_plain(&hello);
+                    match (hello.is_sealed(), encrypts) {
+                        (true, true) => Stage::Seal(hello),
+                        (false, false) => {
+                            let secret = self.handler.secret(&hello).map_err(|reason| (reason, true))?;
+                            let challenge = Challenge::to(&hello, &secret, &[]).map_err(|e| silent(e.to_string()))?;
+                            conn.reply(&Reply::Prove(challenge, None)).map_err(silent)?;
+                            Stage::Proof(hello, secret, challenge, None)
+                        }
+                        (theirs, ours) => return Err((seal::differs(ours, theirs), true)),
+                    }
                 }
-                Stage::Proof(hello, secret, challenge) => {
+                Stage::Seal(hello) => {
+                    let mut message = [0; MESSAGE];
+                    if !conn.read(&mut message).map_err(silent)? {
+                        return Ok(None);
+                    }
+                    let secret = self.handler.secret(&hello).map_err(|reason| (reason, true))?;
+                    let (keys, ours) =
+                        seal::answer(&secret, bytemuck::bytes_of(&hello), &message).map_err(|reason| (reason, true))?;
+                    let binding = keys.binding;
+                    let challenge = Challenge::to(&hello, &secret, &binding).map_err(|e| silent(e.to_string()))?;
+                    conn.reply(&Reply::Prove(challenge, Some(ours))).map_err(silent)?;
+                    if let Some(socket) = due_of(&mut **conn) {
+                        socket.seal(keys);
+                    }
+                    Stage::Proof(hello, secret, challenge, Some(binding))
+                }
+                Stage::Proof(hello, secret, challenge, binding) => {
                     let mut proof = [0; size_of::<Proof>()];
                     let late = |e| silent(format!("{e}, where its proof was expected"));
                     match conn.read(&mut proof).map_err(late)? {
                         false => return Ok(None),
-                        true if challenge.is_met(&hello, &secret, &proof) => Stage::Attachment(hello),
+                        true if challenge.is_met(&hello, &secret, binding.as_ref().map_or(&[], |b| b), &proof) => {
+                            Stage::Attachment(hello)
+                        }
                         true => return Err((WRONG_SECRET.to_owned(), true)),
                     }
                 }

@@ -2,12 +2,16 @@
 //!
 //! ```text
 //!   dialer                                     acceptor
-//!   hello: purpose, nonce                  ─▶
-//!                                          ◀─  reply "prove": nonce, proof over hello and nonce
+//!   hello: purpose, nonce [, psk, e]       ─▶
+//!                                          ◀─  reply "prove": nonce, proof over hello and nonce [, e, ee]
 //!   proof over hello and nonce,
 //!   attachment, if the hello names one     ─▶
 //!                                          ◀─  reply: welcome, or why not
 //! ```
+//! What is in brackets is the handshake of an encrypted connection ([`seal`](crate::seal)). Its hash is in the proofs;
+//! the dialer's proof and all that follows is sealed already. A hello says whether its dialer encrypts: two ends of
+//! which only one does are told so, in clear text.
+//!
 //! Links between ranks ([`LinkHello`](super::link::LinkHello)), messages between them (`endpoint::mail`), newcomers
 //! (`endpoint::newcomer`) and connections over rails (`rails::connect`) have purposes of their own; everything else is
 //! the same. The key of a link's proofs belongs to one start of the job
@@ -15,12 +19,15 @@
 //! get in, nor do bytes that were recorded on another connection; and the dialer sends nothing but its hello, and hands
 //! over no memory, before the acceptor has proven itself.
 
+use crate::seal::MESSAGE;
 use tinynccl_plan::error::Result as OurResult;
 use tinynccl_sys::secret::{self, Nonce, Proof, Secret};
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
-const VERSION: u32 = 9;
+const VERSION: u16 = 10;
+/// Flag of a hello: this connection is encrypted.
+const SEALED: u16 = 1;
 /// Longest reason in a refusal, in bytes.
 const MAX_DETAIL: usize = 512;
 /// Longest attachment in bytes: a new connection has buffer space for it.
@@ -34,6 +41,8 @@ pub(crate) trait Purpose: bytemuck::Pod {
     /// Number on the wire: 1 link, 2 stream over rails, 3 relayed stream, 4 report of a failure, 5 message between
     /// ranks, 6 newcomer.
     const NUMBER: u32;
+    /// False if the connection stays in clear text where its ends encrypt.
+    const SEALABLE: bool = true;
 }
 
 /// Words of a hello for its purpose.
@@ -46,7 +55,8 @@ pub(crate) struct Hello {
     magic: [u8; 8],
     /// Drawn for this connection.
     nonce: Nonce,
-    version: u32,
+    version: u16,
+    flags: u16,
     /// [`Purpose::NUMBER`] of the purpose in `body`.
     purpose: u32,
     /// Bytes that follow the dialer's proof.
@@ -65,7 +75,12 @@ impl Hello {
         let bytes = bytemuck::bytes_of_mut(&mut body).iter_mut();
         bytes.zip(bytemuck::bytes_of(purpose)).for_each(|(to, from)| *to = *from);
         let attached = attached as u32;
-        Hello { magic: MAGIC, nonce: [0; 16], version: VERSION, purpose: P::NUMBER, attached, body }
+        Hello { magic: MAGIC, nonce: [0; 16], version: VERSION, flags: 0, purpose: P::NUMBER, attached, body }
+    }
+
+    /// Returns true if the dialer encrypts the connection: [`MESSAGE`](crate::seal::MESSAGE) bytes follow.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.flags & SEALED != 0
     }
 
     /// Parses a hello. `Err(None)`: it is not of our protocol and gets no reply; `Err(Some(reason))`: it gets `reason`
@@ -103,25 +118,29 @@ impl Hello {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller<'a> {
     pub(crate) hello: Hello,
-    secret: Secret,
+    pub(crate) secret: Secret,
+    /// True if the connection is encrypted where its ends encrypt.
+    pub(crate) sealable: bool,
     pub(crate) attached: &'a [u8],
 }
 
 impl<'a> Caller<'a> {
     /// `attached` is sent behind the proof: at most [`MAX_ATTACHED`] bytes of it.
-    pub(crate) fn new(purpose: &impl Purpose, secret: Secret, attached: &'a [u8]) -> Caller<'a> {
+    pub(crate) fn new<P: Purpose>(purpose: &P, secret: Secret, attached: &'a [u8]) -> Caller<'a> {
         let attached = attached.get(..MAX_ATTACHED).unwrap_or(attached);
-        Caller { hello: Hello::new(purpose, attached.len()), secret, attached }
+        Caller { hello: Hello::new(purpose, attached.len()), secret, sealable: P::SEALABLE, attached }
     }
 
-    /// Returns this caller with a fresh nonce, for another connection.
-    pub(crate) fn fresh(&self) -> OurResult<Caller<'a>> {
-        Ok(Caller { hello: Hello { nonce: secret::random()?, ..self.hello }, ..*self })
+    /// Returns this caller with a fresh nonce, for another connection: one that is encrypted if `sealed`.
+    pub(crate) fn fresh(&self, sealed: bool) -> OurResult<Caller<'a>> {
+        let flags = if sealed { SEALED } else { 0 };
+        Ok(Caller { hello: Hello { nonce: secret::random()?, flags, ..self.hello }, ..*self })
     }
 
-    /// Returns the dialer's proof, if the acceptor has proven that it knows the secret.
-    pub(crate) fn answer(&self, challenge: &Challenge) -> Result<Proof, String> {
-        let parts: [&[u8]; 2] = [bytemuck::bytes_of(&self.hello), &challenge.nonce];
+    /// Returns the dialer's proof, if the acceptor has proven that it knows the secret. `binding` is that of the
+    /// connection's encryption, empty if there is none.
+    pub(crate) fn answer(&self, challenge: &Challenge, binding: &[u8]) -> Result<Proof, String> {
+        let parts: [&[u8]; 3] = [bytemuck::bytes_of(&self.hello), &challenge.nonce, binding];
         match self.secret.accepts(&challenge.proof, ACCEPTOR, &parts) {
             true => Ok(self.secret.prove(DIALER, &parts)),
             false => Err(format!("{WRONG_SECRET}: it belongs to another job, or to another start of this one")),
@@ -142,14 +161,14 @@ const DIALER: &str = "dialer";
 
 impl Challenge {
     /// The acceptor's answer to a hello.
-    pub(crate) fn to(hello: &Hello, secret: &Secret) -> OurResult<Challenge> {
+    pub(crate) fn to(hello: &Hello, secret: &Secret, binding: &[u8]) -> OurResult<Challenge> {
         let nonce = secret::random()?;
-        Ok(Challenge { nonce, proof: secret.prove(ACCEPTOR, &[bytemuck::bytes_of(hello), &nonce]) })
+        Ok(Challenge { nonce, proof: secret.prove(ACCEPTOR, &[bytemuck::bytes_of(hello), &nonce, binding]) })
     }
 
     /// Returns true if `proof` shows that the dialer of `hello` knows the secret.
-    pub(crate) fn is_met(&self, hello: &Hello, secret: &Secret, proof: &Proof) -> bool {
-        secret.accepts(proof, DIALER, &[bytemuck::bytes_of(hello), &self.nonce])
+    pub(crate) fn is_met(&self, hello: &Hello, secret: &Secret, binding: &[u8], proof: &Proof) -> bool {
+        secret.accepts(proof, DIALER, &[bytemuck::bytes_of(hello), &self.nonce, binding])
     }
 }
 
@@ -159,8 +178,9 @@ pub(crate) const WRONG_SECRET: &str = "it does not know this job's secret";
 /// Reply of an acceptor to a dialer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// The acceptor requests a proof first, and sends its own.
-    Prove(Challenge),
+    /// The acceptor requests a proof first, and sends its own; and its message of the encryption's handshake, if the
+    /// dialer has sent one.
+    Prove(Challenge, Option<[u8; MESSAGE]>),
     /// The link stands.
     Welcome,
     /// It does not, and will not: the ranks want different links.
@@ -189,10 +209,11 @@ impl Reply {
             Reply::Welcome => (0, &[][..]),
             Reply::Refused(detail) => (1, cut(detail, MAX_DETAIL).as_bytes()),
             Reply::Stranger(detail) => (3, cut(detail, MAX_DETAIL).as_bytes()),
-            Reply::Prove(challenge) => (PROVE, bytemuck::bytes_of(challenge)),
+            Reply::Prove(challenge, _) => (PROVE, bytemuck::bytes_of(challenge)),
         };
-        let head = ReplyHead { magic: MAGIC, status, detail: detail.len() as u32 };
-        [bytemuck::bytes_of(&head), detail].concat()
+        let message = if let Reply::Prove(_, Some(message)) = self { &message[..] } else { &[] };
+        let head = ReplyHead { magic: MAGIC, status, detail: (detail.len() + message.len()) as u32 };
+        [bytemuck::bytes_of(&head), detail, message].concat()
     }
 
     /// Length of the reason that follows a head.
@@ -212,10 +233,13 @@ impl Reply {
         }
         let head: ReplyHead = bytemuck::try_pod_read_unaligned(head).map_err(|e| e.to_string())?;
         if head.status == PROVE {
-            let challenge = bytemuck::try_pod_read_unaligned(detail);
+            let (challenge, message) = detail.split_at_checked(size_of::<Challenge>()).unwrap_or_default();
+            let challenge = bytemuck::try_pod_read_unaligned(challenge).ok();
+            let message = if message.is_empty() { Some(None) } else { message.try_into().ok().map(Some) };
             return challenge
-                .map(Reply::Prove)
-                .map_err(|_| format!("expected a challenge, got {} bytes", detail.len()));
+                .zip(message)
+                .map(|(challenge, message)| Reply::Prove(challenge, message))
+                .ok_or_else(|| format!("expected a challenge, got {} bytes", detail.len()));
         }
         let detail = String::from_utf8_lossy(detail).into_owned();
         Ok(match head.status {
@@ -274,24 +298,31 @@ mod tests {
     #[test]
     fn both_ends_prove_for_one_connection_and_one_link() {
         let (ours, theirs) = (Secret::new([1; 32]), Secret::new([2; 32]));
-        let caller = Caller::new(&Test([1, 2]), ours, b"abc").fresh().unwrap();
+        let caller = Caller::new(&Test([1, 2]), ours, b"abc").fresh(false).unwrap();
         let hello = caller.hello;
-        let challenge = Challenge::to(&hello, &ours).unwrap();
-        let proof = caller.answer(&challenge).unwrap();
-        assert!(challenge.is_met(&hello, &ours, &proof));
+        let challenge = Challenge::to(&hello, &ours, &[]).unwrap();
+        let proof = caller.answer(&challenge, &[]).unwrap();
+        assert!(challenge.is_met(&hello, &ours, &[], &proof));
         // A replay gets another nonce; the acceptor's own proof is no dialer's; an unauthenticated client has none.
-        assert!(!Challenge::to(&hello, &ours).unwrap().is_met(&hello, &ours, &proof));
-        assert!(!challenge.is_met(&hello, &ours, &challenge.proof));
+        assert!(!Challenge::to(&hello, &ours, &[]).unwrap().is_met(&hello, &ours, &[], &proof));
+        assert!(!challenge.is_met(&hello, &ours, &[], &challenge.proof));
         let forged = Challenge { nonce: challenge.nonce, proof: theirs.prove(ACCEPTOR, &[b"hello"]) };
-        assert!(caller.answer(&forged).unwrap_err().contains("secret"));
-        assert!(!challenge.is_met(&hello, &theirs, &proof));
+        assert!(caller.answer(&forged, &[]).unwrap_err().contains("secret"));
+        assert!(!challenge.is_met(&hello, &theirs, &[], &proof));
+        // A proof over one connection's encryption is none for another's.
+        let sealed = Challenge::to(&hello, &ours, &[7; 32]).unwrap();
+        let proof = caller.answer(&sealed, &[7; 32]).unwrap();
+        assert!(sealed.is_met(&hello, &ours, &[7; 32], &proof));
+        assert!(!sealed.is_met(&hello, &ours, &[8; 32], &proof) && !sealed.is_met(&hello, &ours, &[], &proof));
+        assert!(caller.answer(&sealed, &[8; 32]).is_err() && caller.answer(&sealed, &[]).is_err());
+        let proof = caller.answer(&challenge, &[]).unwrap();
         // Every byte of the hello is covered.
         for at in 0..Hello::BYTES {
             let mut bytes = bytemuck::bytes_of(&hello).to_vec();
             bytes[at] ^= 1;
             let other: Hello = bytemuck::pod_read_unaligned(&bytes);
-            assert!(!challenge.is_met(&other, &ours, &proof), "byte {at}");
-            assert!(Caller { hello: other, ..caller }.answer(&challenge).is_err(), "byte {at}");
+            assert!(!challenge.is_met(&other, &ours, &[], &proof), "byte {at}");
+            assert!(Caller { hello: other, ..caller }.answer(&challenge, &[]).is_err(), "byte {at}");
         }
     }
 
@@ -302,7 +333,8 @@ mod tests {
             Reply::Refused("no".to_owned()),
             Reply::Refused("größer".to_owned()),
             Reply::Stranger(String::new()),
-            Reply::Prove(Challenge { nonce: [1; 16], proof: [2; 32] }),
+            Reply::Prove(Challenge { nonce: [1; 16], proof: [2; 32] }, None),
+            Reply::Prove(Challenge { nonce: [1; 16], proof: [2; 32] }, Some([3; MESSAGE])),
         ] {
             assert_eq!(Reply::parse(&reply.to_bytes()), Ok(reply));
         }
@@ -312,7 +344,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_purpose_goes_there_and_back_as_what_it_is(words: [u32; BODY], attached in 0..=MAX_ATTACHED) {
-            let hello = Caller::new(&Other(words), Secret::new([0; 32]), &vec![0; attached]).fresh().unwrap().hello;
+            let hello = Caller::new(&Other(words), Secret::new([0; 32]), &vec![0; attached]).fresh(false).unwrap().hello;
             let parsed = Hello::parse(bytemuck::bytes_of(&hello)).unwrap();
             prop_assert_eq!(parsed, hello);
             prop_assert_eq!((parsed.purpose(), parsed.attached()), (Some(Other(words)), attached));

@@ -1,5 +1,6 @@
 //! The handshake over a stream of bytes: what a dialer does, and the connection that an acceptor keeps.
 
+use std::any::Any;
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,6 +12,7 @@ use rustix::net::RecvFlags;
 use super::conn::Conn;
 use super::handshake::{Caller, Reply};
 use crate::Peer;
+use crate::seal::{self, Socket};
 use crate::wait::Wait;
 use tinynccl_plan::error::Error;
 use tinynccl_sys::fork::Kept;
@@ -61,6 +63,17 @@ impl From<Error> for Failure {
     }
 }
 
+/// The socket whose handshake has to seal it, if the stream is one.
+pub(crate) fn due(stream: &mut dyn Any) -> Option<&mut Socket> {
+    stream.downcast_mut::<Socket>().filter(|socket| socket.is_due())
+}
+
+/// The socket of a connection, if [`due`].
+pub(crate) fn due_of(conn: &mut dyn Conn) -> Option<&mut Socket> {
+    let conn: &mut dyn Any = conn;
+    due(&mut *conn.downcast_mut::<StreamConn<Socket>>()?.socket)
+}
+
 /// Sends the hello, proves that we know the secret once the acceptor has, and waits for its welcome.
 pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller<'_>, wait: &Wait<'_>) -> Result<(), Failure> {
     let proof = hail(socket, caller, wait)?;
@@ -69,10 +82,30 @@ pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller<'_>, wait: &Wait<
 
 /// The first half: our proof, which the acceptor has not seen, so that it has taken nothing in.
 pub(crate) fn hail<S: Stream>(socket: &mut S, caller: &Caller<'_>, wait: &Wait<'_>) -> Result<Proof, Failure> {
-    let caller = caller.fresh()?;
-    write(socket, bytemuck::bytes_of(&caller.hello))?;
+    let sealed = caller.sealable && due(socket).is_some();
+    let caller = caller.fresh(sealed)?;
+    let hello = bytemuck::bytes_of(&caller.hello);
+    let opening = if sealed { Some(seal::begin(&caller.secret, hello)?) } else { None };
+    let message = opening.as_ref().map_or(&[][..], |(_, message)| message);
+    write(socket, &[hello, message].concat())?;
     match recv_reply(socket, wait)? {
-        Reply::Prove(challenge) => caller.answer(&challenge).map_err(Failure::Wrong),
+        Reply::Prove(challenge, theirs) => {
+            let mut binding = None;
+            match (opening, theirs) {
+                (None, None) => {}
+                (Some((opening, _)), Some(theirs)) => {
+                    let keys = opening.finish(&theirs).map_err(Failure::Wrong)?;
+                    binding = Some(keys.binding);
+                    if let Some(socket) = due(socket) {
+                        socket.seal(keys);
+                    }
+                }
+                // Something between the two has changed the answer: what is to be sealed is not sent in clear text.
+                _ => return Err(Failure::Wrong("expected an answer that is encrypted as the hello was".to_owned())),
+            }
+            let binding = binding.as_ref().map_or(&[][..], |binding| binding);
+            caller.answer(&challenge, binding).map_err(Failure::Wrong)
+        }
         // A process that has not proven itself is not the peer: the next address may be.
         Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
         _ => Err(Failure::Wrong("expected a challenge".to_owned())),
@@ -91,7 +124,7 @@ pub(crate) fn enter<S: Stream>(
         Reply::Welcome => Ok(()),
         Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
         Reply::Refused(detail) => Err(Failure::Refused(detail)),
-        Reply::Prove(_) => Err(Failure::Wrong("expected a welcome".to_owned())),
+        Reply::Prove(..) => Err(Failure::Wrong("expected a welcome".to_owned())),
     }
 }
 
@@ -128,6 +161,9 @@ pub(crate) fn read_exact<S: Stream>(
                 wait.ready(socket, PollFlags::IN, wait.left(), || late.to_owned())?;
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Err(Failure::Wrong(e.to_string())),
+            // Not what the peer has sealed: it has proven itself, and takes this connection for the one that it wants.
+            Err(e) if e.kind() == ErrorKind::InvalidData => return Err(Failure::Refused(e.to_string())),
             Err(e) => return Err(Failure::Slow(e.to_string())),
         }
     }

@@ -20,13 +20,13 @@ pub fn bootstrap_frame(data: &[u8]) {
         let _ = serde_json::from_slice::<ToRank>(body);
         let _ = serde_json::from_slice::<ToStore>(body);
     }
-    if let Some(Ok(hello)) = cut.0 {
-        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+    if let Some(Ok((hello, sealed))) = cut.0 {
+        assert_eq!(Hello::decode(&hello.encode(sealed)), Ok((hello, sealed)));
     }
 }
 
 /// The hello if any (or why it is refused), and the bodies after it up to the first error.
-type Frames = (Option<Result<Hello, String>>, Vec<Vec<u8>>);
+type Frames = (Option<Result<(Hello, bool), String>>, Vec<Vec<u8>>);
 
 fn frames<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Frames {
     let mut decoder = Decoder::default();

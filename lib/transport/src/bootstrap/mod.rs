@@ -63,7 +63,7 @@ pub use ledger::ring::{RECORDED, Recorded, Ring};
 pub use server::store::HOSTS_STORE;
 pub use server::store::Standing;
 pub use server::{Observer, Server};
-pub(crate) use wire::admission::join_secret as job_secret;
+pub(crate) use wire::admission::{given_secret, join_secret as job_secret};
 pub(crate) use wire::connection::unacknowledged;
 pub use wire::event::Event;
 pub use wire::unique_id::UniqueId;

@@ -3,6 +3,7 @@
 mod ending;
 mod rejected;
 mod resuming;
+mod sealed;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::wire::admission::{Challenge, answer};
+use super::wire::admission::Challenge;
 use super::wire::connection::{Connection, encode};
 use super::wire::frame::{Hello, MAGIC, MAX_FRAME};
 use super::wire::message::{Bytes, ToRank, ToStore};
@@ -64,7 +65,7 @@ struct Raw(Connection);
 
 impl Raw {
     fn connect(address: SocketAddr) -> Raw {
-        Raw(Connection::new(TcpStream::connect(address).unwrap()).unwrap())
+        Raw(Connection::new(TcpStream::connect(address).unwrap(), false).unwrap())
     }
 
     fn send(&mut self, bytes: &[u8]) {
@@ -75,10 +76,11 @@ impl Raw {
     /// Sends a hello, and proves that it knows the secret.
     fn hello(&mut self, rank: u32, world_size: u32) {
         let hello = Hello { nonce: [rank as u8; 16], rank, world_size };
-        self.send(&hello.encode());
+        self.send(&hello.encode(false));
         match self.recv() {
-            Some(ToRank::Challenge { nonce, proof }) => {
-                let proof = answer(&SECRET, &hello, &nonce, &proof).unwrap();
+            Some(ToRank::Challenge { nonce, proof, .. }) => {
+                let challenge = Challenge::received(&SECRET, hello, (&nonce, &proof), None).unwrap();
+                let proof = challenge.answer(&SECRET);
                 self.send(&encode(&ToStore::Proof { proof }).unwrap());
             }
             other => panic!("{other:?}"),

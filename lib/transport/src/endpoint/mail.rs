@@ -67,7 +67,7 @@ impl Endpoint {
         let same_host = inner.info.host.same_network(&info.host);
         let mut failed = Failure::Slow("it advertises no address that we could reach".to_owned());
         for (address, _) in order_candidates(&inner.locals, &info.tcp, same_host) {
-            let sent = tcp::open(None, address, &tcp::SocketOptions::new(0, None), wait)
+            let sent = tcp::open(None, address, &tcp::SocketOptions::for_messages(inner.encrypt), wait)
                 .and_then(|mut socket| stream::greet(&mut socket, &caller, wait));
             match sent {
                 Ok(()) => return Ok(()),

@@ -23,7 +23,7 @@ use super::accept::link::LinkHello;
 use super::fabric::{Accept, Bind, Dial, Dialed, Fabric, Registration, Site, unreachable};
 use super::relay::{self, Path, Routes, Traffic};
 use super::wait::Wait;
-use super::{EndpointInfo, LinkOptions, LinkPair, Peer, beacon, shm, tcp, verbs};
+use super::{EndpointInfo, LinkOptions, LinkPair, Peer, beacon, seal, shm, tcp, verbs};
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, with_loopback};
 use acceptor::{Backlog, Key};
@@ -77,6 +77,7 @@ struct Inner {
     rank: usize,
     secret: Secret,
     transport: TransportChoice,
+    encrypt: bool,
     /// The preferred one first; unless the choice is automatic, no other one dials.
     fabrics: Arc<[Box<dyn Fabric>]>,
     info: EndpointInfo,
@@ -148,6 +149,13 @@ impl Endpoint {
         locals: Vec<LocalAddress>,
         sockets: Bind,
     ) -> Result<Endpoint> {
+        if config.encrypt {
+            seal::is_possible()?;
+            if config.transport == TransportChoice::Verbs {
+                let detail = "RDMA cannot be encrypted: with TINYNCCL_ENCRYPT=1 expected auto, tcp or shm".to_owned();
+                return Err(Error::config("TINYNCCL_TRANSPORT", config.transport, detail));
+            }
+        }
         let backlog = Backlog::new()?;
         let site = Site { rank, config, locals: &locals, linger: &backlog.linger };
         let mut bound = Vec::new();
@@ -193,6 +201,7 @@ impl Endpoint {
             rank,
             secret,
             transport: config.transport,
+            encrypt: config.encrypt,
             fabrics: fabrics.into(),
             info,
             backlog,

@@ -5,7 +5,7 @@
 //! end of the connection is the proof that the other process, or its communicator, is gone.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use crate::accept::handshake::{Caller, MAX_ATTACHED, Purpose, Reply};
 use crate::accept::stream::{self, Failure};
 use crate::bootstrap::interface::{LocalAddress, local_addresses, order_candidates};
 use crate::bootstrap::job_secret;
+use crate::seal::Socket;
 use crate::tcp;
 use crate::wait::Wait;
 use tinynccl_plan::error::{Error, Result};
@@ -109,6 +110,7 @@ pub struct JoinDialer {
     secret: Secret,
     locals: Vec<LocalAddress>,
     newcomer: u64,
+    encrypt: bool,
 }
 
 impl JoinDialer {
@@ -118,7 +120,8 @@ impl JoinDialer {
     /// [`Error::Config`] for an interface that does not exist, or a file with the job's secret that cannot be read;
     /// [`Error::Os`] when the system does not send the interfaces.
     pub fn new(secret: &Secret, newcomer: u64, config: &Config) -> Result<JoinDialer> {
-        Ok(JoinDialer { secret: job_secret(secret, config)?, locals: local_addresses(config)?, newcomer })
+        let (secret, locals) = (job_secret(secret, config)?, local_addresses(config)?);
+        Ok(JoinDialer { secret, locals, newcomer, encrypt: config.encrypt })
     }
 
     /// `addresses` in the order in which they should be tried.
@@ -140,9 +143,9 @@ impl JoinDialer {
     ) -> Result<MemberConn, Failure> {
         let wait = Wait::without_ranks(limit, abort);
         let caller = Caller::new(&JoinHello { newcomer: self.newcomer }, self.secret, request);
-        let mut socket = tcp::open(None, address, &tcp::SocketOptions::new(0, None), &wait)?;
+        let mut socket = tcp::open(None, address, &tcp::SocketOptions::for_messages(self.encrypt), &wait)?;
         stream::greet(&mut socket, &caller, &wait).map_err(|failure| match failure {
-            Failure::Wrong(why) if why == stream::CLOSED => Failure::Slow(why),
+            Failure::Wrong(why) if why.starts_with(stream::CLOSED) => Failure::Slow(why),
             Failure::Wrong(why) => Failure::Refused(why),
             other => other,
         })?;
@@ -153,7 +156,7 @@ impl JoinDialer {
 /// A newcomer's end of its connection to a member.
 #[derive(Debug)]
 pub struct MemberConn {
-    socket: Kept<TcpStream>,
+    socket: Kept<Socket>,
     /// The part of the next message that has come.
     received: Mutex<Vec<u8>>,
 }
@@ -198,6 +201,6 @@ impl MemberConn {
     /// True when there is something to receive, or the member has gone.
     pub fn is_readable(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        !matches!(rustix::net::recv(&*self.socket, &mut [0u8; 1], flags), Err(Errno::AGAIN))
+        self.socket.has_opened() || !matches!(rustix::net::recv(&*self.socket, &mut [0u8; 1], flags), Err(Errno::AGAIN))
     }
 }

@@ -71,8 +71,9 @@ pub use links::endpoint;
 pub use rdma::Memory;
 pub use tinynccl_sys::fork::forks;
 
-use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, local_addresses};
+use crate::bootstrap::{Host, given_secret};
+use crate::seal;
 use crate::tcp::SocketOptions;
 use address::unresponsive::Unresponsive;
 use connect::Context;
@@ -104,6 +105,9 @@ impl Net {
     /// [`Error::Config`] when `TINYNCCL_IFNAME` leaves no interface or all ports of `TINYNCCL_PORT_RANGE` are taken,
     /// [`Error::Os`] when sockets or threads cannot be made.
     pub fn new(config: &Config) -> Result<Net> {
+        if config.encrypt {
+            seal::is_possible()?;
+        }
         let ports = local_addresses(config)?;
         if ports.is_empty() {
             return Err(Error::invalid(
@@ -113,7 +117,7 @@ impl Net {
         }
         let mut others = local_addresses(&config.clone().with(|c| c.interface = None))?;
         others.retain(|other| !other.loopback && !ports.contains(other));
-        let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
+        let sockets = SocketOptions::new(config);
         let workers = Workers::start(config)?;
         let host = address::handle::host(&Host::current());
         let relays = Arc::new(Relays::new(config, &ports, &sockets, host)?);
@@ -121,6 +125,7 @@ impl Net {
         if let Some(devices) = &devices {
             rdma::watch(devices, &workers.next(true, false));
         }
+        let job = given_secret(config)?;
         let config = config.clone();
         let inner = Arc::new(Context {
             config,
@@ -133,6 +138,7 @@ impl Net {
             unresponsive: Unresponsive::default(),
             relays,
             devices,
+            job,
         });
         let acceptor = Acceptor::open(&inner)?;
         Ok(Net { inner, acceptor, redialer: Arc::default(), origin: Origin::here() })

@@ -11,6 +11,7 @@ use crate::rails::data::frame::Frame;
 use crate::rails::data::receiver::Target;
 use crate::rails::data::session::Paths;
 use crate::rails::data::side::Side;
+use crate::seal::{self, Socket};
 use tinynccl_sys::config::Config;
 
 const SEVERAL: Paths = Paths { several: true, relayed: false };
@@ -234,7 +235,7 @@ impl Ends {
     }
 
     fn over(net: Net) -> Ends {
-        let (outs, intos) = (0..4).map(sockets).unzip();
+        let (outs, intos) = (0..4).map(|index| sockets(index, net.inner.config.encrypt)).unzip();
         let out = ends::sender("out".to_owned(), (outs, SEVERAL), &net.inner.resources()).unwrap();
         let into = ends::receiver("in".to_owned(), (intos, SEVERAL), &net.inner.resources()).unwrap();
         Ends { net, out, into }
@@ -255,12 +256,13 @@ impl Ends {
         let numbers = (0..out.positions()).map(|position| next(out, position).max(next(into, position)));
         let free: Vec<usize> = numbers.filter(|number| out.is_free(*number) && into.is_free(*number)).collect();
         let Some(&index) = free.first() else { return };
-        let (ours, theirs) = sockets(index % out.positions());
+        let sealed = self.net.inner.config.encrypt;
+        let (ours, theirs) = sockets(index % out.positions(), sealed);
         let workers = &self.net.inner.workers;
         assert!(into.add(index, theirs, workers) && out.add(index, ours, workers));
         // Now and then the peer has one that the sender never had.
         if let Some(&last) = free.last().filter(|last| index.is_multiple_of(5) && **last != index) {
-            let (own, stray) = sockets(last % out.positions());
+            let (own, stray) = sockets(last % out.positions(), sealed);
             assert!(into.add(last, stray, workers));
             if index.is_multiple_of(2) {
                 // It ends by a reset.
@@ -271,8 +273,8 @@ impl Ends {
     }
 }
 
-/// Both ends of a TCP connection, on one of two addresses.
-fn sockets(index: usize) -> (TcpStream, TcpStream) {
+/// Both ends of a TCP connection, on one of two addresses, encrypted if `sealed`.
+fn sockets(index: usize, sealed: bool) -> (Socket, Socket) {
     let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 1 + index as u8 % 2), 0)).unwrap();
     let out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let into = listener.accept().unwrap().0;
@@ -280,14 +282,20 @@ fn sockets(index: usize) -> (TcpStream, TcpStream) {
         socket.set_nonblocking(true).unwrap();
         socket.set_nodelay(true).unwrap();
     }
-    (out, into)
+    let mut both = [out, into].map(|socket| Socket::new(socket, sealed));
+    if sealed {
+        seal::pair(&mut both);
+    }
+    both.into()
 }
 
 #[test]
 fn lost_streams_cost_no_message_and_repeat_none() {
     for seed in 0..4 {
         let mut random = numbers(seed);
-        let ends = Ends::new();
+        let ends = Ends::over(net(|c| {
+            (c.net_chunk, c.net_window, c.encrypt) = (64 << 10, 1 << 20, seed % 2 == 1);
+        }));
         let (mut sent, mut lost) = (0, 0);
         while lost < 60 {
             let messages: Vec<Vec<u8>> = (0..8)
@@ -382,8 +390,8 @@ fn control_frames_that_make_no_sense_end_the_connection() {
     ];
     for (to_sender, kind, about, number) in cases {
         let net = net(|_| ());
-        let (ours, theirs) = sockets(0);
-        let all = (vec![ours, sockets(1).0], SEVERAL);
+        let (ours, theirs) = sockets(0, false);
+        let all = (vec![ours, sockets(1, false).0], SEVERAL);
         let (sender, receiver, connection);
         if to_sender {
             sender = ends::sender("x".to_owned(), all, &net.inner.resources()).unwrap();
@@ -392,7 +400,7 @@ fn control_frames_that_make_no_sense_end_the_connection() {
             receiver = ends::receiver("x".to_owned(), all, &net.inner.resources()).unwrap();
             connection = receiver.connection.clone();
         }
-        (&theirs).write_all(bytemuck::bytes_of(&Frame::control(kind, about, number))).unwrap();
+        theirs.tcp().write_all(bytemuck::bytes_of(&Frame::control(kind, about, number))).unwrap();
         until("its end", || connection.is_over().then_some(()));
     }
 }

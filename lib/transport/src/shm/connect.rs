@@ -80,10 +80,10 @@ fn link(
     // Before anything is sent to the process that listens there.
     let pid = unix::same_user(&socket).map_err(failed(SOCKET))?;
     let who = dial.peer(address(pid));
-    let caller = dial.caller().fresh()?;
+    let caller = dial.caller().fresh(false)?;
     packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]).map_err(ended(SOCKET))?;
     let proof = match recv_reply(&socket, wait)?.0 {
-        Reply::Prove(challenge) => caller.answer(&challenge),
+        Reply::Prove(challenge, None) => caller.answer(&challenge, &[]),
         Reply::Stranger(detail) => Err(detail),
         _ => Err("expected a challenge".to_owned()),
     };
@@ -97,7 +97,7 @@ fn link(
         (Reply::Welcome, fds) => fds,
         (Reply::Stranger(detail), _) => return Err(Failure::Wrong(detail)),
         (Reply::Refused(detail), _) => return Err(who.protocol("connect", detail).into()),
-        (Reply::Prove(_), _) => return Err(who.protocol("connect", "expected a welcome".to_owned()).into()),
+        (Reply::Prove(..), _) => return Err(who.protocol("connect", "expected a welcome".to_owned()).into()),
     };
     let Some(theirs) = fds.into_iter().next() else {
         return Err(who.protocol("connect", "expected its doorbell with the answer, got none".to_owned()).into());

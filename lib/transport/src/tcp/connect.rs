@@ -1,19 +1,20 @@
 //! The dialing side: tries the peer's addresses until one of them answers as the peer.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::{Domain, SockRef, Type};
 
 use super::{SocketOptions, describe, pair};
 use crate::accept::handshake::Caller;
 use crate::accept::stream::{Failure, greet};
 use crate::fabric::Dial;
 use crate::linger::Linger;
+use crate::seal::Socket;
 use crate::wait::Wait;
 use crate::{LinkPair, Peer};
 use tinynccl_plan::error::Result;
@@ -29,7 +30,7 @@ const OTHER_NETWORK: &str =
 
 /// A link with all its streams, the first of which comes from [`reach`].
 pub(super) fn connect(
-    (socket, addr, who): (TcpStream, SocketAddr, Peer),
+    (socket, addr, who): (Socket, SocketAddr, Peer),
     dial: &Dial<'_>,
     sockets: &SocketOptions,
     linger: &Arc<Linger>,
@@ -52,7 +53,7 @@ pub(super) fn reach(
     candidates: &[(SocketAddr, String)],
     dial: &Dial<'_>,
     sockets: &SocketOptions,
-) -> Result<(TcpStream, SocketAddr, Peer)> {
+) -> Result<(Socket, SocketAddr, Peer)> {
     let (wait, caller) = (dial.wait, &dial.caller());
     let (rank, peer) = dial.ranks;
     let list: Vec<String> = candidates.iter().map(|(a, why)| format!("{} ({why})", describe(*a))).collect();
@@ -94,7 +95,7 @@ fn again(
     sockets: &SocketOptions,
     wait: &Wait<'_>,
     who: &Peer,
-) -> Result<TcpStream> {
+) -> Result<Socket> {
     for round in 0u32.. {
         match attempt(addr, caller, sockets, wait) {
             Ok(socket) => return Ok(socket),
@@ -108,12 +109,7 @@ fn again(
     Err(who.lost("connect", "no further connection came about"))
 }
 
-fn attempt(
-    addr: SocketAddr,
-    caller: &Caller<'_>,
-    sockets: &SocketOptions,
-    wait: &Wait<'_>,
-) -> Result<TcpStream, Failure> {
+fn attempt(addr: SocketAddr, caller: &Caller<'_>, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<Socket, Failure> {
     let mut socket = open(None, addr, sockets, wait)?;
     greet(&mut socket, caller, wait)?;
     Ok(socket)
@@ -125,13 +121,13 @@ pub(crate) fn open(
     addr: SocketAddr,
     sockets: &SocketOptions,
     wait: &Wait<'_>,
-) -> Result<TcpStream, Failure> {
+) -> Result<Socket, Failure> {
     let os = |e: std::io::Error| match e.kind() {
         ErrorKind::ConnectionRefused => Failure::Wrong(e.to_string()),
         ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Failure::Slow(format!("{e}{OTHER_NETWORK}")),
         _ => Failure::Slow(e.to_string()),
     };
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).map_err(os)?;
+    let socket = socket2::Socket::new(Domain::for_address(addr), Type::STREAM, None).map_err(os)?;
     socket.set_nonblocking(true).map_err(os)?;
     sockets.dialing(&SockRef::from(&socket), addr);
     if let Some(from) = from {
@@ -150,5 +146,5 @@ pub(crate) fn open(
         }
         Err(e) => return Err(os(e)),
     }
-    Ok(socket.into())
+    Ok(Socket::new(socket.into(), sockets.encrypt))
 }

@@ -1,6 +1,6 @@
 //! TCP as an endpoint sees it: it tries to reach every host, and reports which ones it has no route to.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use crate::accept::conn::Conn;
 use crate::bootstrap::interface::{self, LocalAddress, leads_to, order_candidates};
 use crate::fabric::{Accept, Dial, Dialed, Fabric, Site};
 use crate::linger::Linger;
+use crate::seal::Socket;
 use crate::{EndpointInfo, LinkPair, Peer};
 use tinynccl_plan::error::{Error, Result};
 
@@ -35,7 +36,7 @@ impl TcpFabric {
     /// As [`bind`].
     pub(crate) fn bind(site: &Site<'_>) -> Result<TcpFabric> {
         let (rank, config) = (site.rank, site.config);
-        let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
+        let sockets = SocketOptions::new(config);
         let mut ports = Vec::new();
         let mut failed = None;
         for local in site.locals {
@@ -75,7 +76,7 @@ impl TcpFabric {
     }
 
     /// A connection to the peer on which it has sent its welcome.
-    pub(crate) fn reach(&self, dial: &Dial<'_>) -> Result<(TcpStream, SocketAddr, Peer)> {
+    pub(crate) fn reach(&self, dial: &Dial<'_>) -> Result<(Socket, SocketAddr, Peer)> {
         connect::reach(&self.candidates(dial), dial, &self.sockets)
     }
 }

@@ -1,6 +1,5 @@
 //! Reads the streams of a link: to the caller's memory, or to the inbox.
 
-use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use rustix::net::RecvFlags;
 use super::frame::{AHEAD, Inbox, TooLong};
 use super::{CLOSED, Streams};
 use crate::Peer;
+use crate::seal::Fault;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::Header;
 
@@ -85,13 +85,7 @@ impl Intake {
             return Ok(None);
         }
         let socket = self.streams.socket(0)?;
-        // One buffer costs the kernel less than two.
-        let result = match (first.is_empty(), ahead.is_empty()) {
-            (true, _) => rustix::net::recv(socket, ahead, RecvFlags::DONTWAIT).map(|(n, _)| n),
-            (_, true) => rustix::net::recv(socket, first, RecvFlags::DONTWAIT).map(|(n, _)| n),
-            _ => rustix::io::readv(socket, &mut [IoSliceMut::new(first), IoSliceMut::new(ahead)]),
-        };
-        match result {
+        match socket.recv(first, ahead) {
             Ok(0) => {
                 let at = match (&self.direct, self.inbox.cut_off()) {
                     (Some(d), _) => format!(" after {} of {} bytes of a message", d.got, d.header.len),
@@ -106,7 +100,7 @@ impl Intake {
                 self.inbox.filled(n - direct);
                 return Ok(Some(Read { direct, dry: n < room }));
             }
-            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Fault::AGAIN | Fault::INTR) => {}
             Err(e) => self.lost = Some(e.to_string()),
         }
         Ok(None)
@@ -119,14 +113,14 @@ impl Intake {
         if to.is_empty() || self.cut.is_some() {
             return Ok(false);
         }
-        match rustix::net::recv(self.streams.socket(stream)?, to, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => self.cut = Some(format!("{CLOSED} within a message of {len} bytes")),
-            Ok((_, n)) => {
+        match self.streams.socket(stream)?.recv(to, &mut []) {
+            Ok(0) => self.cut = Some(format!("{CLOSED} within a message of {len} bytes")),
+            Ok(n) => {
                 self.bytes += n as u64;
                 self.inbox.stripes.advance(stream, n);
                 return Ok(true);
             }
-            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Fault::AGAIN | Fault::INTR) => {}
             Err(e) => self.cut = Some(e.to_string()),
         }
         Ok(false)
@@ -189,6 +183,9 @@ impl Intake {
         if self.direct.is_none() || self.lost.is_some() {
             return Ok(());
         }
+        if self.has_opened() {
+            return Ok(());
+        }
         // Bytes that came before the end can still be received: only a connection without any is gone.
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         match rustix::net::recv(self.streams.socket(self.waits_for())?, &mut [0u8; 1], flags) {
@@ -197,6 +194,11 @@ impl Intake {
             Err(e) => self.lost = Some(e.to_string()),
         }
         Ok(())
+    }
+
+    /// True if the stream that is waited for has bytes that no poll shows.
+    pub(super) fn has_opened(&self) -> bool {
+        self.streams.socket(self.waits_for()).is_ok_and(|socket| socket.has_opened())
     }
 
     /// The descriptor of the stream that is waited for.

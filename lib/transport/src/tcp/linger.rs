@@ -5,7 +5,7 @@
 //! the peer signals the same (or for [`LINGER`]), by the endpoint's thread. When the endpoint is gone the socket is
 //! closed at once.
 
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use crate::linger::{Closing, Linger};
+use crate::seal::Socket;
 
 /// Longest time a dropped link's socket stays open.
 const LINGER: Duration = Duration::from_secs(10);
@@ -25,11 +26,11 @@ struct Draining {
 }
 
 /// Ends a dropped link's socket.
-pub(super) fn close(socket: TcpStream, linger: &Linger) {
+pub(super) fn close(socket: Socket, linger: &Linger) {
     if socket.shutdown(Shutdown::Write).is_err() {
         return;
     }
-    let mut draining = Draining { socket: socket.into(), until: Instant::now() + LINGER };
+    let mut draining = Draining { socket: socket.into_plain().into(), until: Instant::now() + LINGER };
     if !draining.is_done() {
         linger.take(Box::new(draining));
     }

@@ -1,11 +1,11 @@
 //! The accepting side: a port per address.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::{Domain, SockRef, Type};
 
 use super::{SocketOptions, describe, pair};
 use crate::LinkPair;
@@ -13,6 +13,7 @@ use crate::accept::conn::Conn;
 use crate::accept::stream::StreamConn;
 use crate::fabric::Accept;
 use crate::linger::Linger;
+use crate::seal::Socket;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::PortRange;
 use tinynccl_sys::fork::Kept;
@@ -33,7 +34,7 @@ impl Port {
     pub(crate) fn bind(ip: IpAddr, range: Option<PortRange>, sockets: &SocketOptions) -> Result<Port> {
         let bind = |port: u16| {
             let addr = SocketAddr::new(ip, port);
-            let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+            let socket = socket2::Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
             socket.set_nonblocking(true)?;
             if ip.is_ipv6() {
                 socket.set_only_v6(true)?;
@@ -71,14 +72,14 @@ impl AsFd for Port {
 }
 
 /// The next connection, if there is one.
-pub(crate) fn incoming(port: &Port) -> std::io::Result<Option<StreamConn<TcpStream>>> {
+pub(crate) fn incoming(port: &Port) -> std::io::Result<Option<StreamConn<Socket>>> {
     match port.listener.accept() {
         Ok((socket, from)) => {
             socket.set_nonblocking(true)?;
             // Not inherited on every kernel.
             socket.set_nodelay(true)?;
             port.sockets.accepted(&socket);
-            Ok(Some(StreamConn::new(socket, describe(from))))
+            Ok(Some(StreamConn::new(Socket::new(socket, port.sockets.encrypt), describe(from))))
         }
         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
             Ok(None)
@@ -109,7 +110,7 @@ pub(super) fn finish(
 }
 
 /// Answers that the link stands: the connection.
-pub(crate) fn welcome(mut conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<TcpStream, String> {
+pub(crate) fn welcome(mut conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Socket, String> {
     accept.welcome(&mut *conn)?;
-    Ok(conn.downcast::<StreamConn<TcpStream>>()?.into_inner())
+    Ok(conn.downcast::<StreamConn<Socket>>()?.into_inner())
 }

@@ -32,7 +32,7 @@ mod recv;
 mod send;
 mod stripes;
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +45,7 @@ pub(crate) use options::SocketOptions;
 use super::accept::stream::CLOSED;
 use super::fabric::Bind;
 use super::linger::Linger;
+use super::seal::Socket;
 use super::{LinkOptions, LinkPair, Peer};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::fork::Kept;
@@ -57,12 +58,12 @@ pub(crate) const BIND: Bind = ("TCP", fabric::bind);
 #[derive(Debug)]
 struct Streams {
     /// Empty only while it is dropped.
-    sockets: Vec<Kept<TcpStream>>,
+    sockets: Vec<Kept<Socket>>,
     linger: Arc<Linger>,
 }
 
 impl Streams {
-    fn socket(&self, stream: usize) -> Result<&TcpStream> {
+    fn socket(&self, stream: usize) -> Result<&Socket> {
         self.sockets
             .get(stream)
             .map(|socket| &**socket)
@@ -75,7 +76,7 @@ impl Streams {
         if !matches!(poll(&mut fds, Duration::ZERO), Ok(1..)) {
             return None;
         }
-        let error = self.sockets.iter().find_map(|s| s.take_error().ok().flatten());
+        let error = self.sockets.iter().find_map(|s| s.tcp().take_error().ok().flatten());
         Some(error.map_or(CLOSED.to_owned(), |e| e.to_string()))
     }
 }
@@ -89,7 +90,7 @@ impl Drop for Streams {
 }
 
 /// Both halves of a link over connections whose handshake is done.
-fn pair(sockets: Vec<TcpStream>, peer: Peer, options: &LinkOptions, linger: &Arc<Linger>) -> Result<LinkPair> {
+fn pair(sockets: Vec<Socket>, peer: Peer, options: &LinkOptions, linger: &Arc<Linger>) -> Result<LinkPair> {
     options.check()?;
     let sockets = sockets.into_iter().map(Kept::new).collect();
     let stream = Arc::new(Streams { sockets, linger: linger.clone() });

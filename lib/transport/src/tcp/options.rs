@@ -6,6 +6,7 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 
 use crate::bootstrap::interface::source_for;
+use tinynccl_sys::config::Config;
 
 /// Congestion control of links within a host, in place of one that paces. Every kernel has it, and lets every user
 /// choose it.
@@ -20,11 +21,22 @@ pub(crate) struct SocketOptions {
     congestion: Option<String>,
     /// Congestion control that the kernel gives to a new socket.
     default: String,
+    /// `Config::encrypt`.
+    pub(super) encrypt: bool,
 }
 
 impl SocketOptions {
-    pub(crate) fn new(buffer: usize, congestion: Option<String>) -> SocketOptions {
-        SocketOptions { buffer, congestion, default: default_congestion().unwrap_or_default() }
+    pub(crate) fn new(config: &Config) -> SocketOptions {
+        SocketOptions {
+            buffer: config.socket_buffer,
+            congestion: config.congestion.clone(),
+            ..SocketOptions::for_messages(config.encrypt)
+        }
+    }
+
+    /// Settings of connections that carry a message or two.
+    pub(crate) fn for_messages(encrypt: bool) -> SocketOptions {
+        SocketOptions { buffer: 0, congestion: None, default: default_congestion().unwrap_or_default(), encrypt }
     }
 
     /// For a socket that will dial `to`.
@@ -125,7 +137,11 @@ mod tests {
         let kernels = default_congestion().unwrap();
         let with = |default: &str, congestion: Option<&str>| {
             let congestion = congestion.map(str::to_owned);
-            within_the_host(&SocketOptions { buffer: 0, congestion, default: default.to_owned() })
+            within_the_host(&SocketOptions {
+                congestion,
+                default: default.to_owned(),
+                ..SocketOptions::for_messages(false)
+            })
         };
         assert_eq!(with("bbr", None), [UNPACED, UNPACED]);
         assert_eq!(with("cubic", None), [kernels.as_str(), kernels.as_str()], "left alone");

@@ -255,10 +255,10 @@ impl RecvLink for TcpRecv {
     fn arm(&mut self) -> Result<bool> {
         if self.intake.direct.is_some() {
             // What is in the kernel wakes the poll at once.
-            return self.intake.alive().map(|()| false);
+            return self.intake.alive().map(|()| self.intake.has_opened());
         }
         self.progress()?;
-        Ok(self.has_message())
+        Ok(self.has_message() || self.intake.has_opened())
     }
 
     fn bytes_moved(&self) -> u64 {

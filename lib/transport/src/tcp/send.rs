@@ -1,17 +1,16 @@
 //! The sending end of a stream.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use rustix::net::SendFlags;
 
 use super::frame::{Slot, Staged};
 use super::stripes::Stripes;
 use super::{CLOSED, Streams};
+use crate::seal::Fault;
 use crate::{Interest, Peer, SendLink};
 use tinynccl_plan::error::Result;
 use tinynccl_plan::wire::Header;
@@ -107,25 +106,21 @@ impl TcpSend {
         flags.set(SendFlags::MORE, self.more && stream == 0);
         // One buffer costs the kernel less than two: more than a copy of a few lines does.
         let result = match (head.len(), self.small.get_mut(..head.len() + data.len())) {
-            (0, _) => rustix::net::send(socket, data, flags),
-            (at, Some(small)) => {
-                let (front, back) = small.split_at_mut(at);
+            (1.., Some(small)) => {
+                let (front, back) = small.split_at_mut(head.len());
                 front.copy_from_slice(head);
                 back.copy_from_slice(data);
-                rustix::net::send(socket, small, flags)
+                socket.send(small, &[], flags)
             }
-            (_, None) => {
-                let parts = [IoSlice::new(head), IoSlice::new(data)];
-                rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)
-            }
+            _ => socket.send(head, data, flags),
         };
         let taken = match result {
             Ok(n) => n,
-            Err(Errno::AGAIN) => 0,
+            Err(Fault::AGAIN) => 0,
             // Asking again at once is not wrong.
-            Err(Errno::INTR) => return Ok(0),
+            Err(Fault::INTR) => return Ok(0),
             Err(e) => {
-                self.lost = Some(if e == Errno::PIPE { CLOSED.to_owned() } else { e.to_string() });
+                self.lost = Some(if e == Fault::PIPE { CLOSED.to_owned() } else { e.to_string() });
                 return self.alive().map(|()| 0);
             }
         };

@@ -61,6 +61,7 @@ impl Fabric for VerbsFabric {
 
     fn dial(&self, dial: &Dial<'_>) -> Result<Dialed> {
         let (socket, _, who) = self.tcp.reach(dial)?;
+        let socket = socket.into_plain();
         connect::connect(&self.nics, socket, who, dial, &self.linger).map(Dialed::Linked)
     }
 
@@ -75,7 +76,7 @@ impl Fabric for VerbsFabric {
     fn accept(&self, conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Result<LinkPair, String>> {
         let who = accept.peer(conn.address());
         match tcp::listen::welcome(conn, accept) {
-            Ok(socket) => listen::finish(&self.nics, socket, who, accept, &self.linger),
+            Ok(socket) => listen::finish(&self.nics, socket.into_plain(), who, accept, &self.linger),
             Err(e) => Ok(Err(e)),
         }
     }

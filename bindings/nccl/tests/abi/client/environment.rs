@@ -98,6 +98,12 @@ apart! {
         refused(ncclGetUniqueId(&mut id), INVALID_USAGE, &["NCCL_COMM_ID", "port is 0"]);
     }
 
+    fn an_address_is_no_key_to_encrypt_with() with [("NCCL_COMM_ID", "127.0.0.1:9"), ("TINYNCCL_ENCRYPT", "1")] {
+        let (_context, mut comm) = (gpu(0), std::ptr::null_mut());
+        let words = ["TINYNCCL_ENCRYPT", "NCCL_COMM_ID", "set TINYNCCL_SECRET"];
+        refused(ncclCommInitRank(&mut comm, 2, unique_id(), 0), INVALID_USAGE, &words);
+    }
+
     fn a_version_that_is_none_is_refused() with [("TINYNCCL_NCCL_VERSION", "abc")] {
         let mut version = 0;
         refused(ncclGetVersion(&mut version), INVALID_USAGE, &["TINYNCCL_NCCL_VERSION", "abc", "22809"]);

@@ -9,11 +9,12 @@ use serde_json::Value;
 use super::resume::Ways;
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::environment::interface::{self, LocalAddress};
-use crate::bootstrap::wire::admission::{self, Generation};
+use crate::bootstrap::wire::admission::{self, Challenge, Generation};
 use crate::bootstrap::wire::connection::{Connection, Fill, broken};
 use crate::bootstrap::wire::frame::{Hello, MAX_FRAME, MAX_REGISTER};
 use crate::bootstrap::wire::message::{Bytes, ToRank, ToStore};
 use crate::bootstrap::wire::unique_id::PROTOCOL_VERSION;
+use crate::seal::{self, Opening};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::backoff::SLICE;
 use tinynccl_sys::config::Config;
@@ -58,6 +59,7 @@ pub(crate) fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, c
         rank,
         world_size,
         secret: admission::join_secret(&id.secret(), config)?,
+        encrypt: config.encrypt,
         info,
         local,
         started,
@@ -132,6 +134,7 @@ struct Attempt {
     rank: usize,
     world_size: usize,
     secret: Secret,
+    encrypt: bool,
     info: Value,
     local: Vec<LocalAddress>,
     started: Instant,
@@ -147,16 +150,21 @@ impl Attempt {
 
     fn at(&self, address: SocketAddr) -> Result<Joined, Failed> {
         let hello = Hello::new(self.rank, self.world_size).map_err(Failed::Final)?;
-        let mut connection = dial(address, &hello, left(self.limit())).map_err(|e| Failed::Again(e.to_string()))?;
+        let seal = self.encrypt.then_some(&self.secret);
+        let (mut connection, mut opening) =
+            dial(address, &hello, seal, left(self.limit())).map_err(|e| Failed::Again(e.to_string()))?;
         let (generation, mut addresses) = loop {
             match wait(&mut connection, self.limit()) {
-                Reply::Message(ToRank::Challenge { nonce, proof }) => {
-                    let Some(proof) = admission::answer(&self.secret, &hello, &nonce, &proof) else {
+                Reply::Message(ToRank::Challenge { nonce, proof, seal }) => {
+                    let answer = (&nonce, &proof, &seal);
+                    let Some(challenge) = challenged(&mut connection, (hello, opening.take()), &self.secret, answer)
+                    else {
                         goodbye(&mut connection, admission::WRONG_SECRET);
                         let reason = admission::WRONG_SECRET.to_owned();
                         // The store of an older job, perhaps, which occupies the address for a moment.
                         return Err(Failed::Refused { reason, stale: true });
                     };
+                    let proof = challenge.answer(&self.secret);
                     connection.queue(&ToStore::Proof { proof }).map_err(Failed::Again)?;
                 }
                 Reply::Message(ToRank::Welcome { generation: Bytes(bytes), addresses }) => {
@@ -183,6 +191,7 @@ impl Attempt {
             Ways {
                 rank: self.rank,
                 world_size: self.world_size,
+                encrypt: self.encrypt,
                 secret: self.secret,
                 links: admission::link_secret(&self.secret, &generation),
                 addresses: ways.into_iter().map(|(address, _)| address).collect(),
@@ -253,17 +262,47 @@ impl Attempt {
     }
 }
 
-/// Connects and queues the hello.
-pub(in crate::bootstrap) fn dial(address: SocketAddr, hello: &Hello, limit: Duration) -> std::io::Result<Connection> {
+/// Connects and queues the hello; with that of the encryption, if `seal` is the secret for it.
+pub(in crate::bootstrap) fn dial(
+    address: SocketAddr,
+    hello: &Hello,
+    seal: Option<&Secret>,
+    limit: Duration,
+) -> std::io::Result<(Connection, Option<Opening>)> {
     let limit = limit.max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&address, limit)?;
     // A connect to a free port of this host can reach itself when the kernel picks that very port for our side.
     if stream.local_addr().is_ok_and(|own| own == address) {
         return Err(std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "nobody listens there"));
     }
-    let mut connection = Connection::new(stream)?;
-    connection.queue_bytes(&hello.encode()).map_err(std::io::Error::other)?;
-    Ok(connection)
+    let mut connection = Connection::new(stream, seal.is_some())?;
+    let mut bytes = hello.encode(seal.is_some()).to_vec();
+    let opening = match seal.map(|secret| seal::begin(secret, &bytes)).transpose().map_err(std::io::Error::other)? {
+        Some((opening, message)) => {
+            bytes.extend(message);
+            Some(opening)
+        }
+        None => None,
+    };
+    connection.queue_bytes(&bytes).map_err(std::io::Error::other)?;
+    Ok((connection, opening))
+}
+
+/// Takes a challenge in, and seals the connection if we have asked for that. `None` when the challenge does not come
+/// from a store that knows the secret and encrypts as we do.
+pub(in crate::bootstrap) fn challenged(
+    connection: &mut Connection,
+    (hello, opening): (Hello, Option<Opening>),
+    secret: &Secret,
+    (nonce, proof, seal): (&Bytes, &Bytes, &Bytes),
+) -> Option<Challenge> {
+    let keys = opening.map(|opening| opening.finish(&seal.0)).transpose().ok()?;
+    let binding = keys.as_ref().map(|keys| keys.binding);
+    let challenge = Challenge::received(secret, hello, (nonce, proof), binding)?;
+    if let Some(keys) = keys {
+        connection.seal(keys).ok()?;
+    }
+    Some(challenge)
 }
 
 fn stopped(rank: usize) -> Error {

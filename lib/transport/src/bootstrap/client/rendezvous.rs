@@ -84,6 +84,9 @@ pub fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezvous> {
             }
         }
         Source::Address { hosts, port, port_source, job } => {
+            if world_size > 1 {
+                config.check_key("a rendezvous at MASTER_ADDR")?;
+            }
             let secret = PUBLIC.derive("job", job.as_bytes());
             if rank == 0 {
                 let bind = SocketAddr::new(bind_address(&hosts)?, port);
@@ -93,8 +96,7 @@ pub fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezvous> {
                     }
                     other => other,
                 })?;
-                if config.secret.is_none() && config.secret_file.is_none() && !bind.ip().is_loopback() && world_size > 1
-                {
+                if !config.has_secret() && !bind.ip().is_loopback() && world_size > 1 {
                     log::warn!(
                         "rank 0: this job has no secret, so whoever reaches port {port} can take a rank's place: set TINYNCCL_SECRET \
                          (or TINYNCCL_SECRET_FILE) to the same random text for all ranks, as `openssl rand -hex 32` makes it"

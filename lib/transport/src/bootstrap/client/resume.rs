@@ -16,8 +16,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::join::{Reply, dial, wait};
-use crate::bootstrap::wire::admission;
+use super::join::{Reply, challenged, dial, wait};
 use crate::bootstrap::wire::connection::Connection;
 use crate::bootstrap::wire::frame::Hello;
 use crate::bootstrap::wire::message::{ToRank, ToStore};
@@ -32,6 +31,8 @@ const LIMIT: Duration = Duration::from_secs(1);
 pub(crate) struct Ways {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
+    /// Connections are encrypted.
+    pub(crate) encrypt: bool,
     /// Secret that the store and the rank prove to each other.
     pub(crate) secret: Secret,
     /// Secret of the links, which only ranks of this start of the job know.
@@ -115,19 +116,20 @@ impl Ways {
     ) -> Result<Connection, Failed> {
         let hello = Hello::new(self.rank, self.world_size).map_err(|e| e.to_string())?;
         let until = deadline_after(limit);
-        let mut other = dial(address, &hello, limit).map_err(|e| match e.kind() {
+        let seal = self.encrypt.then_some(&self.secret);
+        let (mut other, opening) = dial(address, &hello, seal, limit).map_err(|e| match e.kind() {
             std::io::ErrorKind::ConnectionRefused => Failed::Nobody,
             _ => Failed::Silent(e.to_string()),
         })?;
-        let nonce = match hear(&mut other, until)? {
-            ToRank::Challenge { nonce, proof } => {
-                admission::answer(&self.secret, &hello, &nonce, &proof).ok_or("it is another job's".to_owned())?;
-                nonce
+        let challenge = match hear(&mut other, until)? {
+            ToRank::Challenge { nonce, proof, seal } => {
+                challenged(&mut other, (hello, opening), &self.secret, (&nonce, &proof, &seal))
+                    .ok_or("it is another job's".to_owned())?
             }
             message => return Err(format!("unexpected first answer {message:?}").into()),
         };
         self.tries += 1;
-        let proof = admission::answer_again(&self.links, &hello, &nonce);
+        let proof = challenge.answer_again(&self.links);
         other.queue(&ToStore::Resume { proof, number: self.tries })?;
         let taken = match hear(&mut other, until)? {
             ToRank::Resumed { bytes } => bytes,

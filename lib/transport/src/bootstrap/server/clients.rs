@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Loop, REGISTER_LIMIT};
 use crate::bootstrap::wire::admission::Challenge;
 use crate::bootstrap::wire::connection::{Connection, Fill, GONE_HOST, LOST, broken, is_of_the_path};
-use crate::bootstrap::wire::frame::MAX_FRAME;
+use crate::bootstrap::wire::frame::{Hello, MAX_FRAME};
 use crate::bootstrap::wire::message::{ToRank, ToStore};
 use tinynccl_sys::half_open::Source;
 use tinynccl_sys::threads::deadline_after;
@@ -47,6 +47,8 @@ impl Client {
 pub(super) enum Phase {
     /// Connected, no whole hello received.
     Hello,
+    /// Its hello is here, and the encryption's message is to follow.
+    Seal { hello: Hello },
     /// Its hello was answered by our challenge.
     Prove { challenge: Challenge },
     /// The proof was right.
@@ -80,6 +82,7 @@ impl Loop {
         while let Some(client) = self.clients.get_mut(index) {
             let more = match client.phase {
                 Phase::Hello => self.hello(index),
+                Phase::Seal { hello } => self.seal(index, hello),
                 Phase::Prove { challenge } => self.prove(index, &challenge),
                 Phase::Register { hello_rank, world_size } => self.register(index, hello_rank, world_size),
                 Phase::Member { rank } => self.member(index, rank),
@@ -251,7 +254,11 @@ impl Loop {
                 continue;
             }
             match client.phase {
-                Phase::Hello | Phase::Prove { .. } | Phase::Register { .. } | Phase::Resume { .. } => {
+                Phase::Hello
+                | Phase::Seal { .. }
+                | Phase::Prove { .. }
+                | Phase::Register { .. }
+                | Phase::Resume { .. } => {
                     self.reject(index, format!("no registration within {REGISTER_LIMIT:?}"), false);
                 }
                 Phase::Ending { .. } => client.phase = Phase::Gone,

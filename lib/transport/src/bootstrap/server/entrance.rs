@@ -8,6 +8,7 @@ use super::store::Refusal;
 use crate::bootstrap::wire::admission::{self, Challenge};
 use crate::bootstrap::wire::frame::{Hello, MAX_PROOF, MAX_REGISTER};
 use crate::bootstrap::wire::message::{Bytes, ToRank, ToStore};
+use crate::seal;
 
 impl Loop {
     pub(super) fn hello(&mut self, index: usize) -> bool {
@@ -17,7 +18,19 @@ impl Loop {
             Ok(Some(bytes)) => Hello::decode(&bytes),
             Err(e) => Err(e),
         };
-        let asked = decoded.and_then(|hello| Challenge::to(hello, &self.secret).map_err(|e| e.to_string()));
+        let encrypts = client.connection.is_due();
+        match decoded {
+            Ok((hello, true)) if encrypts => {
+                client.phase = Phase::Seal { hello };
+                return true;
+            }
+            // The other one may be a rank of this job.
+            Ok((_, theirs)) if theirs != encrypts => {
+                return self.reject(index, seal::differs(encrypts, theirs), true);
+            }
+            _ => {}
+        }
+        let asked = decoded.and_then(|(hello, _)| Challenge::to(hello, &self.secret, None).map_err(|e| e.to_string()));
         match asked {
             Ok((challenge, message)) => {
                 // Queued behind nothing, so it fits; a failing connection shows when it is read.
@@ -28,6 +41,29 @@ impl Loop {
             }
             // Another version, perhaps: ours may be the job that should be gone.
             Err(reason) => self.reject(index, reason, false),
+        }
+    }
+
+    /// The message of the encryption's handshake behind a hello.
+    pub(super) fn seal(&mut self, index: usize, hello: Hello) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        let Some(theirs) = client.connection.decoder.bytes::<{ seal::MESSAGE }>() else { return false };
+        let Ok((keys, ours)) = seal::answer(&self.secret, &hello.encode(true), &theirs) else {
+            return self.reject(index, admission::WRONG_SECRET.to_owned(), true);
+        };
+        let sent = Challenge::to(hello, &self.secret, Some((ours, keys.binding))).map_err(|e| e.to_string()).and_then(
+            |(challenge, message)| {
+                client.connection.queue(&message)?;
+                client.connection.flush().map_err(|e| e.to_string())?;
+                client.connection.seal(keys).map(|()| challenge)
+            },
+        );
+        match sent {
+            Ok(challenge) => {
+                client.phase = Phase::Prove { challenge };
+                true
+            }
+            Err(detail) => self.reject(index, detail, false),
         }
     }
 

@@ -19,6 +19,7 @@ use super::environment::interface;
 use super::environment::local_rendezvous::HandOut;
 use super::wire::admission::{self, Generation};
 use super::wire::connection::Connection;
+use crate::seal;
 use store::{Standing, Store, Went};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
@@ -163,6 +164,9 @@ impl Server {
         config: &Config,
         linger: Duration,
     ) -> Result<Server> {
+        if config.encrypt {
+            seal::is_possible()?;
+        }
         let failed = |detail: String| Error::bootstrap(bind, detail);
         let listener = TcpListener::bind(bind).map_err(|e| {
             let port = bind.port();
@@ -192,6 +196,7 @@ impl Server {
         let state = Loop {
             listener: Kept::new(listener),
             secret: admission::join_secret(&secret, config)?,
+            encrypt: config.encrypt,
             generation: admission::generation()?,
             addresses: id.addresses().to_vec(),
             store: Store::new(world_size),
@@ -303,6 +308,8 @@ fn advertised(bound: SocketAddr, config: &Config) -> Result<Vec<SocketAddr>> {
 struct Loop {
     listener: Kept<TcpListener>,
     secret: Secret,
+    /// Clients must encrypt.
+    encrypt: bool,
     generation: Generation,
     addresses: Vec<SocketAddr>,
     store: Store,
@@ -413,7 +420,7 @@ impl Loop {
         self.accept_again = None;
         for _ in 0..ACCEPTS {
             match self.listener.accept() {
-                Ok((stream, address)) => match Connection::new(stream) {
+                Ok((stream, address)) => match Connection::new(stream, self.encrypt) {
                     Ok(connection) => {
                         self.next_id += 1;
                         self.clients.push(Client {
@@ -440,11 +447,13 @@ impl Loop {
             }
         }
         // A client that has proven itself stays.
-        let unproven = |c: &Client| matches!(c.phase, Phase::Hello | Phase::Prove { .. } | Phase::Ending { .. });
+        let unproven = |c: &Client| {
+            matches!(c.phase, Phase::Hello | Phase::Seal { .. } | Phase::Prove { .. } | Phase::Ending { .. })
+        };
         let places: Vec<usize> = (0..self.clients.len()).filter(|&place| unproven(&self.clients[place])).collect();
         let crowd = places.iter().map(|&place| {
             let client = &self.clients[place];
-            (client.source, matches!(client.phase, Phase::Prove { .. }))
+            (client.source, matches!(client.phase, Phase::Seal { .. } | Phase::Prove { .. }))
         });
         for gone in half_open::excess(crowd, self.strangers) {
             self.clients[places[gone]].phase = Phase::Gone;

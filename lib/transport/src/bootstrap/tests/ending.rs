@@ -44,15 +44,15 @@ fn an_open_store_goes_on_without_its_owner() {
 
 /// A store of the test's own, as far as the welcome. It does not look at the proof.
 fn let_in(listener: &std::net::TcpListener) -> Connection {
-    let mut client = Raw(Connection::new(listener.accept().unwrap().0).unwrap());
+    let mut client = Raw(Connection::new(listener.accept().unwrap().0, false).unwrap());
     let hello = loop {
         if let Some(bytes) = client.0.decoder.hello().unwrap() {
-            break Hello::decode(&bytes).unwrap();
+            break Hello::decode(&bytes).unwrap().0;
         }
         client.await_bytes();
     };
     let mut connection = client.0;
-    connection.queue(&Challenge::to(hello, &SECRET).unwrap().1).unwrap();
+    connection.queue(&Challenge::to(hello, &SECRET, None).unwrap().1).unwrap();
     connection.queue(&ToRank::Welcome { generation: Bytes(vec![0; 32]), addresses: Vec::new() }).unwrap();
     connection
 }

@@ -26,7 +26,7 @@ fn strangers_are_told_why_while_a_good_job_forms() {
         let mut stranger = Raw::connect(address);
         stranger.send(b"SSH");
         assert!(stranger.rejected().contains("not a tinynccl hello"));
-        let mut version = Hello { nonce: [2; 16], rank: 2, world_size: 3 }.encode();
+        let mut version = Hello { nonce: [2; 16], rank: 2, world_size: 3 }.encode(false);
         version[8] = 77;
         let mut raw = Raw::connect(address);
         raw.send(&version);
@@ -34,13 +34,13 @@ fn strangers_are_told_why_while_a_good_job_forms() {
         assert!(reason.contains("version 77") && reason.contains(&format!("version {PROTOCOL_VERSION}")), "{reason}");
         // All that is public, and no secret.
         let mut raw = Raw::connect(address);
-        raw.send(&Hello { nonce: [1; 16], rank: 2, world_size: 3 }.encode());
+        raw.send(&Hello { nonce: [1; 16], rank: 2, world_size: 3 }.encode(false));
         assert!(matches!(raw.recv(), Some(ToRank::Challenge { .. })));
         raw.send(&encode(&ToStore::Proof { proof: Bytes(vec![7; 32]) }).unwrap());
         assert!(raw.rejected().contains("wrong secret"));
         // No proof at all.
         let mut raw = Raw::connect(address);
-        raw.send(&Hello { nonce: [1; 16], rank: 2, world_size: 3 }.encode());
+        raw.send(&Hello { nonce: [1; 16], rank: 2, world_size: 3 }.encode(false));
         raw.send(&encode(&ToStore::Register { info: Value::Null }).unwrap());
         assert!(matches!(raw.recv(), Some(ToRank::Challenge { .. })));
         assert!(raw.rejected().contains("expected a proof"));
@@ -143,7 +143,7 @@ fn an_address_that_floods_the_store_crowds_out_itself_alone() {
     let server = start(1);
     let slow = Raw::connect(address(&server));
     let mut slow_and_known = Raw::connect(address(&server));
-    slow_and_known.send(&Hello { nonce: [1; 16], rank: 0, world_size: 1 }.encode());
+    slow_and_known.send(&Hello { nonce: [1; 16], rank: 0, world_size: 1 }.encode(false));
     assert!(matches!(slow_and_known.recv(), Some(ToRank::Challenge { .. })));
     let flood: Vec<TcpStream> = (0..160).map(|_| from([127, 0, 0, 9], address(&server))).collect();
     // Too many: its oldest goes.

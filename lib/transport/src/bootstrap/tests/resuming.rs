@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::bootstrap::client::resume::Ways;
-use crate::bootstrap::wire::admission::{answer_again, link_secret};
+use crate::bootstrap::wire::admission::link_secret;
 
 /// Two members, each of which has the table.
 fn two(server: &Server) -> (Raw, Raw, Ways) {
@@ -24,7 +24,7 @@ fn member(server: &Server, rank: u32, world_size: u32) -> (Raw, Ways) {
     let links = link_secret(&SECRET, &raw.welcomed());
     raw.tell(&ToStore::Register { info: Value::Null });
     let (rank, world_size) = (rank as usize, world_size as usize);
-    (raw, Ways { rank, world_size, secret: SECRET, links, addresses: vec![address], address, tries: 0 })
+    (raw, Ways { rank, world_size, encrypt: false, secret: SECRET, links, addresses: vec![address], address, tries: 0 })
 }
 
 impl Raw {
@@ -48,9 +48,10 @@ impl Raw {
     fn ask(ways: &Ways, number: u64) -> Raw {
         let mut raw = Raw::connect(ways.address);
         let hello = Hello { nonce: [7; 16], rank: ways.rank as u32, world_size: ways.world_size as u32 };
-        raw.send(&hello.encode());
-        let Some(ToRank::Challenge { nonce, .. }) = raw.recv() else { panic!("no challenge") };
-        raw.tell(&ToStore::Resume { proof: answer_again(&ways.links, &hello, &nonce), number });
+        raw.send(&hello.encode(false));
+        let Some(ToRank::Challenge { nonce, proof, .. }) = raw.recv() else { panic!("no challenge") };
+        let challenge = Challenge::received(&ways.secret, hello, (&nonce, &proof), None).unwrap();
+        raw.tell(&ToStore::Resume { proof: challenge.answer_again(&ways.links), number });
         raw
     }
 }
@@ -251,7 +252,14 @@ fn carry(mut ends: [TcpStream; 2], mut left: usize) {
 /// lost.
 #[test]
 fn a_connection_that_is_reset_again_and_again_costs_nothing() {
-    let server = start(3);
+    for encrypt in [false, true] {
+        is_reset_again_and_again(encrypt);
+    }
+}
+
+fn is_reset_again_and_again(encrypt: bool) {
+    let config = config().with(|c| (c.heartbeat, c.encrypt) = (Duration::from_millis(20), encrypt));
+    let server = Server::start_with("127.0.0.1:0".parse().unwrap(), SECRET, 3, &config, server::LINGER).unwrap();
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let budget = move || {
         state ^= state << 13;
@@ -261,7 +269,6 @@ fn a_connection_that_is_reset_again_and_again_costs_nothing() {
         2048 + (state % 6000) as usize
     };
     let cable = Cable::to(address(&server), budget);
-    let config = config().with(|c| c.heartbeat = Duration::from_millis(20));
     let (id, far) = (server.unique_id(), UniqueId::new(SECRET, vec![cable.address]));
     let ids = [&id, &far, &far];
     let call = |rank: usize| {

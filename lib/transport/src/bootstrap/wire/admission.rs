@@ -2,11 +2,14 @@
 //!
 //! ```text
 //!   rank                                            store
-//!   hello: version, rank, world size, nonce    ─▶
-//!                                              ◀─   challenge: nonce, proof over hello and nonce
+//!   hello: version, rank, world size, nonce [, psk, e] ─▶
+//!                                              ◀─   challenge: nonce, proof over hello and nonce [, e, ee]
 //!   proof over hello and nonce                 ─▶
 //!                                              ◀─   welcome: the generation
 //! ```
+//! What is in brackets is the handshake of an encrypted connection ([`seal`](crate::seal)), whose hash is in the proofs
+//! and whose keys seal all that follows.
+//!
 //! Every store draws a generation. The secret of the links between the ranks comes from the job's secret and the
 //! generation, so that the ranks of a newer start reject a rank of an older one, with the same secret, too.
 //! A member that comes again over another stream (`resume.rs`) proves that it knows the secret of the links: a rank of
@@ -16,6 +19,7 @@
 
 use super::frame::Hello;
 use super::message::{Bytes, ToRank};
+use crate::seal::{Binding, MESSAGE};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::{self, Config};
 use tinynccl_sys::secret::{self, Nonce, Secret};
@@ -34,11 +38,15 @@ const MEMBER: &str = "member";
 /// Returns the secret that ranks and store prove to each other: the one of the job's id, mixed with the one that
 /// `config` names, if it does.
 pub(crate) fn join_secret(id: &Secret, config: &Config) -> Result<Secret> {
-    let given = match &config.secret_file {
-        None => config.secret,
-        Some(path) => Some(read(path, config)?),
-    };
-    Ok(given.map_or(*id, |given| given.derive("join", id.bytes())))
+    Ok(given_secret(config)?.map_or(*id, |given| given.derive("join", id.bytes())))
+}
+
+/// Returns the secret that `config` names, if it does.
+pub(crate) fn given_secret(config: &Config) -> Result<Option<Secret>> {
+    match &config.secret_file {
+        None => Ok(config.secret),
+        Some(path) => read(path, config).map(Some),
+    }
 }
 
 /// The secret in a file.
@@ -66,37 +74,63 @@ pub(in crate::bootstrap) fn link_secret(secret: &Secret, generation: &Generation
 pub(in crate::bootstrap) struct Challenge {
     pub(in crate::bootstrap) hello: Hello,
     nonce: Nonce,
+    /// Of the connection's encryption, if there is one.
+    binding: Option<Binding>,
 }
 
 impl Challenge {
-    /// Makes the store's reply to a hello.
-    pub(in crate::bootstrap) fn to(hello: Hello, secret: &Secret) -> Result<(Challenge, ToRank)> {
-        let nonce: Nonce = secret::random()?;
-        let proof = secret.prove(STORE, &[&hello.encode(), &nonce]);
-        let message = ToRank::Challenge { nonce: Bytes(nonce.to_vec()), proof: Bytes(proof.to_vec()) };
-        Ok((Challenge { hello, nonce }, message))
+    /// Makes the store's reply to a hello; `sealed`: with that of the encryption, and its binding.
+    pub(in crate::bootstrap) fn to(
+        hello: Hello,
+        secret: &Secret,
+        sealed: Option<([u8; MESSAGE], Binding)>,
+    ) -> Result<(Challenge, ToRank)> {
+        let (message, binding) = sealed.unzip();
+        let challenge = Challenge { hello, nonce: secret::random()?, binding };
+        let message = ToRank::Challenge {
+            nonce: Bytes(challenge.nonce.to_vec()),
+            proof: Bytes(challenge.over(|parts| secret.prove(STORE, parts)).to_vec()),
+            seal: Bytes(message.map(Vec::from).unwrap_or_default()),
+        };
+        Ok((challenge, message))
+    }
+
+    /// Result of `of` over the parts that are proven.
+    fn over<T>(&self, of: impl FnOnce(&[&[u8]]) -> T) -> T {
+        let binding = self.binding.as_ref().map_or(&[][..], |binding| binding);
+        of(&[&self.hello.encode(self.binding.is_some()), &self.nonce, binding])
     }
 
     /// Returns true if `proof` shows that the client knows the job's secret.
     pub(in crate::bootstrap) fn is_met(&self, secret: &Secret, proof: &Bytes) -> bool {
-        secret.accepts(&proof.0, RANK, &[&self.hello.encode(), &self.nonce])
+        self.over(|parts| secret.accepts(&proof.0, RANK, parts))
     }
 
     /// Returns true if `proof` is that of a member that comes again: it shows knowledge of the links' secret.
     pub(in crate::bootstrap) fn is_met_again(&self, links: &Secret, proof: &Bytes) -> bool {
-        links.accepts(&proof.0, MEMBER, &[&self.hello.encode(), &self.nonce])
+        self.over(|parts| links.accepts(&proof.0, MEMBER, parts))
     }
-}
 
-/// Returns the proof of a rank that is a member, to go on over another stream: it knows the secret of the links.
-pub(in crate::bootstrap) fn answer_again(links: &Secret, hello: &Hello, nonce: &Bytes) -> Bytes {
-    Bytes(links.prove(MEMBER, &[&hello.encode(), &nonce.0]).to_vec())
-}
+    /// Returns the challenge that a rank has received; `None` when it does not come from a store that knows the secret.
+    pub(in crate::bootstrap) fn received(
+        secret: &Secret,
+        hello: Hello,
+        (nonce, proof): (&Bytes, &Bytes),
+        binding: Option<Binding>,
+    ) -> Option<Challenge> {
+        let challenge = Challenge { hello, nonce: nonce.0.as_slice().try_into().ok()?, binding };
+        challenge.over(|parts| secret.accepts(&proof.0, STORE, parts)).then_some(challenge)
+    }
 
-/// Returns the rank's proof for a challenge; `None` when it does not come from a store that knows the secret.
-pub(in crate::bootstrap) fn answer(secret: &Secret, hello: &Hello, nonce: &Bytes, proof: &Bytes) -> Option<Bytes> {
-    let parts: [&[u8]; 2] = [&hello.encode(), &nonce.0];
-    secret.accepts(&proof.0, STORE, &parts).then(|| Bytes(secret.prove(RANK, &parts).to_vec()))
+    /// Returns the rank's proof.
+    pub(in crate::bootstrap) fn answer(&self, secret: &Secret) -> Bytes {
+        Bytes(self.over(|parts| secret.prove(RANK, parts)).to_vec())
+    }
+
+    /// Returns the proof of a rank that is a member, to go on over another stream: it knows the secret of the links.
+    pub(in crate::bootstrap) fn answer_again(&self, links: &Secret) -> Bytes {
+        Bytes(self.over(|parts| links.prove(MEMBER, parts)).to_vec())
+    }
 }
 
 #[cfg(test)]
@@ -106,27 +140,43 @@ mod tests {
     const HELLO: Hello = Hello { nonce: [3; 16], rank: 1, world_size: 2 };
     const SECRET: Secret = Secret::new([5; 32]);
 
-    fn challenge(secret: &Secret) -> (Challenge, Bytes, Bytes) {
-        match Challenge::to(HELLO, secret).unwrap() {
-            (challenge, ToRank::Challenge { nonce, proof }) => (challenge, nonce, proof),
+    fn challenge(secret: &Secret, binding: Option<Binding>) -> (Challenge, Bytes, Bytes) {
+        match Challenge::to(HELLO, secret, binding.map(|binding| ([1; MESSAGE], binding))).unwrap() {
+            (challenge, ToRank::Challenge { nonce, proof, seal }) => {
+                assert_eq!(seal.0.len(), if binding.is_some() { MESSAGE } else { 0 });
+                (challenge, nonce, proof)
+            }
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn both_sides_prove_and_neither_takes_what_was_overheard() {
-        let (first, nonce, proof) = challenge(&SECRET);
-        let answered = answer(&SECRET, &HELLO, &nonce, &proof).unwrap();
+        let received = |secret: &Secret, hello: Hello, nonce: &Bytes, proof: &Bytes, binding: Option<Binding>| {
+            Challenge::received(secret, hello, (nonce, proof), binding)
+        };
+        let (first, nonce, proof) = challenge(&SECRET, None);
+        let answered = received(&SECRET, HELLO, &nonce, &proof, None).unwrap().answer(&SECRET);
         assert!(first.is_met(&SECRET, &answered));
         // The store's own proof is no answer, and an answer is for one challenge and one hello.
         assert!(!first.is_met(&SECRET, &proof));
-        let (second, ..) = challenge(&SECRET);
+        let (second, ..) = challenge(&SECRET, None);
         assert!(!second.is_met(&SECRET, &answered));
-        assert!(answer(&SECRET, &Hello { nonce: [4; 16], ..HELLO }, &nonce, &proof).is_none());
+        assert!(received(&SECRET, Hello { nonce: [4; 16], ..HELLO }, &nonce, &proof, None).is_none());
         assert!(!Challenge { hello: Hello { rank: 0, ..HELLO }, ..first }.is_met(&SECRET, &answered));
         let stranger = Secret::new([6; 32]);
-        assert!(answer(&stranger, &HELLO, &nonce, &proof).is_none());
-        assert!(!first.is_met(&SECRET, &Bytes(stranger.prove(RANK, &[&HELLO.encode(), &nonce.0]).to_vec())));
+        assert!(received(&stranger, HELLO, &nonce, &proof, None).is_none());
+        assert!(!first.is_met(&SECRET, &first.answer(&stranger)));
+        // With encryption they are for its keys alone: a man in the middle has other ones with each side.
+        let (sealed, nonce, proof) = challenge(&SECRET, Some([8; 32]));
+        let answered = received(&SECRET, HELLO, &nonce, &proof, Some([8; 32])).unwrap();
+        assert!(sealed.is_met(&SECRET, &answered.answer(&SECRET)));
+        for other in [None, Some([9; 32])] {
+            assert!(received(&SECRET, HELLO, &nonce, &proof, other).is_none());
+            let other = Challenge { binding: other, ..sealed };
+            assert!(!sealed.is_met(&SECRET, &other.answer(&SECRET)));
+            assert!(!sealed.is_met_again(&SECRET, &other.answer_again(&SECRET)));
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::frame::{self, Decoder};
+use crate::seal::{Keys, Socket};
 use tinynccl_sys::fork::Kept;
 
 /// Most bytes that may wait for a peer that does not take them.
@@ -31,7 +32,7 @@ const NEVER: Duration = Duration::from_secs(10 * 24 * 3600);
 /// A framed connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: Kept<TcpStream>,
+    stream: Kept<Socket>,
     pub(crate) decoder: Decoder,
     /// Queued bytes, from byte `took` of the connection on.
     kept: Vec<u8>,
@@ -59,14 +60,15 @@ pub(crate) enum Fill {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
+    /// `encrypt`: its handshake seals it ([`Connection::seal`]).
+    pub(crate) fn new(stream: TcpStream, encrypt: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         // For `silent_for`: so a peer whose host vanished is noticed, busy or idle.
         let socket = socket2::SockRef::from(&stream);
         socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(PROBE).with_interval(PROBE))?;
         socket.set_tcp_user_timeout(Some(NEVER))?;
-        let stream = Kept::new(stream);
+        let stream = Kept::new(Socket::new(stream, encrypt));
         Ok(Connection {
             stream,
             decoder: Decoder::default(),
@@ -78,6 +80,20 @@ impl Connection {
             arrived: (0, Instant::now()),
             broke: None,
         })
+    }
+
+    /// True if its handshake has to seal it.
+    pub(crate) fn is_due(&self) -> bool {
+        self.stream.is_due()
+    }
+
+    /// Seals what follows in both directions. What came and went before must have been in clear text.
+    pub(crate) fn seal(&mut self, keys: Keys) -> Result<(), String> {
+        if self.has_unsent() || !self.decoder.is_empty() {
+            return Err("bytes in clear text came behind the handshake, or could not be sent".to_owned());
+        }
+        self.stream.seal(keys);
+        Ok(())
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -92,10 +108,16 @@ impl Connection {
                 Ok(0) => self.broke.map_or(Ok(Fill::End), |kind| Err(kind.into())),
                 Ok(n) => {
                     self.decoder.extend(chunk.get(..n).unwrap_or_default());
+                    // No poll shows what is opened already.
+                    if self.stream.has_opened() {
+                        continue;
+                    }
                     Ok(Fill::Open)
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Fill::Open),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                // Encrypted, and cut: without a goodbye every end is that of a process that is gone, or was cut off.
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(Fill::End),
                 Err(e) => Err(e),
             };
         }
@@ -281,10 +303,14 @@ mod tests {
 
     use super::*;
 
-    fn pair() -> [Connection; 2] {
+    fn pair(sealed: bool) -> [Connection; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        [one, listener.accept().unwrap().0].map(|stream| Connection::new(stream).unwrap())
+        let mut both = [one, listener.accept().unwrap().0].map(|stream| Connection::new(stream, sealed).unwrap());
+        if sealed {
+            both.iter_mut().zip(crate::seal::keys()).for_each(|(end, keys)| end.seal(keys).unwrap());
+        }
+        both
     }
 
     #[derive(Debug, Clone)]
@@ -308,6 +334,7 @@ mod tests {
         sides: [Connection; 2],
         queued: [u64; 2],
         taken: [u64; 2],
+        sealed: bool,
     }
 
     impl Both {
@@ -335,7 +362,7 @@ mod tests {
 
         /// Resumes as `resume.rs` does; side 1, the store, may do `meanwhile` over the former stream.
         fn go_on(&mut self, meanwhile: &[Step]) {
-            let [mut rank, mut store] = pair();
+            let [mut rank, mut store] = pair(self.sealed);
             let told = self.sides[1].account();
             let took = self.sides[0].account();
             self.sides[0].go_on(&mut rank, told, took).unwrap();
@@ -353,8 +380,9 @@ mod tests {
                 (prop::collection::vec((0usize..2, step()), 0..60), prop::collection::vec(step(), 0..8)),
                 1..5,
             ),
+            sealed: bool,
         ) {
-            let mut both = Both { sides: pair(), queued: [0; 2], taken: [0; 2] };
+            let mut both = Both { sides: pair(sealed), queued: [0; 2], taken: [0; 2], sealed };
             for (steps, meanwhile) in &rounds {
                 steps.iter().for_each(|(side, step)| both.step(*side, step));
                 both.go_on(meanwhile);
@@ -370,8 +398,27 @@ mod tests {
     }
 
     #[test]
+    fn nothing_in_clear_text_comes_behind_the_handshake_of_an_encrypted_connection() {
+        for early in [true, false] {
+            let [mut one, mut other] = pair(false);
+            let [keys, _] = crate::seal::keys();
+            one.queue(&"unsealed").unwrap();
+            if early {
+                // Bytes that are not sent yet.
+                assert!(one.seal(keys).is_err());
+                continue;
+            }
+            assert!(one.flush().unwrap());
+            while other.decoder.is_empty() {
+                other.fill().unwrap();
+            }
+            assert!(other.seal(keys).unwrap_err().contains("clear text"));
+        }
+    }
+
+    #[test]
     fn counts_that_cannot_be_are_refused() {
-        let [mut one, mut other] = pair();
+        let [mut one, mut other] = pair(false);
         one.queue(&"four").unwrap();
         assert!(one.settle(11).unwrap_err().contains("where 0 to 10 are possible"));
         one.flush().unwrap();
@@ -379,7 +426,7 @@ mod tests {
         // An older count, which came behind a newer one, is none.
         one.settle(9).unwrap();
         assert!(one.settle(11).unwrap_err().contains("where 10 to 10 are possible"));
-        let [mut new, _end] = pair();
+        let [mut new, _end] = pair(false);
         // Bytes that are not kept any more cannot be sent again.
         assert!(one.go_on(&mut new, 9, 0).unwrap_err().contains("where 10 to 10 are possible"));
         // Then all is as it was.

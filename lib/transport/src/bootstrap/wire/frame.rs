@@ -1,8 +1,9 @@
 //! Bytes on the wire: the fixed hello, and length-prefixed frames.
 //!
-//! A client first sends a hello of [`HELLO_BYTES`] bytes, little endian: `magic[8] version[u16] reserved[u16] nonce[16]
+//! A client first sends a hello of [`HELLO_BYTES`] bytes, little endian: `magic[8] version[u16] flags[u16] nonce[16]
 //! rank[u32] world_size[u32]`. Its layout up to the version never changes, so that two versions can recognise each
-//! other. After it both sides send frames: `length[u32] body[length]`, where the body is the JSON of a
+//! other. A client that encrypts says so in the flags, and the first message of that handshake follows. After it both
+//! sides send frames: `length[u32] body[length]`, where the body is the JSON of a
 //! [`message`](super::message): first the store's challenge, then the client's proof.
 
 use super::unique_id::PROTOCOL_VERSION;
@@ -30,13 +31,16 @@ pub(crate) struct Hello {
     pub(crate) world_size: u32,
 }
 
+/// Flag: the client encrypts the connection.
+const SEALED: u16 = 1;
+
 /// A hello as it is sent.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Wire {
     magic: [u8; 8],
     version: u16,
-    reserved: u16,
+    flags: u16,
     hello: Hello,
 }
 
@@ -46,13 +50,16 @@ impl Hello {
         Ok(Hello { nonce: secret::random()?, rank: rank as u32, world_size: world_size as u32 })
     }
 
-    pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
-        bytemuck::cast(Wire { magic: MAGIC, version: PROTOCOL_VERSION, reserved: 0, hello: *self })
+    /// `sealed`: a message of the encryption's handshake follows.
+    pub(crate) fn encode(&self, sealed: bool) -> [u8; HELLO_BYTES] {
+        let flags = if sealed { SEALED } else { 0 };
+        bytemuck::cast(Wire { magic: MAGIC, version: PROTOCOL_VERSION, flags, hello: *self })
     }
 
-    /// Returns the hello in `bytes`, if it has our magic and version; else the reason, as a text for the client.
-    pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Hello, String> {
-        let Wire { magic, version, hello, .. } = bytemuck::cast(*bytes);
+    /// Returns the hello in `bytes`, and whether its client encrypts, if it has our magic and version; else the reason,
+    /// as a text for the client.
+    pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<(Hello, bool), String> {
+        let Wire { magic, version, flags, hello } = bytemuck::cast(*bytes);
         if magic != MAGIC {
             return Err(NOT_OURS.to_owned());
         }
@@ -62,7 +69,10 @@ impl Hello {
                  build all ranks from the same version"
             ));
         }
-        Ok(hello)
+        if flags & !SEALED != 0 {
+            return Err(format!("the client asks for something that this version does not know (flags {flags:#06x})"));
+        }
+        Ok((hello, flags & SEALED != 0))
     }
 }
 
@@ -119,16 +129,26 @@ impl Decoder {
     /// The hello's bytes, once they are all here. Wrong bytes are noticed as soon as they come: `Err`.
     pub(crate) fn hello(&mut self) -> Result<Option<[u8; HELLO_BYTES]>, String> {
         let rest = self.rest();
-        if let Some(bytes) = rest.first_chunk::<HELLO_BYTES>() {
-            let bytes = *bytes;
-            self.consume(HELLO_BYTES);
-            return Ok(Some(bytes));
+        if rest.len() >= HELLO_BYTES {
+            return Ok(self.bytes());
         }
         let seen = rest.len().min(MAGIC.len());
         if rest.iter().zip(&MAGIC).take(seen).any(|(a, b)| a != b) {
             return Err(NOT_OURS.to_owned());
         }
         Ok(None)
+    }
+
+    /// The next bytes as they are, once all are here.
+    pub(crate) fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let bytes = *self.rest().first_chunk::<N>()?;
+        self.consume(N);
+        Some(bytes)
+    }
+
+    /// True if nothing is here that was not taken.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest().is_empty()
     }
 
     /// The next whole frame's body.
@@ -166,14 +186,14 @@ mod tests {
 
     #[test]
     fn hello_goes_there_and_back() {
-        assert_eq!(Hello::decode(&HELLO.encode()), Ok(HELLO));
+        assert_eq!(Hello::decode(&HELLO.encode(false)), Ok((HELLO, false)));
     }
 
     #[test]
     fn a_refused_hello_is_told_why() {
-        let mut magic = HELLO.encode();
+        let mut magic = HELLO.encode(false);
         magic[0] = b'G';
-        let mut version = HELLO.encode();
+        let mut version = HELLO.encode(false);
         version[8] = 9;
         for (bytes, why) in [(magic, "not a tinynccl hello"), (version, "version 9, the store version 4")] {
             let e = Hello::decode(&bytes).unwrap_err();
@@ -215,13 +235,16 @@ mod tests {
         #[test]
         fn any_hello_goes_there_and_back(nonce in any::<[u8; 16]>(), rank: u32, world_size: u32, bit in 0usize..288) {
             let hello = Hello { nonce, rank, world_size };
-            let mut bytes = hello.encode();
-            prop_assert_eq!(Hello::decode(&bytes), Ok(hello));
+            let mut bytes = hello.encode(false);
+            prop_assert_eq!(Hello::decode(&bytes), Ok((hello, false)));
+            prop_assert_eq!(Hello::decode(&hello.encode(true)), Ok((hello, true)));
             bytes[bit / 8] ^= 1 << (bit % 8);
-            // Magic and version are checked; the reserved bytes are not; the others come as they are.
+            // Magic, version and flags are checked; the others come as they are.
             match Hello::decode(&bytes) {
-                Err(_) => prop_assert!(bit / 8 < 10),
-                Ok(other) => prop_assert_eq!(other == hello, (10..12).contains(&(bit / 8))),
+                Err(_) => prop_assert!(bit / 8 < 12 && bit != 80),
+                Ok((other, sealed)) => {
+                    prop_assert_eq!((other == hello, sealed), (bit == 80, bit == 80))
+                }
             }
         }
 

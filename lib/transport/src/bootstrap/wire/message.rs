@@ -48,8 +48,14 @@ pub(crate) enum ToStore {
 pub(crate) enum ToRank {
     /// The client is rejected; `again` when the cause may be a job that is just ending.
     Rejected { reason: String, again: bool },
-    /// Answer to the hello: the store's nonce, and its proof that it knows the job's secret.
-    Challenge { nonce: Bytes, proof: Bytes },
+    /// Answer to the hello: the store's nonce, and its proof that it knows the job's secret. To a client that encrypts
+    /// also the second message of that handshake; all after it is sealed.
+    Challenge {
+        nonce: Bytes,
+        proof: Bytes,
+        #[serde(default, skip_serializing_if = "Bytes::is_empty")]
+        seal: Bytes,
+    },
     /// The client's proof was right: register now. (A client that has not received this may go elsewhere without a
     /// trace.)
     /// `generation` is drawn by every store anew: the secret of the data links comes from it and the job's. The store
@@ -115,6 +121,12 @@ pub(crate) enum Cause {
 /// Bytes that travel as hexadecimal text inside JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Bytes(pub(crate) Vec<u8>);
+
+impl Bytes {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 impl Serialize for Bytes {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,7 +1,7 @@
 //! The acceptor of a process: one port for all listeners, and what becomes of the connections that come there.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -19,6 +19,7 @@ use crate::rails::connection::ends::{self, Receiver};
 use crate::rails::data::request::wrong_process;
 use crate::rails::data::session::Paths;
 use crate::rails::relay::{self, RelayRequest, SourceRoute};
+use crate::seal::Socket;
 use crate::stream::StreamConn;
 use crate::tcp::{Port, incoming};
 use tinynccl_plan::error::{Error, Result};
@@ -81,7 +82,7 @@ impl Acceptor {
     pub(in crate::rails) fn listen(&self, inner: &Context) -> Result<(Handle, Listener)> {
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let handle = Handle::new(secret::random()?, inner.host, id, self.shared.ports, (&inner.ports, &inner.others));
-        let waiting = Waiting { secret: handle.key(), ready: VecDeque::new() };
+        let waiting = Waiting { secret: inner.key(&handle), ready: VecDeque::new() };
         lock(&self.shared.listeners).insert(id, waiting);
         let (ports, limit) = (ports::list(&inner.ports), inner.config.connect_timeout);
         Ok((
@@ -150,13 +151,13 @@ impl Drop for Listener {
 struct Partial {
     /// The sender and the relays, if it comes through some.
     route: Vec<SocketAddr>,
-    sockets: Vec<Option<TcpStream>>,
+    sockets: Vec<Option<Socket>>,
     deadline: Instant,
 }
 
 /// Returns the socket of a connection to one of our ports, which have no others.
-fn socket(conn: Box<dyn Conn>) -> Option<TcpStream> {
-    conn.downcast::<StreamConn<TcpStream>>().ok().map(|conn| conn.into_inner())
+fn socket(conn: Box<dyn Conn>) -> Option<Socket> {
+    conn.downcast::<StreamConn<Socket>>().ok().map(|conn| conn.into_inner())
 }
 
 /// State of the acceptor thread.
@@ -205,6 +206,11 @@ impl Handler for Accepting {
         secret.or_else(|| stream.and_then(known)).ok_or_else(|| "no such listener".to_owned())
     }
 
+    /// What it carries is encrypted from end to end.
+    fn is_plain(&self, hello: &Hello) -> bool {
+        hello.purpose::<RelayRequest>().is_some()
+    }
+
     fn admit(&mut self, hello: &Hello, incoming: Incoming, attached: &[u8]) -> std::result::Result<(), Rejected> {
         let mut conn = incoming.conn;
         if let Some(report) = hello.purpose::<FailureReport>() {
@@ -223,7 +229,7 @@ impl Handler for Accepting {
             Some(stream) => self.add(&stream, conn, &route),
             None => {
                 if let Some(socket) = socket(conn) {
-                    relay::start(&self.inner.relays, socket, route);
+                    relay::start(&self.inner.relays, socket.into_plain(), route);
                 }
                 Ok(())
             }
@@ -287,7 +293,7 @@ impl Accepting {
     }
 
     /// Takes in a stream of a new connection, which is delivered to its listener once it has all.
-    fn add_to_partial(&mut self, socket: TcpStream, hello: &StreamHello, route: &[SocketAddr]) {
+    fn add_to_partial(&mut self, socket: Socket, hello: &StreamHello, route: &[SocketAddr]) {
         let deadline = Instant::now() + self.inner.config.connect_timeout;
         let new = || Partial { route: Vec::new(), sockets: Vec::new(), deadline };
         let partial = self.partial.entry(hello.key()).or_insert_with(new);
@@ -299,7 +305,7 @@ impl Accepting {
         if partial.sockets.iter().all(Option::is_some)
             && let Some(whole) = self.partial.remove(&hello.key())
         {
-            let sockets: Vec<TcpStream> = whole.sockets.into_iter().flatten().collect();
+            let sockets: Vec<Socket> = whole.sockets.into_iter().flatten().collect();
             let paths = Paths { several: hello.routes > 1, relayed: !whole.route.is_empty() };
             let made = self.receiver(sockets, paths, &whole.route).and_then(|made| {
                 let secret = lock(&self.shared.listeners).get(&hello.listener).map(|waiting| waiting.secret);
@@ -315,7 +321,7 @@ impl Accepting {
         }
     }
 
-    fn receiver(&self, sockets: Vec<TcpStream>, paths: Paths, route: &[SocketAddr]) -> Result<Receiver> {
+    fn receiver(&self, sockets: Vec<Socket>, paths: Paths, route: &[SocketAddr]) -> Result<Receiver> {
         let name = super::dialer::name(&sockets, route);
         log::info!("accepted {name}");
         ends::receiver(name, (sockets, paths), &self.inner.resources())

@@ -1,6 +1,6 @@
 //! Connecting to a handle: a thread finds the paths, opens the streams and shakes hands.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::ScopedJoinHandle;
@@ -17,6 +17,7 @@ use crate::rails::connection::Connection;
 use crate::rails::connection::ends::{self, Sender};
 use crate::rails::data::session::Paths;
 use crate::rails::relay::{self, SourceRoute};
+use crate::seal::Socket;
 use crate::stream::{Failure, enter, greet, hail};
 use crate::tcp::{describe, open};
 use crate::wait::Wait;
@@ -80,8 +81,8 @@ pub(in crate::rails) fn start(inner: &Arc<Context>, redialer: &Arc<Redialer>, ha
 }
 
 /// Returns the name of a connection: its ends as text. `route`: the far one, and the relays between, if it has some.
-pub(in crate::rails) fn name(sockets: &[TcpStream], route: &[SocketAddr]) -> String {
-    let ends = |s: &TcpStream| match (s.local_addr(), s.peer_addr()) {
+pub(in crate::rails) fn name(sockets: &[Socket], route: &[SocketAddr]) -> String {
+    let ends = |s: &Socket| match (s.tcp().local_addr(), s.tcp().peer_addr()) {
         (Ok(ours), Ok(theirs)) => format!("{} and {}", describe(ours), describe(theirs)),
         _ => "closed".to_owned(),
     };
@@ -90,7 +91,7 @@ pub(in crate::rails) fn name(sockets: &[TcpStream], route: &[SocketAddr]) -> Str
     match route.split_first() {
         None => format!("connection between {}, {count} streams", first.map_or(String::new(), ends)),
         Some((far, relays)) => {
-            let ours = first.and_then(|s| s.local_addr().ok()).map_or(String::new(), describe);
+            let ours = first.and_then(|s| s.tcp().local_addr().ok()).map_or(String::new(), describe);
             let through = relay::relays_text(relays);
             format!("connection between {ours} and {}, {count} streams, through {through}", describe(*far))
         }
@@ -129,7 +130,7 @@ fn dial(
     let handle = &inner.relays.nodes.complete(handle, &wait)?;
     let direct = ports::routes(&inner.ports, &handle.addresses, handle.host == inner.host);
     let mut routes = direct.clone();
-    let mut opened: Vec<(TcpStream, Route)> = Vec::new();
+    let mut opened: Vec<(Socket, Route)> = Vec::new();
     // Paths that are to be taken when they are back.
     let mut down: Vec<Route> = Vec::new();
     for round in 0u32.. {
@@ -216,7 +217,7 @@ fn dial(
     let several = all.len() > 1;
     let redial = Redial::new(handle.clone(), connection, all, begun, streams);
     let mut opened = opened.into_iter().map(|(socket, _)| socket);
-    let mut sockets: Vec<TcpStream> = Vec::with_capacity(streams);
+    let mut sockets: Vec<Socket> = Vec::with_capacity(streams);
     for (stream, route) in working.iter().cycle().take(streams).enumerate() {
         // Before the next one is opened: the acceptor waits a few seconds only for a proof.
         sockets.push(redial.first(inner, (opened.next(), route), stream, &wait).map_err(reason)?);
@@ -318,7 +319,7 @@ impl Redial {
         inner: &Context,
         number: usize,
         stopped: &dyn Fn() -> bool,
-    ) -> Result<TcpStream, String> {
+    ) -> Result<Socket, String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
         let wait = Wait::without_ranks(REDIAL, &stopped);
         let route = self.routes.get(number).ok_or("no such route")?;
@@ -330,7 +331,7 @@ impl Redial {
         &self,
         inner: &Context,
         connection: &Arc<Connection>,
-        (number, mut socket): (usize, TcpStream),
+        (number, mut socket): (usize, Socket),
         stopped: &dyn Fn() -> bool,
     ) -> Result<usize, String> {
         let stopped = || stopped().then(|| Error::invalid("connect", "closed meanwhile"));
@@ -349,10 +350,10 @@ impl Redial {
     fn first(
         &self,
         inner: &Context,
-        (mut opened, route): (Option<TcpStream>, &Route),
+        (mut opened, route): (Option<Socket>, &Route),
         stream: usize,
         wait: &Wait<'_>,
-    ) -> std::result::Result<TcpStream, Failure> {
+    ) -> std::result::Result<Socket, Failure> {
         let mut again = 0;
         loop {
             let mut shake = || {
@@ -375,7 +376,7 @@ impl Redial {
     fn greet(
         &self,
         inner: &Context,
-        socket: &mut TcpStream,
+        socket: &mut Socket,
         (stream, route): (usize, &Route),
         wait: &Wait<'_>,
         taken: impl FnOnce(),
@@ -388,18 +389,18 @@ impl Redial {
             routes: self.routes.len() as u32,
             window: inner.config.net_window as u32,
         };
-        let ours = socket.local_addr().map_err(|e| Failure::Slow(e.to_string()))?;
+        let ours = socket.tcp().local_addr().map_err(|e| Failure::Slow(e.to_string()))?;
         let hops: Vec<SocketAddr> = [ours].iter().chain(&route.relays).copied().collect();
         let hops = SourceRoute::new(&hops);
         let attached = if route.relays.is_empty() { &[][..] } else { bytemuck::bytes_of(&hops) };
-        let caller = Caller::new(&hello, self.handle.key(), attached).fresh()?;
+        let caller = Caller::new(&hello, inner.key(&self.handle), attached);
         let proof = hail(socket, &caller, wait)?;
         taken();
         enter(socket, &proof, &caller, wait)
     }
 }
 
-fn attempt(inner: &Context, handle: &Handle, route: &Route, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
+fn attempt(inner: &Context, handle: &Handle, route: &Route, wait: &Wait<'_>) -> Result<Socket, Failure> {
     if route.relays.is_empty() {
         return open(route.from, handle.acceptor_at(route.to), &inner.sockets, wait);
     }
@@ -413,7 +414,7 @@ fn open_all(
     routes: &[&Route],
     wait: &Wait<'_>,
     stopped: &(dyn Fn() -> Option<Error> + Sync),
-) -> Vec<Result<TcpStream, Failure>> {
+) -> Vec<Result<Socket, Failure>> {
     let (limit, first) = (wait.left(), OnceLock::new());
     let is_late = || first.get().is_some_and(|at: &Instant| at.elapsed() >= GRACE);
     let open = |route: &Route| {
@@ -453,7 +454,7 @@ fn open_all(
 fn notify_peer(inner: &Context, handle: &Handle, error: &Error, stopped: &dyn Fn() -> Option<Error>) {
     let wait = Wait::without_ranks(NOTIFY_LIMIT, stopped);
     let text = error.to_string();
-    let caller = Caller::new(&FailureReport { listener: handle.listener }, handle.key(), text.as_bytes());
+    let caller = Caller::new(&FailureReport { listener: handle.listener }, inner.key(handle), text.as_bytes());
     for route in ports::for_error(&handle.addresses).into_iter().chain(ports::for_error(&handle.others)) {
         let Ok(mut socket) = attempt(inner, handle, &route, &wait) else { continue };
         if greet(&mut socket, &caller, &wait).is_ok() {

@@ -18,6 +18,7 @@ pub(super) mod redial;
 use std::sync::Arc;
 
 use crate::bootstrap::interface::LocalAddress;
+use crate::rails::address::handle::Handle;
 use crate::rails::address::unresponsive::Unresponsive;
 use crate::rails::connection::ends::Resources;
 use crate::rails::health::monitor::Monitor;
@@ -26,6 +27,7 @@ use crate::rails::relay::Relays;
 use crate::rails::worker::pool::Workers;
 use crate::tcp::SocketOptions;
 use tinynccl_sys::config::Config;
+use tinynccl_sys::secret::Secret;
 
 /// State of a process's network that dialing and accepting share.
 #[derive(Debug)]
@@ -41,9 +43,16 @@ pub(super) struct Context {
     pub(super) unresponsive: Unresponsive,
     pub(super) relays: Arc<Relays>,
     pub(super) devices: Option<Arc<Devices>>,
+    /// The secret that the settings name, which not all who see a handle have.
+    pub(super) job: Option<Secret>,
 }
 
 impl Context {
+    /// Returns the secret of a handle's connections.
+    pub(super) fn key(&self, handle: &Handle) -> Secret {
+        self.job.map_or(handle.key(), |job| job.derive("net connection", handle.key().bytes()))
+    }
+
     /// Returns what a new connection needs.
     pub(super) fn resources(&self) -> Resources<'_> {
         Resources { config: &self.config, workers: &self.workers, devices: self.devices.as_ref() }

@@ -1,6 +1,6 @@
 //! Streams of a connection, and what is posted on it: all that its data path works on.
 
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +16,7 @@ use crate::rails::failover::slot::{Slot, State};
 use crate::rails::stream::{Stream, rate};
 use crate::rails::worker::activity::Activity;
 use crate::rails::worker::thread::{Job, Worker};
+use crate::seal::Socket;
 use tinynccl_sys::threads::lock;
 
 /// Messages of this length are worth waking threads that sleep.
@@ -57,11 +58,11 @@ impl DataStream {
     pub(in crate::rails) fn renew(
         &self,
         number: usize,
-        socket: &TcpStream,
+        socket: Socket,
         state: State,
         first: Writer,
     ) -> std::io::Result<()> {
-        self.check_rail(socket)?;
+        self.check_rail(&socket)?;
         let (mut reader, mut writer) = (lock(&self.reader), lock(&self.writer));
         self.stream.renew(number, socket, state)?;
         (*reader, *writer) = (Reader::default(), first);

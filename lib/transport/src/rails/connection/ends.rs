@@ -1,6 +1,5 @@
 //! The two ends of a connection, as its owner has them: posting, and closing by dropping.
 
-use std::net::TcpStream;
 use std::sync::Arc;
 
 use crate::rails::connection::Connection;
@@ -11,6 +10,7 @@ use crate::rails::data::session::Paths;
 use crate::rails::data::side::Side;
 use crate::rails::rdma::Devices;
 use crate::rails::worker::pool::Workers;
+use crate::seal::Socket;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::Config;
 
@@ -120,7 +120,7 @@ impl Drop for Receiver {
 /// Makes the sending end of a new connection.
 pub(in crate::rails) fn sender(
     name: String,
-    (sockets, paths): (Vec<TcpStream>, Paths),
+    (sockets, paths): (Vec<Socket>, Paths),
     resources: &Resources<'_>,
 ) -> Result<Sender> {
     let side = Side::Out(SendQueue::new(resources.config));
@@ -132,7 +132,7 @@ pub(in crate::rails) fn sender(
 /// Makes the receiving end of a new connection.
 pub(in crate::rails) fn receiver(
     name: String,
-    (sockets, paths): (Vec<TcpStream>, Paths),
+    (sockets, paths): (Vec<Socket>, Paths),
     resources: &Resources<'_>,
 ) -> Result<Receiver> {
     let side = Side::In(ReceiveQueue::new(resources.config));

@@ -6,7 +6,7 @@ pub(super) mod ends;
 mod service;
 mod upcalls;
 
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -21,6 +21,7 @@ use crate::rails::rdma::{Devices, Queues};
 use crate::rails::stream::Stream;
 use crate::rails::worker::pool::Workers;
 use crate::rails::worker::thread::Job;
+use crate::seal::Socket;
 use tinynccl_plan::error::Result;
 use tinynccl_sys::fork::Origin;
 use tinynccl_sys::threads::lock;
@@ -56,7 +57,7 @@ impl Deref for Connection {
 impl Connection {
     pub(in crate::rails) fn new(
         name: String,
-        sockets: Vec<TcpStream>,
+        sockets: Vec<Socket>,
         paths: Paths,
         side: Side,
         (workers, devices): (&Workers, Option<Arc<Devices>>),
@@ -85,7 +86,7 @@ impl Connection {
 
     /// Adds a stream in the position of a lost one, under the number that the sender gave it; false if that position is
     /// not free, or the connection is closed or has failed.
-    pub(in crate::rails) fn add(&self, index: usize, socket: TcpStream, workers: &Workers) -> bool {
+    pub(in crate::rails) fn add(&self, index: usize, socket: Socket, workers: &Workers) -> bool {
         let _adding = lock(&self.adding);
         if self.is_over() || !self.admits(&lock(&self.refused), index) {
             return false;
@@ -108,7 +109,7 @@ impl Connection {
         true
     }
 
-    fn put(&self, index: usize, socket: TcpStream, workers: &Workers) -> std::io::Result<()> {
+    fn put(&self, index: usize, socket: Socket, workers: &Workers) -> std::io::Result<()> {
         let state = if let Side::Out(_) = self.side { State::Alive } else { State::New };
         // The peer knows nothing of the stream before it receives this.
         let first = |stream: &Stream| match self.side {
@@ -117,7 +118,7 @@ impl Connection {
         };
         let Some(position) = self.core.position(index) else { return Ok(()) };
         if let Some(stream) = position.get() {
-            return stream.renew(index, &socket, state, first(stream));
+            return stream.renew(index, socket, state, first(stream));
         }
         let others = self.alive().map(|(_, stream)| &**stream);
         let stream = Stream::new(index, socket, state, (workers.next(self.side.receives(), false), false), others);

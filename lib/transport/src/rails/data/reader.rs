@@ -1,6 +1,5 @@
 //! Reading of fragments and control frames from a stream.
 
-use std::io::IoSliceMut;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use crate::rails::failover::slot::State;
 use crate::rails::failover::unacked::Counted;
 use crate::rails::stream::Stream;
 use crate::rails::worker::service::Remaining;
+use crate::seal::Fault;
 
 /// Bytes that a stream reads in its time slice, before others of its thread have theirs.
 const TURN: usize = 2 << 20;
@@ -90,16 +90,16 @@ impl Reader {
                     }
                     drained = n < room && !hung_up;
                 }
-                Err(Errno::AGAIN) => return Remaining::Nothing,
-                Err(Errno::INTR) => {}
-                Err(e) => self.end(connection, stream, Some(std::io::Error::from(e))),
+                Err(Fault::AGAIN) => return Remaining::Nothing,
+                Err(Fault::INTR) => {}
+                Err(e) => self.end(connection, stream, Some(e)),
             }
         }
         Remaining::Nothing
     }
 
     #[cold]
-    fn end(&mut self, connection: &impl Directed, stream: usize, error: Option<std::io::Error>) {
+    fn end(&mut self, connection: &impl Directed, stream: usize, error: Option<Fault>) {
         self.ended = true;
         let within = match &self.fragment {
             Some((frame, _, at)) => format!(" after {at} of {} bytes of a fragment", frame.len),
@@ -145,7 +145,7 @@ impl Reader {
     }
 
     /// Reads once: returns the bytes that came, and the bytes that there was room for.
-    fn read(&mut self, socket: &Stream) -> Result<(usize, usize), Errno> {
+    fn read(&mut self, socket: &Stream) -> Result<(usize, usize), Fault> {
         if self.ahead.is_empty() {
             self.ahead.resize(AHEAD, 0);
         }
@@ -156,7 +156,7 @@ impl Reader {
         let ahead = self.ahead.get_mut(self.to..).unwrap_or_default();
         let Some((frame, target, at)) = &mut self.fragment else {
             let room = ahead.len();
-            let (n, _) = rustix::net::recv(socket, ahead, RecvFlags::DONTWAIT)?;
+            let n = socket.recv(ahead, &mut [])?;
             self.to += n;
             return Ok((n, room));
         };
@@ -169,12 +169,12 @@ impl Reader {
                 // this lock.
                 let memory =
                     unsafe { std::slice::from_raw_parts_mut(buffer.data.add(frame.offset as usize + *at), rest) };
-                rustix::io::readv(socket, &mut [IoSliceMut::new(memory), IoSliceMut::new(ahead)])
+                socket.recv(memory, ahead)
             }
             Target::Early(data) => {
                 data.resize(frame.len as usize, 0);
                 let memory = data.get_mut(*at..).unwrap_or_default();
-                rustix::io::readv(socket, &mut [IoSliceMut::new(memory), IoSliceMut::new(ahead)])
+                socket.recv(memory, ahead)
             }
         }?;
         let room = rest + ahead.len();

@@ -1,12 +1,7 @@
 //! Writing of fragments and control frames to a stream, and the fragments that the peer has not acknowledged yet.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
-
-use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use crate::rails::data::control::Kind;
 use crate::rails::data::frame::{COPIED, Frame, WHOLE};
@@ -17,6 +12,7 @@ use crate::rails::failover::slot::State;
 use crate::rails::failover::unacked::Unacked;
 use crate::rails::stream::{Due, Stream};
 use crate::rails::worker::service::Remaining;
+use crate::seal::Fault;
 
 /// Payload that a stream writes in its time slice, before others of its thread have theirs.
 const TURN: usize = 2 << 20;
@@ -106,10 +102,10 @@ impl Writer {
             }
             match self.write(stream) {
                 Ok(n) => written += n,
-                Err(Errno::AGAIN) => self.blocked = true,
-                Err(Errno::INTR) => {}
+                Err(Fault::AGAIN) => self.blocked = true,
+                Err(Fault::INTR) => {}
                 Err(e) => {
-                    connection.fail_stream(index, format!("writing: {}", std::io::Error::from(e)));
+                    connection.fail_stream(index, format!("writing: {e}"));
                     return Remaining::Nothing;
                 }
             }
@@ -240,22 +236,15 @@ impl Writer {
         std::mem::take(self).unacked.take()
     }
 
-    fn write(&mut self, socket: &impl AsFd) -> Result<usize, Errno> {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    fn write(&mut self, stream: &Stream) -> Result<usize, Fault> {
         let head = self.head.get(self.head_at..).unwrap_or_default();
-        let n = if self.at == self.len {
-            rustix::net::send(socket, head, flags)?
-        } else {
+        let data = match self.len - self.at {
+            0 => &[],
             // SAFETY: the part from `at` on of a posted send, valid until its request is done, which is after this is
             // written; a connection that is closed writes no more.
-            let data = unsafe { std::slice::from_raw_parts(self.data.0.add(self.at), self.len - self.at) };
-            if head.is_empty() {
-                rustix::net::send(socket, data, flags)?
-            } else {
-                let parts = [IoSlice::new(head), IoSlice::new(data)];
-                rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)?
-            }
+            rest => unsafe { std::slice::from_raw_parts(self.data.0.add(self.at), rest) },
         };
+        let n = stream.send(head, data)?;
         let of_head = n.min(head.len());
         self.head_at += of_head;
         self.at += n - of_head;

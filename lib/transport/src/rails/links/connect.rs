@@ -1,7 +1,6 @@
 //! Making of a link, at which both ends do the same: each listens for the other's messages.
 
 use std::io::Write;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use super::recv::RailsRecv;
 use super::send::RailsSend;
 use crate::linger::Linger;
 use crate::rails::{Handle, MAX_REQUESTS, Net};
+use crate::seal::Socket;
 use crate::stream::{CLOSED, read_exact};
 use crate::wait::Wait;
 use crate::{LinkOptions, LinkPair, Peer};
@@ -24,7 +24,7 @@ const READY: u8 = 1;
 /// Makes a link over a socket on which both ends are authenticated.
 pub(super) fn join(
     net: &Arc<Net>,
-    mut socket: TcpStream,
+    mut socket: Socket,
     who: Peer,
     (options, bell, wait): (&LinkOptions, &Arc<Doorbell>, &Wait<'_>),
     linger: &Arc<Linger>,

@@ -1,6 +1,5 @@
 //! Rails as a fabric of an endpoint: they reach every host, as TCP does.
 
-use std::net::TcpStream;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -66,7 +65,7 @@ impl Fabric for RailsFabric {
 
     fn accept(&self, conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Result<LinkPair, String>> {
         let who = accept.peer(conn.address());
-        let socket: TcpStream = match tcp::listen::welcome(conn, accept) {
+        let socket = match tcp::listen::welcome(conn, accept) {
             Ok(socket) => socket,
             Err(e) => return Ok(Err(e)),
         };

@@ -35,6 +35,10 @@ impl Devices {
         if !config.net_rdma {
             return Ok(None);
         }
+        if config.encrypt {
+            log::info!("net: no RDMA, which cannot be encrypted: TINYNCCL_ENCRYPT is 1");
+            return Ok(None);
+        }
         match Nics::open(0, config) {
             Ok(nics) => {
                 let impatient = within(nics.timing, config.net_rail_timeout);

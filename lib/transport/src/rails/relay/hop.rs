@@ -9,6 +9,7 @@ use super::forwarder::Forwarder;
 use super::routes::MOST;
 use crate::bootstrap::interface::{LocalAddress, in_subnet};
 use crate::handshake::{Caller, Hello, Purpose, Reply};
+use crate::seal::{self, Socket};
 use crate::stream::{Failure, greet, read_exact, recv_reply};
 use crate::tcp::{describe, open};
 use crate::wait::Wait;
@@ -22,6 +23,7 @@ pub(in crate::rails) struct RelayRequest;
 
 impl Purpose for RelayRequest {
     const NUMBER: u32 = 3;
+    const SEALABLE: bool = false;
 }
 
 /// Acceptors on a path, in the order in which it passes them: 80 bytes.
@@ -75,11 +77,7 @@ fn nearest(ports: &[LocalAddress], ip: IpAddr) -> Option<IpAddr> {
 }
 
 /// Connects to the last of these acceptors, through the others; the handshake with it is still to come.
-pub(in crate::rails) fn through(
-    relays: &Relays,
-    acceptors: &[SocketAddr],
-    wait: &Wait<'_>,
-) -> Result<TcpStream, Failure> {
+pub(in crate::rails) fn through(relays: &Relays, acceptors: &[SocketAddr], wait: &Wait<'_>) -> Result<Socket, Failure> {
     let Some((first, rest)) = acceptors.split_first() else { return Err(Failure::Wrong("an empty route".to_owned())) };
     let from = nearest(&relays.ports, first.ip())
         .ok_or_else(|| Failure::Wrong(format!("no port of this node is in the subnet of {}", first.ip())))?;
@@ -122,7 +120,7 @@ fn make(relays: &Arc<Relays>, mut near: TcpStream, acceptors: &[SocketAddr]) {
     let stopped = || relays.setups.is_stopped().then(|| Error::invalid("relay", "this node is shutting down"));
     let wait = Wait::without_ranks(relays.limit, &stopped);
     let mut far = match through(relays, acceptors, &wait) {
-        Ok(far) => far,
+        Ok(far) => far.into_plain(),
         Err(f) => return refuse(&mut near, &f.text()),
     };
     let ends = |s: &TcpStream| s.peer_addr().map_or("?".to_owned(), describe);
@@ -141,23 +139,36 @@ fn make(relays: &Arc<Relays>, mut near: TcpStream, acceptors: &[SocketAddr]) {
 }
 
 /// Passes the handshake of dialer and listener on, and nothing else before the listener's welcome: an unauthenticated
-/// connection, which has no handle, gets no further than to an acceptor of this library.
+/// connection, which has no handle, gets no further than to an acceptor of this library. Of an encrypted one the relay
+/// cannot tell the welcome from a rejection, behind which the listener closes it: it passes on that and what follows.
 pub(super) fn relay_handshake(near: &mut TcpStream, far: &mut TcpStream, wait: &Wait<'_>) -> Result<(), Failure> {
     let slow = |e: std::io::Error| Failure::Slow(e.to_string());
     near.write_all(&Reply::Welcome.to_bytes()).map_err(slow)?;
     let mut hello = [0; Hello::BYTES];
     read_exact(near, &mut hello, wait, "the dialer has not sent its hello")?;
     let malformed = |why: Option<String>| Failure::Wrong(why.unwrap_or_else(|| "expected a hello".to_owned()));
-    let attached = Hello::parse(&hello).map_err(malformed)?.attached();
+    let parsed = Hello::parse(&hello).map_err(malformed)?;
+    let attached = parsed.attached();
+    let mut hello = hello.to_vec();
+    if parsed.is_sealed() {
+        let mut message = [0; seal::MESSAGE];
+        read_exact(near, &mut message, wait, "the dialer has not sent its part of the encryption")?;
+        hello.extend(message);
+    }
     far.write_all(&hello).map_err(slow)?;
     let reply = recv_reply(far, wait)?;
     near.write_all(&reply.to_bytes()).map_err(slow)?;
-    if !matches!(reply, Reply::Prove(_)) {
+    if !matches!(reply, Reply::Prove(..)) {
         return Err(Failure::Wrong("the listener rejected it".to_owned()));
     }
-    let mut proof = vec![0; size_of::<Proof>() + attached];
+    // From here on records, if the ends encrypt: a relay cannot read them.
+    let sealed = if parsed.is_sealed() { seal::RECORD } else { 0 };
+    let mut proof = vec![0; size_of::<Proof>() + attached + sealed];
     read_exact(near, &mut proof, wait, "the dialer has not sent its proof")?;
     far.write_all(&proof).map_err(slow)?;
+    if parsed.is_sealed() {
+        return Ok(());
+    }
     let reply = recv_reply(far, wait)?;
     near.write_all(&reply.to_bytes()).map_err(slow)?;
     if reply == Reply::Welcome { Ok(()) } else { Err(Failure::Wrong("the listener rejected it".to_owned())) }

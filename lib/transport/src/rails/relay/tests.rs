@@ -126,7 +126,7 @@ fn an_acceptor_relays_for_neighbours_of_the_job_alone() {
     let server: SocketAddr = "192.0.2.1:80".parse().unwrap();
     let dial = |net: &Net, secret: Secret, route: &[SocketAddr]| {
         let acceptor = net.listen().unwrap().0.acceptor_at(Ipv4Addr::LOCALHOST.into());
-        let options = SocketOptions::new(0, None);
+        let options = SocketOptions::for_messages(false);
         let mut socket = open(None, acceptor, &options, &wait).map_err(Failure::text)?;
         let route = SourceRoute::new(route);
         let caller = Caller::new(&RelayRequest, secret, bytemuck::bytes_of(&route));

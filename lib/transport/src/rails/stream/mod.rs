@@ -12,17 +12,20 @@ pub(super) use probe::{Due, Probe};
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown};
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::net::SendFlags;
+
 use crate::bootstrap::interface;
 use crate::rails::failover::slot::{Slot, State};
 use crate::rails::stream::rate::Load;
 use crate::rails::worker::thread::Worker;
+use crate::seal::{Fault, Socket};
 use tinynccl_sys::fork::Kept;
 
 /// The addresses at a stream's ends, ours first. Streams with the same ones share a NIC pair.
@@ -67,7 +70,7 @@ pub(in crate::rails) struct InFlight {
 #[derive(Debug)]
 pub(in crate::rails) struct Stream {
     slot: Slot,
-    socket: Kept<TcpStream>,
+    socket: Kept<Socket>,
     pub(in crate::rails) rail: Option<Rail>,
     pub(in crate::rails) worker: Arc<Worker>,
     /// For long messages alone: its thread sleeps between them.
@@ -89,7 +92,7 @@ impl Stream {
     /// `others`: streams of the connection that carry something already.
     pub(in crate::rails) fn new<'a>(
         number: usize,
-        socket: TcpStream,
+        socket: Socket,
         state: State,
         (worker, bulk): (Arc<Worker>, bool),
         mut others: impl Iterator<Item = &'a Stream>,
@@ -113,12 +116,8 @@ impl Stream {
 
     /// Begins again under a new number: `socket`, on the same rail, takes the position of one that both ends have
     /// retired. Called with what reads and writes locked, as they look at the number.
-    pub(in crate::rails) fn renew(&self, number: usize, socket: &TcpStream, state: State) -> std::io::Result<()> {
-        // SAFETY: a system call on two descriptors of ours; the number stays one of a TCP socket. Threads that are in
-        // a call with the old one keep that until they are out of it.
-        if unsafe { libc::dup3(socket.as_raw_fd(), self.socket.as_raw_fd(), libc::O_CLOEXEC) } < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
+    pub(in crate::rails) fn renew(&self, number: usize, socket: Socket, state: State) -> std::io::Result<()> {
+        self.socket.replace(socket)?;
         self.acknowledge.store(0, Ordering::Release);
         self.retires.store(false, Ordering::Release);
         self.probe.reset();
@@ -126,8 +125,18 @@ impl Stream {
         Ok(())
     }
 
+    /// Sends ([`Socket::send`]).
+    pub(in crate::rails) fn send(&self, head: &[u8], data: &[u8]) -> Result<usize, Fault> {
+        self.socket.send(head, data, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    /// Receives ([`Socket::recv`]).
+    pub(in crate::rails) fn recv(&self, first: &mut [u8], then: &mut [u8]) -> Result<usize, Fault> {
+        self.socket.recv(first, then)
+    }
+
     /// Fails unless a socket is on this stream's rail.
-    pub(in crate::rails) fn check_rail(&self, socket: &TcpStream) -> std::io::Result<()> {
+    pub(in crate::rails) fn check_rail(&self, socket: &Socket) -> std::io::Result<()> {
         if rail(socket) == self.rail {
             return Ok(());
         }
@@ -180,8 +189,8 @@ impl Stream {
 }
 
 /// The addresses at the ends of a socket, while it has some.
-fn rail(socket: &TcpStream) -> Option<Rail> {
-    let (ours, theirs) = socket.local_addr().ok().zip(socket.peer_addr().ok())?;
+fn rail(socket: &Socket) -> Option<Rail> {
+    let (ours, theirs) = socket.tcp().local_addr().ok().zip(socket.tcp().peer_addr().ok())?;
     Some(Rail { ours: ours.ip(), theirs: theirs.ip() })
 }
 
@@ -215,7 +224,8 @@ mod tests {
     #[test]
     fn a_stream_describes_itself() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = Socket::new(socket, false);
         let workers = crate::rails::worker::pool::Workers::start(&tinynccl_sys::Config::default()).unwrap();
         let stream = Stream::new(0, socket, State::New, (workers.next(true, false), false), std::iter::empty());
         assert_eq!(stream.describe(), "127.0.0.1 -> 127.0.0.1");
