@@ -1,7 +1,7 @@
 //! `TINYNCCL_VERIFY` on GPUs: sums of a chosen call's inputs and outputs, exchanged and compared on the device, in the
 //! stream of the call, so that nothing waits and a captured graph verifies its replays, too.
 //!
-//! What a collective moves must be at its end what it was in the source. What it reduces is reduced a second time, from
+//! Moved data must be at its end what it was in the source. Reduced data are reduced a second time, from
 //! a copy of the input, and both results must have the same bits: every kernel reduces in one order. The host learns
 //! of a difference in [`DeviceComm::check`] and at the next call.
 
@@ -58,7 +58,7 @@ struct Jobs {
 }
 
 impl Sums {
-    /// Of `segments` segments of `bytes` bytes.
+    /// Makes sums of `segments` segments of `bytes` bytes.
     fn new(at: u64, bytes: usize, segments: usize, parts: usize, to: u64) -> Sums {
         let per_block = 8 * 16 * THREADS as usize;
         let units = segments * parts;
@@ -128,7 +128,7 @@ impl Chose {
         (self.inputs + self.outputs) * self.parts + self.extra()
     }
 
-    /// Of a reduction's whole input, before the call and after it.
+    /// Sums of a reduction's whole input, before the call and after it.
     fn extra(&self) -> usize {
         if self.repeats() { 2 } else { 0 }
     }

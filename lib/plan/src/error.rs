@@ -202,7 +202,7 @@ pub enum Suspect {
     },
     /// Memory of a rank, or its processor: the sums of what reached it are right.
     Memory {
-        /// That rank.
+        /// The rank.
         rank: usize,
     },
     /// One of these ranks, which have different results and no majority.

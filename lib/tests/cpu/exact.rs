@@ -213,7 +213,7 @@ fn without_it_sums_differ_from_the_exact_ones_and_from_each_other() {
     assert!(differ(&ring, &direct) > 10 && differ(&ring, &cases.sums) > 10 && differ(&direct, &cases.sums) > 10);
 }
 
-/// The same numbers on other ranks, and more of them with zeros between.
+/// Equal numbers on other ranks, and more of them with zeros between.
 #[test]
 fn neither_the_order_of_the_ranks_nor_their_number_matters() {
     let rows: Vec<Vec<f32>> = (0..300).map(|i| hard(6 + (i << 20), 3)).collect();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::common::cells::{COLLECTIVES, Cell, check};
 use crate::common::{FABRICS, config, run_ok, tap};
-use tinynccl::config::{TransportChoice, Verify};
+use tinynccl::config::{Sums, TransportChoice, Verify};
 use tinynccl::error::Suspect;
 use tinynccl::transport::faulty::{self, Faults};
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions, LinkPair, rails, relay::Routes};
@@ -20,10 +20,12 @@ use tinynccl::{Comm, Config, DType, Error, ReduceOp, Result, Secret};
 #[test]
 fn verified_calls_have_their_results() {
     for fabric in FABRICS {
-        for (verify, every) in [(Verify::All, 64), (Verify::Sample, 3)] {
+        for (verify, every, sum) in
+            [(Verify::All, 64, Sums::Pairwise), (Verify::Sample, 3, Sums::Pairwise), (Verify::All, 64, Sums::Exact)]
+        {
             for ranks in [2, 3, 5] {
                 let mut config = config();
-                (config.verify, config.verify_every) = (verify, every);
+                (config.verify, config.verify_every, config.sum) = (verify, every, sum);
                 run_ok(fabric, ranks, &config, |comm| {
                     for (dtype, count) in [(DType::F32, 1), (DType::Bf16, 4_000), (DType::U8, 0), (DType::F64, 90_001)]
                     {
@@ -32,7 +34,7 @@ fn verified_calls_have_their_results() {
                         {
                             let op = if collective == Collective::Scan { ReduceOp::Max } else { op };
                             let cell = Cell { collective, dtype, op, root: count % ranks, count };
-                            check(&comm, cell, &format!("{fabric:?}, {verify}"))?;
+                            check(&comm, cell, &format!("{fabric:?}, {verify}, {sum:?}"))?;
                         }
                     }
                     let (rank, next) = (comm.rank(), (comm.rank() + 1) % ranks);
@@ -210,7 +212,7 @@ fn no_memory(ranks: usize) -> Vec<[AtomicUsize; 2]> {
     (0..ranks).map(|_| Default::default()).collect()
 }
 
-/// What one flip led to.
+/// Consequence of one flip.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     /// It hit nothing: all results are right.

@@ -107,7 +107,7 @@ struct Kind {
     script: &'static str,
     ranks: usize,
     settings: &'static [(&'static str, &'static str)],
-    /// What happens to the last rank once the job runs.
+    /// Event that meets the last rank once the job runs.
     signal: Option<Signal>,
     /// Ranks that the status must name.
     missing: &'static [u64],

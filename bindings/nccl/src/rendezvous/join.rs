@@ -23,7 +23,7 @@ pub(crate) fn by_id(id: &Id, rank: usize, size: usize, config: Config, stop: &dy
                 static ONCE: Once = Once::new();
                 ONCE.call_once(|| {
                     log::warn!(
-                        "NCCL_COMM_ID is no secret: whoever reaches the address can take a rank's place; set TINYNCCL_SECRET (or \
+                        "NCCL_COMM_ID is no secret: each process that reaches the address can take a rank's place; set TINYNCCL_SECRET (or \
                          TINYNCCL_SECRET_FILE) to the same random text for all ranks, as `openssl rand -hex 32` makes it"
                     );
                 });

@@ -34,7 +34,7 @@ impl Inner {
         // scaled.
         let exact = self.sums_exactly(call);
         let scales = !exact && Average::new(call.dtype, call.op, self.size()).scale.is_some();
-        // The one addition of two ranks is rounded once, whoever does it.
+        // Two ranks make one addition, which is rounded once on either of them.
         let at_once = exact && self.size() > 2;
         let bind = |programs: &dyn Fn(usize) -> Option<Program>| {
             let program = programs(rank)?;

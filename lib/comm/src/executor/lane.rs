@@ -181,8 +181,16 @@ impl Part<'_> {
                 Step::Reduce { dst, .. } if !instruction.operands.is_empty() => {
                     let operands: Vec<*const u8> =
                         instruction.operands.iter().map(|&place| self.at(place).cast_const()).collect();
+                    if self.verified.is_some() {
+                        for &place in &instruction.operands {
+                            self.compare(place, links.audit.as_deref_mut())?;
+                        }
+                    }
                     if let Some(exact) = &plan.exact {
                         exact.sum(&operands, self.at(dst), len);
+                    }
+                    if self.verified.is_some() {
+                        self.wrote(dst, links.audit.as_deref_mut());
                     }
                     Ok(true)
                 }

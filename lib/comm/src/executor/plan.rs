@@ -46,7 +46,7 @@ pub(super) struct Instruction {
     pub(super) awaits: Option<u32>,
     /// Its message is a part of the sender's input, which is scaled here if the call wants that.
     pub(super) receives_input: bool,
-    /// Of a reduction at once: everything that it adds.
+    /// Operands of a reduction at once.
     pub(super) operands: Box<[Place]>,
 }
 

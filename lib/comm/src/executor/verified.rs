@@ -66,7 +66,7 @@ impl Part<'_> {
 
     // Each of these is called where `verified` is set.
 
-    /// What a step reads is what it was when it was written, or before the call.
+    /// Checks that a step reads what was written there, or what was there before the call.
     ///
     /// # Safety
     /// As [`super::run`].

@@ -254,7 +254,7 @@ fn divided(x: f64, divisor: f64) -> f64 {
 /// Elements that the loops work on together: their sums and magnitudes fill the vector registers.
 pub(super) const LANES: usize = 16;
 
-/// What a call's elements have in common.
+/// Facts of a call that all its elements share.
 #[derive(Clone, Copy)]
 pub(super) struct Terms {
     divisor: f64,
@@ -280,7 +280,7 @@ impl Terms {
         self.apart[0]
     }
 
-    /// The same in `f64`.
+    /// Exponents that operands may lie apart in `f64`.
     pub(super) fn apart(&self) -> u32 {
         self.apart[1]
     }

@@ -106,7 +106,7 @@ pub struct Kernels {
 pub struct Combination {
     /// Two values to one; of more than two ranks not for an exact sum.
     pub kernels: Kernels,
-    /// What an average adds to that.
+    /// The average's additions to that.
     pub average: Average,
     /// All values to one: an exact sum of more than two ranks.
     pub exact: Option<Exact>,

@@ -53,7 +53,7 @@ struct Figures {
     cached: Option<(CostModel, PathBuf)>,
     /// Only this source is allowed.
     measure: bool,
-    /// Of the machine, or the reason why its file cannot be read.
+    /// Description of the machine, or the reason why its file cannot be read.
     machine: Option<Result<Description, String>>,
 }
 

@@ -1,4 +1,4 @@
-//! What this process tells of one of its communicators.
+//! Report of this process on one of its communicators.
 
 use std::path::Path;
 use std::time::Duration;

@@ -19,7 +19,7 @@ use tinynccl_transport::bootstrap::{Host, Made, Message, RECORDED, Recorded, is_
 /// A rank's record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
-    /// Why it was written: a failure, a signal, a question.
+    /// Reason for writing it: a failure, a signal, a question.
     pub why: String,
     /// The rank of the world.
     pub rank: usize,
@@ -56,7 +56,7 @@ pub struct CallRecord {
     /// Number of the message among those of its sender to its receiver, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<u32>,
-    /// How far it is.
+    /// Progress of it.
     pub state: Stage,
     /// Nanoseconds since 1970 when the rank made it. Of short calls that did not wait one in sixteen has its time; the
     /// others have that of the one before.
@@ -66,7 +66,7 @@ pub struct CallRecord {
     pub over_ns: Option<u64>,
 }
 
-/// How far a call is.
+/// Progress of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {

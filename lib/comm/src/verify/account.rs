@@ -26,7 +26,7 @@ pub struct Account {
 pub struct Segment {
     /// Its rank.
     pub rank: usize,
-    /// Of the output, or of the input.
+    /// Segment of the output, or of the input.
     pub output: bool,
     /// Its place there.
     pub index: usize,
@@ -39,7 +39,7 @@ pub struct Finding {
     pub right: Segment,
     /// The one that is wrong.
     pub wrong: Segment,
-    /// What to blame.
+    /// The suspect.
     pub suspect: Suspect,
 }
 

@@ -8,7 +8,7 @@
 //!   attachment, if the hello names one     ─▶
 //!                                          ◀─  reply: welcome, or why not
 //! ```
-//! What is in brackets is the handshake of an encrypted connection ([`seal`](crate::seal)). Its hash is in the proofs;
+//! In brackets is the handshake of an encrypted connection ([`seal`](crate::seal)). Its hash is in the proofs;
 //! the dialer's proof and all that follows is sealed already. A hello says whether its dialer encrypts: two ends of
 //! which only one does are told so, in clear text.
 //!

@@ -20,7 +20,7 @@ pub(crate) use noise::{Binding, Keys, MESSAGE, Opening, answer, begin, is_possib
 pub(crate) use record::RECORD;
 pub(crate) use socket::{Fault, Socket};
 
-/// Why an end that encrypts, if `ours`, does not talk to one that does, if `theirs`.
+/// Text for an end that encrypts, if `ours`, and meets one that does, if `theirs`, and differs.
 pub(crate) fn differs(ours: bool, theirs: bool) -> String {
     let (ours, theirs) = (u8::from(ours), u8::from(theirs));
     format!("TINYNCCL_ENCRYPT is {ours} here and {theirs} at the process that connects: set the same for all ranks")

@@ -117,10 +117,10 @@ impl Sealer {
 pub(super) struct Opener {
     numbered: Numbered,
     buffer: Box<[u8]>,
-    /// What has come of records that are not opened.
+    /// Bytes that have come of records that are not opened.
     start: usize,
     end: usize,
-    /// What is opened, in front of that, and not handed out.
+    /// Bytes in front of those that are opened and not handed out.
     opened: std::ops::Range<usize>,
     /// The record that ends the stream has come.
     ended: bool,

@@ -13,10 +13,10 @@ use super::noise::Keys;
 use super::record::{Forged, Opener, Sealer, records};
 use tinynccl_sys::threads::lock;
 
-/// Why a socket sends or receives nothing more, or not now.
+/// Reason for which a socket sends or receives nothing more, or not now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Of the kernel.
+    /// Error of the kernel.
     Os(Errno),
     /// Something came that the peer has not sealed.
     Forged(Forged),

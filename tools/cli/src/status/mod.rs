@@ -37,7 +37,7 @@ pub(crate) struct Options {
     /// PyTorch's flight-recorder analyser (torchfrtrace DIR/JOB).
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "tinynccl-dump")]
     dump: Option<PathBuf>,
-    /// Of a folder of records: writes them for PyTorch's analyser, too.
+    /// Writes a folder's records for PyTorch's analyser, too.
     #[arg(long, requires = "address", conflicts_with = "dump")]
     torch: bool,
 }

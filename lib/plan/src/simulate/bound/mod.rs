@@ -13,7 +13,7 @@
 //!   this bound exist. ForestColl, arXiv 2402.06787, packs them). Ranks copy and forward here.
 //! - **What the ranks receive together.** Switches do not copy: each byte that a rank gets has left some rank on its own.
 //!
-//! What is reduced flows as what is copied does, the other way round. For each element of an all_reduce n - 1 ranks send
+//! Reduced data flow as copied data do, the other way round. For each element of an all_reduce n - 1 ranks send
 //! theirs before the first rank has the result, and n - 1 receive it after that (Patarasuk and Yuan, 2009); and over
 //! each cut a part of it passes either way.
 //!
@@ -102,7 +102,7 @@ struct Flows {
     named: Vec<(Edge, String)>,
 }
 
-/// What enters and leaves in a flow, in multiples of the unknown rate: per rank, from the source and to the sink.
+/// Amounts that enter and leave in a flow, in multiples of the unknown rate: per rank, from the source and to the sink.
 struct Demand {
     from: Vec<f64>,
     to: Vec<f64>,

@@ -20,7 +20,7 @@ struct Places {
     input: Loc,
     /// Sum of what has arrived at a rank that is not the root.
     partial: Loc,
-    /// What the root has in the end, and others if they get it.
+    /// Result of the root, and of others if they get it.
     result: Loc,
 }
 
@@ -82,7 +82,7 @@ impl Packing<'_> {
         }
     }
 
-    /// Whether a tree's copies begin with its root's own input.
+    /// Returns true if a tree's copies begin with its root's own input.
     fn copies_input(&self) -> bool {
         self.home.is_none()
     }

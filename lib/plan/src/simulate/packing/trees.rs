@@ -115,7 +115,7 @@ pub(super) fn choose(routes: &Routes, roots: &[usize]) -> Vec<Tree> {
     best.map_or(trees, |(_, trees)| trees)
 }
 
-/// The same trees, each with the root from which the farthest rank is nearest.
+/// Moves the root of each tree to where the farthest rank is nearest.
 pub(super) fn centred(trees: Vec<Tree>) -> Vec<Tree> {
     trees.into_iter().map(|tree| centre(&tree)).collect()
 }

@@ -13,7 +13,7 @@ pub const RECORDED: usize = 4096;
 /// Calls for which memory is taken at once: 6 KiB. A communicator with few calls takes little.
 const TOGETHER: usize = 128;
 
-/// Of so many short calls one has its times.
+/// Short calls of which one has its times.
 const TIMED: u32 = 16;
 /// Bytes from which a call is long: it takes a hundred times as long as a look at the clock.
 const LONG: u64 = 16 << 10;

@@ -7,7 +7,7 @@
 //!   proof over hello and nonce                 ─▶
 //!                                              ◀─   welcome: the generation
 //! ```
-//! What is in brackets is the handshake of an encrypted connection ([`seal`](crate::seal)), whose hash is in the proofs
+//! In brackets is the handshake of an encrypted connection ([`seal`](crate::seal)), whose hash is in the proofs
 //! and whose keys seal all that follows.
 //!
 //! Every store draws a generation. The secret of the links between the ranks comes from the job's secret and the
@@ -74,7 +74,7 @@ pub(in crate::bootstrap) fn link_secret(secret: &Secret, generation: &Generation
 pub(in crate::bootstrap) struct Challenge {
     pub(in crate::bootstrap) hello: Hello,
     nonce: Nonce,
-    /// Of the connection's encryption, if there is one.
+    /// Message of the connection's encryption, if there is one.
     binding: Option<Binding>,
 }
 

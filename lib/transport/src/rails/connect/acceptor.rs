@@ -206,7 +206,7 @@ impl Handler for Accepting {
         secret.or_else(|| stream.and_then(known)).ok_or_else(|| "no such listener".to_owned())
     }
 
-    /// What it carries is encrypted from end to end.
+    /// True if its payload is encrypted from end to end.
     fn is_plain(&self, hello: &Hello) -> bool {
         hello.purpose::<RelayRequest>().is_some()
     }
