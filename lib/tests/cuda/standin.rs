@@ -9,6 +9,8 @@ const NEED_KERNELS: &[&str] = &[
     "faults::kernels",
     "a_graph_that_is_replayed",
     "a_path_that_spoils_data",
+    "exact::a_",
+    "exact::every_kernel",
     "a_window_that_does_not_fit",
     "ranks_without_a_path",
 ];

@@ -17,7 +17,7 @@
 //! | the rest | `frame` (bytes to messages), `intake` (reads the streams), `fuzzing` | `memory`, `words` (the ring), `single_copy`, `packet` (descriptors over Unix sockets), `model` (of the ring, for loom) | – | `address`, `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs) |
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
-//! one that reaches the peer. [`checksum`], [`faulty`] and [`paced`] (folder `wrap`) wrap a pair of any transport.
+//! one that reaches the peer. [`faulty`] and [`paced`] (folder `wrap`) wrap a pair of any transport.
 //! `beacon` proves that a process of this host is dead. [`relay`] joins links where two ranks do not reach each other.
 //! [`rails`] has connections over several NIC pairs, for
 //! NVIDIA's NCCL, and links over them, which take TCP's place. All transports share the rest: `accept` (the acceptor,

@@ -3,7 +3,7 @@
 //! A call is chosen by its number, so that all ranks choose the same ones ([`Chosen`]). In a chosen call
 //!
 //! - a rank keeps the sum of each block of memory that it writes, or that was its input, and compares the memory with it
-//!   whenever it reads the block again, and at the end of the call ([`Ledger`]): memory that changed is *its own*;
+//!   whenever it reads the block again, and at the end of the call (`ledger`): memory that changed is *its own*;
 //! - a sender's sums follow its last message of the call over each link, and the receiver compares them with the sums
 //!   of what it read, or of what lies in the buffer after the last copy ([`Audit`]): what differs changed *on the link*.
 //!   Sums of data that a rank passes on are those that it received, so no hop can launder a wrong bit;
