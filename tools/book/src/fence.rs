@@ -9,8 +9,8 @@ use anyhow::{Result, bail};
 use crate::paths::repository;
 
 /// Programs of the field that a reader may call.
-const PROGRAMS: &str =
-    "all_reduce_perf cd cargo git jq export mpirun torchrun python3 rustup perf ss ip nft openssl scp kill nvidia-smi";
+const PROGRAMS: &str = "all_reduce_perf cd cargo git jq export mpirun torchfrtrace torchrun python3 rustup perf ss ip nft openssl scp kill \
+     nvidia-smi";
 
 /// Refuses a block in the chapter's own text that is not allowed, with the reason.
 pub(crate) fn check(info: &str, body: &str) -> Result<()> {
