@@ -1,10 +1,10 @@
 //! Price of `TINYNCCL_VERIFY`: calls between threads of this process, in turn without it, with `sample` and with `all`.
 //!
-//! `cargo bench -p tinynccl --bench verify [-- RANKS [BYTES] [NAME]]` prints, per collective and length, the least time of a call
-//! in microseconds over rounds, and how it compares with that without: where other programs have the cores, too, the least
-//! one was disturbed least. A round has enough calls that those of
-//! `sample` are among them in their proportion. What passes through shared memory is one-shot up to the length of a slot
-//! and staged beyond (two ranks: their link); `message` is a message point to point, there and back; `links` is an
+//! `cargo bench -p tinynccl --bench verify [-- RANKS [BYTES] [NAME]]` prints, per collective and length, the least time
+//! of a call in microseconds over rounds, and how it compares with that without: where other programs have the cores,
+//! too, the least one was disturbed least. A round has enough calls that those of
+//! `sample` are among them in their proportion. What passes through shared memory is one-shot up to the length of a
+//! slot and staged beyond (two ranks: their link); `message` is a message point to point, there and back; `links` is an
 //! all_reduce over links whatever its length.
 
 use std::time::{Duration, Instant};

@@ -382,7 +382,7 @@ fn what_cannot_be_encrypted_is_refused_by_name() {
 }
 
 #[test]
-fn silent_and_slow_clients_hold_nobody_up() {
+fn silent_and_slow_clients_hold_no_rank_up() {
     let ends = two(&sealed());
     let target = loopback(&ends[1]);
     let attacker = Attacker::before(target, |_| true);

@@ -107,8 +107,9 @@ fn verified_calls_have_their_results() {
     }
 }
 
-/// A bit flips on one rank: in the source between its sum and the call, in the result, or in a slot of the window during
-/// the call. `TINYNCCL_TEST_FLIPS` is the number of flips, 25 without it. At least `share` percent name the right place.
+/// A bit flips on one rank: in the source between its sum and the call, in the result, or in a slot of the window
+/// during the call. `TINYNCCL_TEST_FLIPS` is the number of flips, 25 without it. At least `share` percent name the
+/// right place.
 fn flips(place: Spoil, collectives: &[Collective], counts: &[usize], share: usize) {
     let Some(contexts) = contexts() else { return };
     let flips: usize = std::env::var("TINYNCCL_TEST_FLIPS").ok().and_then(|n| n.parse().ok()).unwrap_or(25);

@@ -70,7 +70,8 @@ fn the_example_of_the_documentation() {
     }
 }
 
-/// Hosts alternate between two switches: an order of the ranks that the ring does not know crosses between them four times.
+/// Hosts alternate between two switches: an order of the ranks that the ring does not know crosses between them four
+/// times.
 #[test]
 fn the_limit_of_the_links_and_the_link_that_sets_it() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/topologies/dumb-bell.toml");

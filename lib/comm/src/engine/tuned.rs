@@ -77,8 +77,8 @@ impl Tuned {
         Tuned { model: tuned.model.on_cores(ranks, cores), ..tuned }
     }
 
-    /// Returns this model for the listed ranks only, without a description. The ranks of a host still share its cores with
-    /// all the others.
+    /// Returns this model for the listed ranks only, without a description. The ranks of a host still share its cores
+    /// with all the others.
     pub(crate) fn among(&self, ranks: impl Iterator<Item = usize>) -> Tuned {
         let seats = ranks.filter_map(|r| self.seats.get(r).copied()).collect();
         Tuned { seats, described: None, ..self.clone() }.placed()

@@ -141,8 +141,8 @@ impl Inner {
         let one = words.len();
         words.push(sum(bytemuck::cast_slice(&words)));
         let all = self.gather_words(engine, &words, background)?;
-        // Sums that were damaged on their way say nothing about the data, and only some ranks have them: the rank at whose
-        // link it happened reports that.
+        // Sums that were damaged on their way say nothing about the data, and only some ranks have them: the rank at
+        // whose link it happened reports that.
         if let Some(peer) = all.chunks(one + 1).position(|words| words[one] != sum(bytemuck::cast_slice(&words[..one])))
         {
             return Err(self.state.wait_for_failure(GRACE).unwrap_or_else(|| self.sums_damaged(header, peer)));

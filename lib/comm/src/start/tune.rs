@@ -92,8 +92,8 @@ pub(super) fn take_over(comm: &Comm) -> Result<()> {
     agree_on_model(comm, None, false, None)
 }
 
-/// `place`, `may_measure` and `machine` are rank 0's: where to find figures, whether to measure them where there are none,
-/// and the description of the machine.
+/// `place`, `may_measure` and `machine` are rank 0's: where to find figures, whether to measure them where there are
+/// none, and the description of the machine.
 fn agree_on_model(
     comm: &Comm,
     place: Option<Place>,

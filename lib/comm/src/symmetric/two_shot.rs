@@ -162,8 +162,8 @@ impl TwoShot {
         }
     }
 
-    /// In a reduction that is verified: those `parts` of all inputs, which no other rank writes meanwhile, are what their
-    /// owners have.
+    /// In a reduction that is verified: those `parts` of all inputs, which no other rank writes meanwhile, are what
+    /// their owners have.
     ///
     /// # Safety
     /// As [`TwoShot::advance`]: all ranks have arrived.

@@ -2,16 +2,16 @@
 //!
 //! A call is chosen by its number, so that all ranks choose the same ones ([`Chosen`]). In a chosen call
 //!
-//! - a rank keeps the sum of each block of memory that it writes, or that was its input, and compares the memory with it
-//!   whenever it reads the block again, and at the end of the call (`ledger`): memory that changed is *its own*;
+//! - a rank keeps the sum of each block of memory that it writes, or that was its input, and compares the memory with
+//!   it whenever it reads the block again, and at the end of the call (`ledger`): memory that changed is *its own*;
 //! - a sender's sums follow its last message of the call over each link, and the receiver compares them with the sums
-//!   of what it read, or of what lies in the buffer after the last copy ([`Audit`]): what differs changed *on the link*.
-//!   Sums of data that a rank passes on are those that it received, so no hop can launder a wrong bit;
+//!   of what it read, or of what lies in the buffer after the last copy ([`Audit`]): what differs changed *on the
+//!   link*. Sums of data that a rank passes on are those that it received, so no hop can launder a wrong bit;
 //! - all ranks compare the sums of their results, and of what others got from their inputs ([`Account`]): what differs
 //!   although all sums before were right was computed wrong, and *the rank without a majority* computed it.
 //!
-//! Sums are XXH3 (64 bits) of blocks of 64 KiB, so that an error tells where. The sums cost no message that a call would
-//! wait for, but those at the end.
+//! Sums are XXH3 (64 bits) of blocks of 64 KiB, so that an error tells where. The sums cost no message that a call
+//! would wait for, but those at the end.
 //!
 //! | file | idea |
 //! | --- | --- |

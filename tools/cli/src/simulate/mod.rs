@@ -33,8 +33,8 @@ pub(crate) struct Options {
     /// Writes the packed schedule to this file, for --program and `tinynccl::schedule::Schedule`.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Algorithms, separated by commas; auto: the fastest of those that can be simulated; all: each of them; packed: trees
-    /// that are packed for the links of the topology.
+    /// Algorithms, separated by commas; auto: the fastest of those that can be simulated; all: each of them; packed:
+    /// trees that are packed for the links of the topology.
     #[arg(long, default_value = "auto", value_parser = algorithms)]
     algo: Algorithms,
     /// Numbers of ranks, separated by commas.

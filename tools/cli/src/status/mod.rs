@@ -89,7 +89,7 @@ struct Asked {
 /// The exit status.
 ///
 /// # Errors
-/// Those of [`look`]; a record cannot be written.
+/// Errors of [`look`], and of a record that cannot be written.
 pub(crate) fn run(options: &Options) -> Result<i32> {
     let Options { what, json, dump, torch } = options;
     let Look { page, code } = match (dump, what.address.as_deref().map(Path::new)) {
@@ -107,7 +107,8 @@ pub(crate) fn run(options: &Options) -> Result<i32> {
 /// Looks once.
 ///
 /// # Errors
-/// No folder of sockets can be read, or other users can write to it; no process answers at the address; a record is none.
+/// No folder of sockets can be read, or other users can write to it; no process answers at the address; a record is
+/// none.
 fn look(what: &What, json: bool) -> Result<Look> {
     match what.address.as_deref() {
         Some(folder) if Path::new(folder).is_dir() => {

@@ -9,9 +9,9 @@ use tinynccl::status::text::MARK;
 
 use super::{Look, What, seconds};
 
-/// Shows what `status` shows, every second, until it is interrupted. In a terminal the page is repainted, with the ranks
-/// that the others wait for in red. Elsewhere it is printed when something else than an age or a call's number has
-/// changed.
+/// Shows what `status` shows, every second, until it is interrupted. In a terminal the page is repainted, with the
+/// ranks that the others wait for in red. Elsewhere it is printed when something else than an age or a call's number
+/// has changed.
 ///
 /// Exit status, with --count: that of the last look.
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ pub(crate) struct Options {
 /// The exit status.
 ///
 /// # Errors
-/// Those of a single look.
+/// Errors of a single look.
 pub(crate) fn run(options: &Options) -> Result<i32> {
     let terminal = io::stdout().is_terminal();
     let mut before = None;

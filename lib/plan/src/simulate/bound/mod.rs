@@ -8,10 +8,11 @@
 //! | `tests` | formulas, and schedules that are simulated |
 //!
 //! Two kinds of demand are compared with the links' bandwidths; neither knows of latency or of processors.
-//! - **What a rank must learn.** In an all_gather each rank must get the segments of all others, so the links into every
-//!   set of vertices that lacks k segments carry k segments (Edmonds, 1973: where ranks alone branch, trees that reach
-//!   this bound exist. ForestColl, arXiv 2402.06787, packs them). Ranks copy and forward here.
-//! - **What the ranks receive together.** Switches do not copy: each byte that a rank gets has left some rank on its own.
+//! - **What a rank must learn.** In an all_gather each rank must get the segments of all others, so the links into
+//!   every set of vertices that lacks k segments carry k segments (Edmonds, 1973: where ranks alone branch, trees that
+//!   reach this bound exist. ForestColl, arXiv 2402.06787, packs them). Ranks copy and forward here.
+//! - **What the ranks receive together.** Switches do not copy: each byte that a rank gets has left some rank on its
+//!   own.
 //!
 //! Reduced data flow as copied data do, the other way round. For each element of an all_reduce n - 1 ranks send
 //! theirs before the first rank has the result, and n - 1 receive it after that (Patarasuk and Yuan, 2009); and over

@@ -9,8 +9,8 @@
 //! | `programs` | the steps of each rank |
 //! | `tests` | packings beside the [bound](super::bound) |
 //!
-//! Blink (Wang et al., MLSys 2020) packs spanning trees for broadcasts and all_reduces, ForestColl (arXiv 2402.06787) for
-//! all collectives below. Both pack for flows that may take any path; messages here take the machine's routes.
+//! Blink (Wang et al., MLSys 2020) packs spanning trees for broadcasts and all_reduces, ForestColl (arXiv 2402.06787)
+//! for all collectives below. Both pack for flows that may take any path; messages here take the machine's routes.
 
 mod arborescence;
 mod order;
@@ -36,8 +36,8 @@ const MOST_TREES: usize = 128;
 /// Numbers of channels that are tried. Trees of two channels do not wait for each other, but they share the links.
 const CHANNELS: [usize; 3] = [1, 2, 4];
 
-/// The schedule of packed trees that is predicted to be the fastest for `shape` on `machine`, cut as `cut` says, over at
-/// most the shape's channels. Reductions are not in rank order.
+/// The schedule of packed trees that is predicted to be the fastest for `shape` on `machine`, cut as `cut` says, over
+/// at most the shape's channels. Reductions are not in rank order.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for other collectives than all_reduce, all_gather, reduce_scatter, broadcast and reduce,

@@ -1,7 +1,7 @@
 //! The steps of packed trees: sums along them to their roots, then copies along them from their roots.
 //!
-//! A rank has as few dependencies between its steps as links allow. Trees that do not share a neighbour in one direction
-//! have lanes of their own, so that a long tree does not hold up the next window of a short one.
+//! A rank has as few dependencies between its steps as links allow. Trees that do not share a neighbour in one
+//! direction have lanes of their own, so that a long tree does not hold up the next window of a short one.
 
 use super::order::Message;
 use super::trees::Tree;

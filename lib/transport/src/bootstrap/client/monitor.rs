@@ -26,8 +26,8 @@ const SILENT: Duration = Duration::from_secs(12);
 /// Time within which a stream that ended may go on over another. Its end is that of the process, if nothing listens any
 /// more; otherwise the store's kernel gave the stream up while nothing got through.
 const RESET: Duration = Duration::from_secs(1);
-/// Limit of the first attempt within [`RESET`]; each has twice that of the one before. A process that is being killed may
-/// drop a connection's first packet, which the kernel repeats after a second: a new attempt finds out at once.
+/// Limit of the first attempt within [`RESET`]; each has twice that of the one before. A process that is being killed
+/// may drop a connection's first packet, which the kernel repeats after a second: a new attempt finds out at once.
 const FIRST_ATTEMPT: Duration = Duration::from_millis(20);
 /// Heartbeats by which this thread must be late for its process to count as one that was stopped: others take it for
 /// gone then.
