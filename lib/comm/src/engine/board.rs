@@ -113,7 +113,7 @@ impl Inner {
     ///
     /// # Safety
     /// As [`symmetric::run`].
-    #[inline]
+    #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "parts of the engine, borrowed apart")]
     pub(super) unsafe fn run_on_board(
         &self,

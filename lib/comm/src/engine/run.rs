@@ -105,7 +105,8 @@ impl Inner {
 
     /// # Safety
     /// As [`Inner::collective`].
-    #[inline]
+    // Its three callers would share one copy; the one of every call is to have its own.
+    #[inline(always)]
     pub(super) unsafe fn carry_out(
         &self,
         engine: &mut Engine,

@@ -9,6 +9,7 @@ mod links;
 mod message;
 mod operand;
 mod order;
+mod part;
 mod peek;
 mod plan;
 mod traced;
@@ -143,9 +144,14 @@ unsafe fn run_with(
             if let Some(recorder) = probe.on() {
                 recorder.enter(lane);
             }
+            let (order, scratch) = (order.as_deref_mut(), scratch.as_mut_ptr());
             // SAFETY: forwarded from the caller; `scratch` holds this task's share from `state.scratch` on.
-            let outcome =
-                unsafe { lane::advance(state, task, links, order.as_deref_mut(), scratch.as_mut_ptr(), probe) };
+            let outcome = unsafe {
+                match links.verifies(&task.header) {
+                    true => lane::advance::<true>(state, task, links, order, scratch, probe),
+                    false => lane::advance::<false>(state, task, links, order, scratch, probe),
+                }
+            };
             match outcome {
                 Ok(progress) => {
                     moved |= progress;

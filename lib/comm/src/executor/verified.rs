@@ -1,12 +1,12 @@
 //! Steps of calls that `TINYNCCL_VERIFY` chose: what each of them reads and writes is compared and summed.
 
-use super::lane::{Part, Stage, Stop, mismatch};
+use super::lane::{Stage, Stop};
 use super::links::Links;
+use super::part::{Part, mismatch};
 use super::plan::{Instruction, Place};
 use super::{Buffers, Task};
 use crate::verify::{Audit, Heard};
 use tinynccl_plan::error::Result;
-use tinynccl_plan::schedule::Partition;
 
 /// Notes where the buffers of the chosen `tasks` are, and the sums of their inputs, before a run.
 ///
@@ -54,17 +54,16 @@ pub(super) unsafe fn end(tasks: &[Task<'_>], audit: &Audit) -> Result<()> {
     }
 }
 
-impl Part<'_> {
+impl<const VERIFIED: bool> Part<'_, VERIFIED> {
     /// Offset and length in bytes of each part of this message.
-    fn cuts<'p>(&self, partition: &'p Partition, window: usize) -> impl Iterator<Item = (usize, usize)> + use<'p> {
-        let (start, elem) = (self.start, self.plan.elem);
-        self.instruction.parts.clone().map(move |part| {
-            let range = partition.part(window, part);
-            ((range.start - start) * elem, range.len() * elem)
+    fn cuts(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.instruction.parts.clone().map(|part| {
+            let range = self.partition.part(self.window, part);
+            ((range.start - self.start) * self.plan.elem, range.len() * self.plan.elem)
         })
     }
 
-    // Each of these is called where `verified` is set.
+    // Each of these is called where `VERIFIED` is true.
 
     /// Checks that a step reads what was written there, or what was there before the call.
     ///
@@ -84,10 +83,10 @@ impl Part<'_> {
     /// As [`super::run`].
     #[cold]
     pub(super) unsafe fn wrote(&self, place: Place, audit: Option<&mut Audit>) {
-        if let (Some(audit), Some((partition, window))) = (audit, self.verified) {
+        if let Some(audit) = audit {
             // SAFETY: by the caller.
             let at = unsafe { self.at(place) };
-            for (skip, bytes) in self.cuts(partition, window) {
+            for (skip, bytes) in self.cuts() {
                 // SAFETY: by the caller; a part of this one.
                 unsafe { audit.ledger.wrote(at.add(skip), bytes) };
             }

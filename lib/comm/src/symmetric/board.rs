@@ -197,21 +197,27 @@ impl Board {
     }
 
     /// Completes our line of `call`; the payload, if it is not in the line, was written before.
-    #[inline]
+    #[inline(always)]
     pub(super) fn publish(&self, call: u64, header: &Header, inline: [u64; 3], bytes: usize) {
-        let line = self.line(self.rank, call);
         if let Some(checks) = &self.checks
             && checks.has(header)
         {
-            let message = Message { header: to_words(header), inline };
-            let payload = Payload { bytes, ..self.payload_of(self.rank, call, header) };
-            // SAFETY: ours, and written; not longer than the room for this call's payload.
-            unsafe { checks.write(self.at(self.layout.sum(self.rank, call)), call, &message, payload) };
+            self.write_sum(checks, call, header, inline, bytes);
         }
+        let line = self.line(self.rank, call);
         line.header.store(to_words(header));
         line.inline.store(inline);
         line.number.publish(call);
         self.wake();
+    }
+
+    /// Writes the sum of a line that is to be published, and of its payload.
+    #[cold]
+    fn write_sum(&self, checks: &Checks, call: u64, header: &Header, inline: [u64; 3], bytes: usize) {
+        let message = Message { header: to_words(header), inline };
+        let payload = Payload { bytes, ..self.payload_of(self.rank, call, header) };
+        // SAFETY: ours, and written; not longer than the room for this call's payload.
+        unsafe { checks.write(self.at(self.layout.sum(self.rank, call)), call, &message, payload) };
     }
 
     /// True once `rank`'s line of `call` is complete.
@@ -241,20 +247,13 @@ impl Board {
         }
     }
 
-    /// Checks `rank`'s line of `call`, which has arrived, and its payload.
-    #[inline]
-    pub(super) fn verify(&self, rank: usize, call: u64, message: &Message, ours: &Header) -> Result<(), Turn> {
-        match &self.checks {
-            Some(checks) if checks.has(ours) => self.verify_now(checks, rank, call, message),
-            _ => Ok(()),
-        }
-    }
-
+    /// Checks `rank`'s line of `call`, which has arrived as `message`, and its payload, if calls are verified.
     #[cold]
-    fn verify_now(&self, checks: &Checks, rank: usize, call: u64, message: &Message) -> Result<(), Turn> {
+    pub(super) fn verify(&self, rank: usize, call: u64, message: Message) -> Result<(), Turn> {
+        let Some(checks) = &self.checks else { return Ok(()) };
         let (sum, payload) = (self.at(self.layout.sum(rank, call)), self.payload_of(rank, call, &message.header()));
         // SAFETY: within the mapping; it was written before the line's number, and stays until we finish the call.
-        unsafe { checks.check(sum, rank, call, message, payload) }.map_err(|differs| Turn::Corrupt(rank, differs))
+        unsafe { checks.check(sum, rank, call, &message, payload) }.map_err(|differs| Turn::Corrupt(rank, differs))
     }
 
     /// We need nothing of `call` any more, and have written all that others await.
