@@ -1,4 +1,5 @@
-// Times Gloo's collectives over TCP on the loopback interface; the rule is perf.h's. Starts its own ranks (-n).
+// Times Gloo's collectives over TCP on the loopback interface; the rule is perf.h's. Starts its own ranks (-n); with
+// GLOO_DIRECTORY and GLOO_INTERFACE it is rank RANK of a job on several hosts.
 //
 //   c++ -O3 -march=native -o gloo_perf gloo_perf.cc -lgloo -lpthread;  ./gloo_perf -n 2 -o all_reduce -b 8 -e 1048576
 //
@@ -139,7 +140,8 @@ static void peer_call(enum operation op, float *in, float *out, size_t count) {
 
 static std::shared_ptr<Context> connect(const char *name, bool poll, const std::string &directory) {
     gloo::transport::tcp::attr attribute;
-    attribute.iface = "lo";
+    const char *interface = getenv("GLOO_INTERFACE");
+    attribute.iface = interface ? interface : "lo";
     std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attribute);
     auto store = std::make_shared<gloo::rendezvous::FileStore>(directory);
     gloo::rendezvous::PrefixStore prefix(name, *store);
@@ -159,10 +161,13 @@ int main(int argc, char **argv) {
         if (!strcmp(argv[i], "-B")) poll = true;
         if (!strcmp(argv[i], "-n") && i + 1 < argc) peer_ranks = atoi(argv[i + 1]);
     }
+    // One rank of a job on several hosts: RANK, and a directory that all of them see.
+    const char *shared = getenv("GLOO_DIRECTORY"), *only = getenv("RANK");
     char directory[] = "/tmp/gloo_perf.XXXXXX";
-    if (peer_ranks < 2 || peer_ranks > 64 || !mkdtemp(directory)) perf_usage(argv[0]);
+    if (peer_ranks < 2 || peer_ranks > 64 || !(shared ? only != nullptr : mkdtemp(directory) != nullptr)) perf_usage(argv[0]);
     std::vector<pid_t> children;
     for (int rank = 0; rank < peer_ranks; rank++) {
+        if (shared && rank != atoi(only)) continue;
         pid_t child = fork();
         if (child < 0) return perror("fork"), 1;
         children.push_back(child);
@@ -171,8 +176,8 @@ int main(int argc, char **argv) {
         alarm(unsigned(o.limit));
         perf_pin(rank);
         try {
-            world = connect("world", false, directory);
-            if (poll) polling = connect("polling", true, directory);
+            world = connect("world", false, shared ? shared : directory);
+            if (poll) polling = connect("polling", true, shared ? shared : directory);
             perf_run(&o);
         } catch (const std::exception &error) {
             fprintf(stderr, "rank %d: %s\n", rank, error.what());
@@ -189,6 +194,7 @@ int main(int argc, char **argv) {
             for (pid_t child : children) kill(child, SIGKILL);
         }
     }
+    if (shared) return failed;
     std::string clean = std::string("rm -rf ") + directory;
     return system(clean.c_str()) != 0 || failed;
 }

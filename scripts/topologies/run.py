@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Collectives in networks of network namespaces: the library's choice beside trees that are packed for the links.
+"""Collectives in networks of network namespaces: the library's choice beside schedules that are made for the links,
+Open MPI and Gloo, in turn.
 
-  scripts/topologies/run.py [--rounds N] [--sizes 1M,16M] [--csv FILE] TOPOLOGY.toml...
+  scripts/topologies/run.py [--rounds N] [--sizes 1M,16M] [--scale F] [--csv FILE] [--peers] [TOPOLOGY.toml...]
 
-Each node of a description (docs/topologies) is a namespace, with a bridge if it has no ranks; each link is a pair of
-veth with the link's rate (`tc tbf`). Latency is what the namespaces have. A rank is a process of `stress`, built by
-`cargo build --release -p stress`. Times are medians of rounds in turn; `of` compares with the bound of
-`tinynccl-cli simulate`, in payload of the links (0.955 of the rate: headers of Ethernet, IP and TCP).
+Each node of a description (docs/topologies; all of them by default) is a namespace, with a bridge if it has no ranks;
+each link is a pair of veth with the link's rate times --scale (`tc tbf`): two cores do not move what real links do.
+Latency is what the namespaces have. A rank is a process of `stress`, built by `cargo build --release -p stress -p
+tinynccl-cli`. Times are medians of rounds in turn; `of` compares with the bound of `tinynccl-cli simulate`, in payload
+of the links (0.955 of the rate: headers of Ethernet, IP and TCP). Between hosts without a switch the library has no
+routes: its ranks relay. Peers get routes there.
 
-Needs ip, tc, unshare, nsenter; user namespaces where it is not run by root.
+Needs ip, tc, unshare, nsenter; user namespaces where it is not run by root. --peers needs mpicc.openmpi, libgloo-dev.
 """
 
 import argparse
@@ -21,136 +24,145 @@ import sys
 import tempfile
 import tomllib
 
+from network import Network
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("BIN", ROOT / "target" / "release"))
+PEERS = ROOT / "target" / "peers"
 PAYLOAD = 0.955
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 
 
-def run(*words, **options):
-    return subprocess.run([str(word) for word in words], check=True, **options)
+def stress(network, collective, size, **environment):
+    """Microseconds of a call of `stress` with one rank per rank of the network."""
+    arguments = ["--collective", collective, "-b", size, "-e", size, "-n", "3", "-w", "1", "--repetitions", "3",
+                 "--place", "out", "--no-pin", *(["--transport", "tcp"] if network.one_rank_each else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        def command(rank):
+            return [BIN / "stress", *arguments, *(["--json", f"{folder}/out.json"] if rank == 0 else [])]
+        network.run(command, {"TINYNCCL_SECRET": "one network of namespaces", "TINYNCCL_TUNE": "off", "TINYNCCL_IFNAME": "l", "MASTER_PORT": "29400", **environment})
+        with open(f"{folder}/out.json") as file:
+            found = json.load(file)
+    (row,) = found["rows"]
+    if found["wrong"]:
+        raise RuntimeError(f"wrong values: {row}")
+    return row["out_of_place"]["median"] * 1e6
 
 
-class Network:
-    """The namespaces of a description, while it is used as a context."""
+def peer_options(network, collective, size):
+    # Sizes as nccl-tests has them: those of `stress`, and of the peers' programs, which want bytes.
+    number = int(size[:-1]) << {"K": 10, "M": 20}[size[-1]]
+    return ["-o", collective, "-b", str(number), "-e", str(number), "-t", "1.5", "-r", "3", "-a", "-T", "250"]
 
-    def __init__(self, description):
-        self.nodes, self.links = description["node"], description["link"]
-        self.processes = {}
 
-    def within(self, node, *words, **options):
-        return run("nsenter", "-t", self.processes[node].pid, "-n", *words, **options)
+def microseconds(text, collective):
+    """The median in the output of a peer's program."""
+    for line in text.splitlines():
+        words = line.split(",")
+        if words[0] == collective:
+            return float(words[4])
+    raise RuntimeError(f"no figure of {collective} in: {text}")
 
-    def __enter__(self):
-        ours = os.readlink("/proc/self/ns/net")
-        for node in self.nodes:
-            process = subprocess.Popen(["unshare", "-n", "sleep", "3600"])
-            self.processes[node["name"]] = process
-            while os.readlink(f"/proc/{process.pid}/ns/net") == ours:
-                pass
-        switches = {node["name"] for node in self.nodes if not node.get("ranks")}
-        self.hosts = [node["name"] for node in self.nodes if node.get("ranks")]
-        for node in self.nodes:
-            self.within(node["name"], "ip", "link", "set", "lo", "up")
-        for switch in switches:
-            self.within(switch, "ip", "link", "add", "name", "bridge0", "type", "bridge")
-            self.within(switch, "ip", "link", "set", "bridge0", "up")
-        for number, link in enumerate(self.links):
-            ends = link["between"]
-            pids = [self.processes[end].pid for end in ends]
-            run("ip", "link", "add", f"l{number}", "netns", pids[0], "type", "veth", "peer", f"l{number}", "netns", pids[1])
-            rate = f"{round(link['bandwidth_gb_s'] * 8e6)}kbit"
-            for end, address in zip(ends, (1, 2)):
-                self.within(end, "tc", "qdisc", "add", "dev", f"l{number}", "root", "tbf",
-                            "rate", rate, "burst", "64kb", "latency", "30ms")
-                self.within(end, "ip", "link", "set", f"l{number}", "up")
-                if end in switches:
-                    self.within(end, "ip", "link", "set", f"l{number}", "master", "bridge0")
-                elif switches & set(ends):
-                    self.within(end, "ip", "addr", "add", f"10.77.0.{self.hosts.index(end) + 1}/24", "dev", f"l{number}")
-                else:
-                    self.within(end, "ip", "addr", "add", f"10.78.{number}.{address}/30", "dev", f"l{number}")
-        return self
 
-    def __exit__(self, *_):
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
+def open_mpi(network, collective, size):
+    with tempfile.TemporaryDirectory() as folder:
+        agent = pathlib.Path(folder) / "agent"
+        lines = [f"  {address}) exec nsenter -t {network.pid(host)} -n -u sh -c \"$*\" ;;"
+                 for host, address in network.addresses.items()]
+        agent.write_text("#!/bin/sh\nhost=$1\nshift\ncase $host in\n" + "\n".join(lines) + "\nesac\n")
+        agent.chmod(0o755)
+        slots = ",".join(f"{network.addresses[host]}:{network.ranks_of(host)}" for host in network.hosts)
+        first = network.hosts[0]
+        words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-H", slots, "-n", str(network.ranks),
+                 "--mca", "plm_rsh_agent", agent, "--mca", "pml", "ob1", "--mca", "btl", "tcp,vader,self",
+                 "--mca", "btl_tcp_if_include", network.subnet, "--mca", "oob_tcp_if_include", network.subnet,
+                 "--mca", "btl_vader_single_copy_mechanism", "none", "--bind-to", "none",
+                 PEERS / "mpi_perf.openmpi", *peer_options(network, collective, size)]
+        found = network.within(first, *words, capture_output=True, text=True, timeout=300)
+    return microseconds(found.stdout, collective)
 
-    def store(self):
-        """An address of rank 0 that each host reaches: that of the switched network, or of any of its links."""
-        text = self.within(self.hosts[0], "ip", "-j", "addr", capture_output=True, text=True).stdout
-        addresses = [a["local"] for link in json.loads(text) for a in link["addr_info"] if a["family"] == "inet"]
-        return [address for address in addresses if address != "127.0.0.1"]
 
-    def stress(self, arguments, environment):
-        ranks = [node["name"] for node in self.nodes for _ in range(node.get("ranks", 0))]
-        with tempfile.TemporaryDirectory() as folder:
-            processes = []
-            for rank, host in enumerate(ranks):
-                variables = {"RANK": rank, "WORLD_SIZE": len(ranks), "LOCAL_RANK": ranks[:rank].count(host),
-                             "MASTER_ADDR": self.store()[0], "MASTER_PORT": 29400, "TINYNCCL_TUNE": "off",
-                             **environment}
-                variables = {name: str(value) for name, value in variables.items()}
-                words = ["nsenter", "-t", str(self.processes[host].pid), "-n", str(BIN / "stress"), *arguments]
-                if rank == 0:
-                    words += ["--json", f"{folder}/out.json"]
-                quiet = {} if os.environ.get("LOUD") else {"stdout": subprocess.DEVNULL}
-                processes.append(subprocess.Popen(words, env={**os.environ, **variables}, **quiet))
-            for process in processes:
-                if process.wait(timeout=300):
-                    raise RuntimeError(f"a rank ended with {process.returncode}")
-            with open(f"{folder}/out.json") as file:
-                return json.load(file)
+def gloo(network, collective, size):
+    with tempfile.TemporaryDirectory() as folder:
+        def command(rank):
+            return [PEERS / "gloo_perf", "-n", str(network.ranks), *peer_options(network, collective, size)]
+        variables = {"GLOO_DIRECTORY": folder, "GLOO_INTERFACE": network.interface_of}
+        return microseconds(network.run(command, variables), collective)
+
+
+def build_peers():
+    PEERS.mkdir(parents=True, exist_ok=True)
+    sources = ROOT / "scripts" / "peers"
+    flags = ["-O3", "-march=native"]
+    subprocess.run(["mpicc.openmpi", *flags, "-o", PEERS / "mpi_perf.openmpi", sources / "mpi_perf.c", "-lm"], check=True)
+    subprocess.run(["c++", *flags, "-o", PEERS / "gloo_perf", sources / "gloo_perf.cc", "-lgloo", "-lpthread"], check=True)
 
 
 def bound(topology, collective, ranks, size):
-    text = run(BIN / "tinynccl-cli", "simulate", collective.replace("_", "-"), "-n", ranks, "-s", size, "-t", topology,
-               "--algo", "direct", "--format", "json", capture_output=True, text=True).stdout
+    text = subprocess.run([BIN / "tinynccl-cli", "simulate", collective.replace("_", "-"), "-n", str(ranks), "-s", size,
+                           "-t", topology, "--algo", "direct", "--format", "json"],
+                          check=True, capture_output=True, text=True).stdout
     return json.loads(text)[0]["limit_us"] / PAYLOAD
+
+
+def scaled(description, factor):
+    """The description with all rates times `factor`."""
+    scaled = json.loads(json.dumps(description))
+    scaled.pop("costs", None)
+    for thing in [*scaled["link"], *scaled.get("shared", [])]:
+        thing["bandwidth_gb_s"] *= factor
+    return scaled
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", default="1M,16M")
+    parser.add_argument("--scale", type=float, default=0.05)
     parser.add_argument("--csv")
-    parser.add_argument("topologies", nargs="+")
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--collectives", default=",".join(COLLECTIVES))
+    parser.add_argument("topologies", nargs="*")
     options = parser.parse_args()
-    rows = ["topology,collective,bytes,bound_us,today_us,packed_us"]
-    print("| topology | collective | bytes | bound ms | today ms | of | packed ms | of | gain |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
-    for topology in options.topologies:
+    if options.peers:
+        build_peers()
+    names = ["today", "fitted"] + (["Open MPI", "Gloo"] if options.peers else [])
+    rows = ["topology,collective,bytes,bound_us," + ",".join(name.lower().replace(" ", "_") + "_us" for name in names)]
+    print("| topology | collective | bytes | bound ms | " + " | ".join(f"{name} ms | of" for name in names) + " | gain |")
+    print("|---|---|--:|--:|" + "--:|--:|" * len(names) + "--:|")
+    for topology in options.topologies or sorted((ROOT / "docs" / "topologies").glob("*.toml")):
         topology = pathlib.Path(topology).resolve()
         with open(topology, "rb") as file:
-            description = tomllib.load(file)
-        ranks = sum(node.get("ranks", 0) for node in description["node"])
-        with Network(description) as network:
-            for collective in COLLECTIVES:
+            description = scaled(tomllib.load(file), options.scale)
+        with Network(description) as network, tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(description, file)
+            file.flush()
+            kinds = {
+                "today": stress,
+                "fitted": lambda *call: stress(*call, TINYNCCL_TOPOLOGY=file.name),
+                "Open MPI": open_mpi,
+                "Gloo": gloo,
+            }
+            for collective in options.collectives.split(","):
                 for size in options.sizes.split(","):
-                    times = {"today": [], "packed": []}
+                    times = {name: [] for name in names}
                     for _ in range(options.rounds):
-                        for name, environment in [("today", {}), ("packed", {"TINYNCCL_TOPOLOGY": topology})]:
-                            arguments = ["--collective", collective, "-b", size, "-e", size, "-n", "3", "-w", "1",
-                                         "--repetitions", "3", "--place", "out", "--no-pin", "--transport", "tcp"]
-                            found = network.stress(arguments, environment)
-                            times[name].append(median_us(found))
-                    [today, packed] = [statistics.median(times[name]) for name in ("today", "packed")]
-                    least = bound(topology, collective, ranks, size)
-                    rows.append(f"{topology.stem},{collective},{size},{least:.0f},{today:.0f},{packed:.0f}")
-                    print(f"| {topology.stem} | {collective} | {size} | {least / 1e3:.1f} | {today / 1e3:.1f} |"
-                          f" {least / today:.2f} | {packed / 1e3:.1f} | {least / packed:.2f} | {today / packed:.2f} |",
-                          flush=True)
+                        for name in names:
+                            try:
+                                times[name].append(kinds[name](network, collective, size))
+                            except (RuntimeError, subprocess.SubprocessError) as error:
+                                if name in ("today", "fitted"):
+                                    raise
+                                print(f"run.py: {name}: {error}", file=sys.stderr)
+                                times[name].append(float("nan"))
+                    found = [statistics.median(times[name]) for name in names]
+                    least = bound(file.name, collective, network.ranks, size)
+                    rows.append(f"{topology.stem},{collective},{size},{least:.0f}," + ",".join(f"{t:.0f}" for t in found))
+                    print(f"| {topology.stem} | {collective} | {size} | {least / 1e3:.1f} | " +
+                          " | ".join(f"{t / 1e3:.1f} | {least / t:.2f}" for t in found) +
+                          f" | {found[0] / found[1]:.2f} |", flush=True)
     if options.csv:
         pathlib.Path(options.csv).write_text("\n".join(rows) + "\n")
-
-
-def median_us(found):
-    """Microseconds of a call in the JSON of `stress`."""
-    (row,) = found["rows"]
-    if found["wrong"]:
-        raise RuntimeError(f"wrong values: {row}")
-    return row["out_of_place"]["median"] * 1e6
 
 
 if __name__ == "__main__":

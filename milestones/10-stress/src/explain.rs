@@ -203,6 +203,9 @@ fn why(choice: &Choice, chosen: &Estimate) -> String {
     if choice.packed {
         text.push("packed trees are taken instead (TINYNCCL_TOPOLOGY)".to_owned());
     }
+    if let Some(limit) = &choice.limit {
+        text.push(format!("the links allow {} ({})", number(limit.ns * 1e-3), limit.links.join(", ")));
+    }
     if let Some(refused) = choice.refused {
         text.push(format!("{refused} cannot do this"));
     }

@@ -64,10 +64,22 @@ fn block<T: Number>(
             report.lines(csv::rows(&row))?;
         } else {
             report.say(&table::row(case, layout, row.out_of_place.as_ref(), row.in_place.as_ref()))?;
+            if let Some(line) = of_links(comm, case, &row, layout.count) {
+                report.say(&line)?;
+            }
         }
         report.rows.push(row);
     }
     Ok(())
+}
+
+/// The faster of both places beside what the links of a described machine allow.
+fn of_links(comm: &Comm, case: &Case, row: &Row, count: usize) -> Option<String> {
+    let limit = comm.explain(&case.call(count)).ok()?.limit?;
+    let measured = [&row.out_of_place, &row.in_place].into_iter().flatten().map(|row| row.timing.median);
+    let seconds = measured.reduce(f64::min)?;
+    let of = limit.ns * 1e-9 / seconds;
+    Some(format!("# {of:.2} of what the links allow ({})", limit.links.join(", ")))
 }
 
 /// The library's choice for segments of this many elements.

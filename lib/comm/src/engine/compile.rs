@@ -8,7 +8,7 @@ use crate::{Engine, Inner};
 use tinynccl_plan::Call;
 use tinynccl_plan::algorithm;
 use tinynccl_plan::error::{Error, Result};
-use tinynccl_plan::schedule::{Program, Schedule};
+use tinynccl_plan::schedule::Program;
 use tinynccl_plan::wire::{Algorithm, Collective, Header};
 
 impl Inner {
@@ -48,11 +48,11 @@ impl Inner {
             }
             collective if call.program != 0 => {
                 let schedule = engine.schedules.iter().find(|schedule| schedule.fingerprint() == call.program);
-                let programs = schedule.map(Schedule::programs).ok_or_else(|| {
+                let schedule = schedule.ok_or_else(|| {
                     Error::invalid(op(), format!("program {:014x} is not known: run it by run_program", call.program))
                 })?;
-                let message = self.longest(&self.shape(collective, call.root));
-                (Algorithm::Direct, message, bind(&|rank| programs.get(rank).cloned()))
+                let message = schedule.message(self.longest(&self.shape(collective, call.root)));
+                (Algorithm::Direct, message, bind(&|rank| schedule.programs().get(rank).cloned()))
             }
             collective => {
                 let choice = self.choice(engine, call, bytes)?;

@@ -8,11 +8,12 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::topology::Choice;
+use crate::topology::{Choice, Limit};
 use crate::{Engine, Inner};
 use tinynccl_plan::Call;
 use tinynccl_plan::error::{Error, Result};
-use tinynccl_plan::schedule::Schedule;
+use tinynccl_plan::schedule::{Schedule, Shape};
+use tinynccl_plan::simulate::bound::Bound;
 use tinynccl_plan::simulate::machine::graph::Description;
 use tinynccl_plan::simulate::machine::{Graph, Machine as _};
 use tinynccl_plan::simulate::packing::{MOST_RANKS, pack};
@@ -48,6 +49,12 @@ impl Described {
             return Err(wrong(detail));
         }
         Ok(Described { machine: Arc::new(machine), known: Vec::new() })
+    }
+
+    /// The least time of a collective with segments of this many bytes.
+    pub(super) fn limit(&self, shape: &Shape, bytes: usize) -> Option<Limit> {
+        let Bound { seconds_per_byte, links } = self.machine.bound(shape)?;
+        Some(Limit { ns: seconds_per_byte * bytes as f64 * 1e9, links })
     }
 }
 

@@ -144,6 +144,11 @@ impl Comm {
             choice.packed = inner.packed_for(&mut engine, call, &choice).is_some();
         }
         choice.symmetric = two_shot.then_some(Algorithm::TwoShot);
+        choice.limit = engine
+            .tuned
+            .described
+            .as_ref()
+            .and_then(|described| described.limit(&inner.shape(call.collective, call.root), call.bytes()));
         Ok(choice)
     }
 }

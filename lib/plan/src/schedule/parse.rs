@@ -17,7 +17,7 @@ impl FromStr for Schedule {
 
     /// Parses and proves it. `->` stands for `→`; empty lines and those that begin with `#` are skipped.
     fn from_str(text: &str) -> Result<Schedule> {
-        let mut head: Option<(Shape, Vec<Program>)> = None;
+        let mut head: Option<(Shape, Vec<Program>, Option<usize>)> = None;
         // Of each rank, what its lanes are called in the text.
         let mut names: Vec<Vec<Name>> = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -28,11 +28,11 @@ impl FromStr for Schedule {
             let wrong = |detail: String| Error::invalid("schedule", format!("line {}: {detail}: {line}", index + 1));
             match &mut head {
                 None => {
-                    let (shape, program) = shape(&line).map_err(wrong)?;
+                    let (shape, program, message) = shape(&line).map_err(wrong)?;
                     names = vec![Vec::new(); shape.ranks];
-                    head = Some((shape, vec![program; shape.ranks]));
+                    head = Some((shape, vec![program; shape.ranks], message));
                 }
-                Some((shape, programs)) => {
+                Some((shape, programs, _)) => {
                     let (rank, name, step) = numbered(&line).map_err(wrong)?;
                     if rank >= shape.ranks {
                         return Err(wrong(format!("expected a rank below {}, got {rank}", shape.ranks)));
@@ -47,10 +47,14 @@ impl FromStr for Schedule {
                 }
             }
         }
-        let Some((shape, programs)) = head else {
+        let Some((shape, programs, message)) = head else {
             return Err(Error::invalid("schedule", "no line: expected \"schedule: COLLECTIVE, N ranks, N parts\""));
         };
-        Ok(Schedule::new(shape, programs)?)
+        let schedule = Schedule::new(shape, programs)?;
+        Ok(match message {
+            Some(message) => schedule.with_message(message),
+            None => schedule,
+        })
     }
 }
 
@@ -58,14 +62,16 @@ fn number<T: FromStr>(text: &str) -> Result<T, String> {
     text.trim().parse().map_err(|_| format!("expected a number, got {:?}", text.trim()))
 }
 
-/// `schedule: reduce, 4 ranks, root 2, 4 parts, span 2, scratch 1`, and the program that all ranks begin with.
-fn shape(line: &str) -> Result<(Shape, Program), String> {
+/// `schedule: reduce, 4 ranks, root 2, 4 parts, span 2, message 65536, scratch 1`: the shape, the program that all ranks
+/// begin with, and the longest message.
+fn shape(line: &str) -> Result<(Shape, Program, Option<usize>), String> {
     let expected = "expected \"schedule: COLLECTIVE, N ranks, N parts\"";
     let mut words = line.strip_prefix("schedule:").ok_or(expected)?.split(',').map(str::trim);
     let name = words.next().unwrap_or_default().replace('-', "_");
     let collective = Collective::ALL.into_iter().find(|c| c.name() == name);
     let collective = collective.ok_or_else(|| format!("no collective is called {name:?}"))?;
     let mut shape = Shape { collective, ranks: 0, root: 0, channels: 1 };
+    let mut message = None;
     let mut program = Program { parts: 0, span: 1, scratch_segments: 0, lanes: Vec::new() };
     for word in words {
         match word.split_once(' ') {
@@ -74,14 +80,15 @@ fn shape(line: &str) -> Result<(Shape, Program), String> {
             Some(("root", rank)) => shape.root = number(rank)?,
             Some(("span", span)) => program.span = number(span)?,
             Some(("scratch", segments)) => program.scratch_segments = number(segments)?,
-            _ => return Err(format!("expected ranks, parts, root, span or scratch, got {word:?}")),
+            Some(("message", bytes)) => message = Some(number::<usize>(bytes)?.max(1)),
+            _ => return Err(format!("expected ranks, parts, root, span, message or scratch, got {word:?}")),
         }
     }
     let counts = [shape.ranks, program.parts, program.span];
     if counts.iter().any(|&count| count == 0 || count > MOST) || program.scratch_segments > MOST {
         return Err(format!("{expected}, each from 1 to {MOST}"));
     }
-    Ok((shape, program))
+    Ok((shape, program, message))
 }
 
 /// `rank 0 ch 0 lane 1: step`: the rank, the channel with the lane's name, the step.

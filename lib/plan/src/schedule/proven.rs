@@ -38,6 +38,8 @@ pub struct Schedule {
     shape: Shape,
     programs: Arc<[Program]>,
     fingerprint: u64,
+    /// Longest message in bytes, if it is to be shorter than what the communicator allows.
+    message: Option<usize>,
     /// Why it must not run in place, if so.
     in_place: Result<(), VerifyError>,
 }
@@ -64,9 +66,21 @@ impl Schedule {
             false => Err(VerifyError::Programs(format!("{} has no form in place", shape.collective))),
         };
         let programs: Arc<[Program]> = programs.into();
-        let mut schedule = Schedule { shape, programs, fingerprint: 0, in_place };
+        let mut schedule = Schedule { shape, programs, fingerprint: 0, message: None, in_place };
         schedule.fingerprint = fingerprint(&schedule.to_string());
         Ok(schedule)
+    }
+
+    /// Returns the schedule with messages over links of at most this many bytes: a long way fills faster with short ones.
+    pub fn with_message(self, bytes: usize) -> Schedule {
+        let mut schedule = Schedule { message: Some(bytes.max(1)), ..self };
+        schedule.fingerprint = fingerprint(&schedule.to_string());
+        schedule
+    }
+
+    /// Longest message in bytes over links that allow `most`.
+    pub fn message(&self, most: usize) -> usize {
+        self.message.map_or(most, |message| message.min(most))
     }
 
     /// The collective, and the number of ranks.
@@ -96,7 +110,8 @@ impl Schedule {
 
 impl PartialEq for Schedule {
     fn eq(&self, other: &Schedule) -> bool {
-        Arc::ptr_eq(&self.programs, &other.programs) && self.shape == other.shape
+        let equal = self.shape == other.shape && self.message == other.message;
+        equal && Arc::ptr_eq(&self.programs, &other.programs)
             || self.fingerprint == other.fingerprint && self.to_string() == other.to_string()
     }
 }
@@ -114,6 +129,9 @@ impl fmt::Display for Schedule {
         write!(f, ", {parts} parts")?;
         if span > 1 {
             write!(f, ", span {span}")?;
+        }
+        if let Some(message) = self.message {
+            write!(f, ", message {message}")?;
         }
         match self.programs.iter().map(|program| program.scratch_segments).max().unwrap_or(0) {
             0 => writeln!(f)?,
@@ -179,6 +197,10 @@ mod tests {
             [Algorithm::Ring, Algorithm::Tree, Algorithm::Direct].map(|a| of(a).fingerprint()).into();
         assert_eq!(all.len(), 3);
         assert_ne!(of(Algorithm::Ring), of(Algorithm::Tree));
+        let ring = of(Algorithm::Ring).with_message(4096);
+        assert_ne!(ring.fingerprint(), of(Algorithm::Ring).fingerprint());
+        let again: Schedule = ring.to_string().parse().unwrap();
+        assert_eq!((&again, again.message(8192), again.message(100)), (&ring, 4096, 100));
         assert_eq!(fingerprint(""), 0xe3_b0c4_4298_fc1c, "SHA-256 of nothing: the same in every build");
     }
 

@@ -185,6 +185,7 @@ pub fn simulate_schedule(schedule: &Schedule, cut: Cut, machine: &dyn Machine, l
     if ranks > machine.ranks() {
         return fail(format!("{} has {} ranks, {ranks} were asked for", machine.name(), machine.ranks()));
     }
+    let cut = Cut { max_message: schedule.message(cut.max_message), ..cut };
     let read = |rank: usize| Ok(Cow::Borrowed(&schedule.programs()[rank]));
     let system = System::build(ranks, read, cut, machine, None, Lengths::Exact)?;
     let messages = system.messages();

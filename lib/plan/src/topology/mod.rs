@@ -25,5 +25,5 @@ pub use placement::Placement;
 pub use rates::{Caches, Rates};
 pub use relays::Relays;
 pub use routes::{Path, Routes};
-pub use select::{Choice, Estimate, choose};
+pub use select::{Choice, Estimate, Limit, choose};
 pub use terms::{Terms, terms};

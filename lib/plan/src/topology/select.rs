@@ -39,6 +39,17 @@ pub struct Choice {
     pub symmetric: Option<Algorithm>,
     /// Trees packed for the links of a described machine (`TINYNCCL_TOPOLOGY`) are taken over links instead.
     pub packed: bool,
+    /// The least time that the links of that machine allow.
+    pub limit: Option<Limit>,
+}
+
+/// A bound of a call's time, of no algorithm: its bytes over the narrowest cut of a described machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limit {
+    /// Time in nanoseconds.
+    pub ns: f64,
+    /// Names of the links that set it.
+    pub links: Vec<String>,
 }
 
 impl Choice {
@@ -85,7 +96,7 @@ pub fn choose(
     let asked = forced.and_then(|algorithm| estimates.iter().find(|e| e.algorithm == algorithm));
     let Estimate { algorithm, message, .. } = *asked.or(estimates.first())?;
     let refused = forced.filter(|_| asked.is_none());
-    Some(Choice { algorithm, message, estimates, refused, symmetric: None, packed: false })
+    Some(Choice { algorithm, message, estimates, refused, symmetric: None, packed: false, limit: None })
 }
 
 /// A case that the estimates miss: two trees send two messages instead of one. They pay if each half is worth a

@@ -87,13 +87,13 @@ fn times(machine: &Graph, collective: Collective, channels: usize, count: usize)
 fn long_calls_take_what_the_links_allow() {
     for (name, machine) in networks() {
         for collective in COLLECTIVES {
-            let [packed, fastest] = times(&machine, collective, 4, 8 << 20);
+            let [packed, fastest] = times(&machine, collective, 4, 4 << 20);
             assert!((1.0..1.1).contains(&packed), "{name}, {collective}: {packed}");
-            assert!(packed < fastest * 1.02, "{name}, {collective}: {packed} after {fastest}");
+            assert!(packed < fastest * GAIN, "{name}, {collective}: {packed} after {fastest}");
         }
     }
     let gain = |(_, machine): (_, Graph)| {
-        let [packed, fastest] = times(&machine, Collective::AllReduce, 1, 8 << 20);
+        let [packed, fastest] = times(&machine, Collective::AllReduce, 1, 4 << 20);
         fastest > 1.5 * packed
     };
     assert!(networks().into_iter().map(gain).filter(|gain| *gain).count() >= 4);
