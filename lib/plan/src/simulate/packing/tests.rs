@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::simulate::machine::Graph;
-use crate::simulate::{Scenario, simulate};
+use crate::simulate::{Scenario, simulate, simulate_schedule};
 use crate::wire::Algorithm;
 
 fn node(name: &str, ranks: usize) -> Value {
