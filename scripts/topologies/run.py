@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Collectives in networks of network namespaces: the library's choice beside trees that are packed for the links.
 
-  scripts/topologies/run.py [--rounds N] [--sizes 1M,16M] [--csv FILE] TOPOLOGY.toml...
+  scripts/topologies/run.py [--rounds N] [--sizes 1M,16M] [--csv FILE] [--transport tcp] TOPOLOGY.toml...
 
 Each node of a description (docs/topologies) is a namespace, with a bridge if it has no ranks; each link is a pair of
-veth with the link's rate (`tc tbf`). Latency is what the namespaces have. A rank is a process of `stress`, built by
+veth with the link's rate (`tc tbf`). Latency is what the namespaces have. With --transport auto the ranks of
+a node share memory, and the library's choice between nodes is hierarchical. A rank is a process of `stress`, built by
 `cargo build --release -p stress`. Times are medians of rounds in turn; `of` compares with the bound of
 `tinynccl-cli simulate`, in payload of the links (0.955 of the rate: headers of Ethernet, IP and TCP).
 
@@ -115,6 +116,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", default="1M,16M")
     parser.add_argument("--csv")
+    parser.add_argument("--transport", default="tcp")
     parser.add_argument("topologies", nargs="+")
     options = parser.parse_args()
     rows = ["topology,collective,bytes,bound_us,today_us,packed_us"]
@@ -132,7 +134,7 @@ def main():
                     for _ in range(options.rounds):
                         for name, environment in [("today", {}), ("packed", {"TINYNCCL_TOPOLOGY": topology})]:
                             arguments = ["--collective", collective, "-b", size, "-e", size, "-n", "3", "-w", "1",
-                                         "--repetitions", "3", "--place", "out", "--no-pin", "--transport", "tcp"]
+                                         "--repetitions", "3", "--place", "out", "--no-pin", "--transport", options.transport]
                             found = network.stress(arguments, environment)
                             times[name].append(median_us(found))
                     [today, packed] = [statistics.median(times[name]) for name in ("today", "packed")]
