@@ -223,6 +223,16 @@ impl Comm {
         engine.forget_routes();
     }
 
+    /// Plans calls as if ranks of different `labels` shared no memory: tests of several hosts on one. Every rank must call
+    /// it with the same labels at the same position among its collective calls.
+    #[doc(hidden)]
+    pub fn assume_hosts(&self, labels: &[usize]) {
+        self.inner.queue.drain();
+        let mut engine = lock(&self.inner.engine);
+        engine.tuned.assume(labels);
+        engine.forget_routes();
+    }
+
     /// The basis for choosing algorithms: measured, read from the cache, or built in; the same on all ranks.
     pub fn cost_model(&self) -> CostModel {
         lock(&self.inner.engine).tuned.model.clone()

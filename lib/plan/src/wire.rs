@@ -139,11 +139,13 @@ pub enum Algorithm {
     /// In shared memory: chunks of ordinary buffers pass through stages that all ranks map. No schedule: see
     /// `symmetric`.
     Staged = 9,
+    /// Inside each host, and between ranks with the same place on their hosts: each carries its share over the network.
+    Hierarchical = 10,
 }
 
 impl Algorithm {
     /// Every algorithm, in code order.
-    pub const ALL: [Algorithm; 10] = [
+    pub const ALL: [Algorithm; 11] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::DoubleTree,
@@ -154,6 +156,7 @@ impl Algorithm {
         Algorithm::TwoShot,
         Algorithm::RecursiveDoubling,
         Algorithm::Staged,
+        Algorithm::Hierarchical,
     ];
 
     /// Kebab-case name as used on command lines and in `TINYNCCL_ALGO`.
@@ -170,6 +173,7 @@ impl Algorithm {
             Algorithm::TwoShot => "two-shot",
             Algorithm::RecursiveDoubling => "recursive-doubling",
             Algorithm::Staged => "staged",
+            Algorithm::Hierarchical => "hierarchical",
         }
     }
 

@@ -85,3 +85,57 @@ fn a_file_that_does_not_fit_is_an_error_on_all_ranks() {
     let sizes = run(Fabric::Inproc, 4, &described(DUMB_BELL), |comm| comm.size());
     assert_eq!(sizes, [4; 4]);
 }
+
+/// A description of hosts with these ranks, and links of 1 GB/s between nodes.
+fn written(folder: &tempfile::TempDir, ranks: &[usize], switches: usize, links: &[(usize, usize)]) -> String {
+    let inside = "inside = { latency_us = 0.2, bandwidth_gb_s = 20.0 }";
+    let host = |(at, ranks): (usize, &usize)| format!("[[node]]\nname = \"{at}\"\nranks = {ranks}\n{inside}\n");
+    let switch = |at: usize| format!("[[node]]\nname = \"{}\"\n", ranks.len() + at);
+    let link = |(a, b): &(usize, usize)| {
+        format!("[[link]]\nbetween = [\"{a}\", \"{b}\"]\nlatency_us = 5.0\nbandwidth_gb_s = 1.0\n")
+    };
+    let nodes = ranks.iter().enumerate().map(host).chain((0..switches).map(switch));
+    let text: String = nodes.chain(links.iter().map(link)).collect();
+    let path = folder.path().join("described.toml");
+    std::fs::write(&path, text).expect("a file");
+    path.to_str().expect("text").to_owned()
+}
+
+/// A group over a ring of six hosts, and one on two of them, both of which call at the same time.
+#[test]
+fn groups_of_a_split_keep_the_description() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ring: Vec<(usize, usize)> = (0..6).map(|at| (at, (at + 1) % 6)).collect();
+    let path = written(&folder, &[2, 2, 1, 1, 1, 1], 0, &ring);
+    let config = described(&path).with(|c| (c.one_shot, c.stage) = (0, 0));
+    let packed = run_ok(Fabric::Tcp, 8, &config, |comm| {
+        let group = comm.split(Some(u32::from(matches!(comm.rank(), 1 | 3))), 0)?.expect("a colour");
+        let call = Call::new(Collective::AllReduce, DType::F32, ReduceOp::Sum, 0, 1 << 20);
+        let packed = group.explain(&call)?.packed;
+        for (collective, count) in cells::COLLECTIVES.into_iter().flat_map(|c| [(c, 1000), (c, 50_003)]) {
+            let cell = Cell { collective, dtype: DType::I32, op: ReduceOp::Sum, root: 1, count };
+            cells::check(&group, cell, &"a group beside another one")?;
+        }
+        group.close()?;
+        comm.close().map(|()| packed)
+    });
+    let six = [0, 2, 4, 5, 6, 7].map(|rank| packed[rank]);
+    assert_eq!((six, packed[1]), ([true; 6], packed[3]), "{packed:?}");
+}
+
+/// More ranks than are packed: hosts that alternate between two switches.
+#[test]
+fn many_ranks_take_the_order_for_rings() {
+    const RANKS: usize = 66;
+    let folder = tempfile::tempdir().expect("a folder");
+    let legs = (0..RANKS).map(|host| (host, RANKS + host % 2)).chain([(RANKS, RANKS + 1)]);
+    let path = written(&folder, &[1; RANKS], 2, &legs.collect::<Vec<_>>());
+    let config = described(&path).with(|c| (c.one_shot, c.stage) = (0, 0));
+    run_ok(Fabric::Inproc, RANKS, &config, |comm| {
+        for collective in [Collective::AllReduce, Collective::Broadcast, Collective::Reduce] {
+            let cell = Cell { collective, dtype: DType::I32, op: ReduceOp::Sum, root: 7, count: 40_000 };
+            cells::check(&comm, cell, &"many ranks")?;
+        }
+        comm.close()
+    });
+}

@@ -105,7 +105,7 @@ fn documented(algorithm: Algorithm, collective: Collective) -> bool {
         Algorithm::HalvingDoubling => matches!(collective, AllReduce | ReduceScatter | AllGather | Barrier),
         Algorithm::AllPairs => matches!(collective, AllReduce | Reduce | Barrier),
         Algorithm::RecursiveDoubling => matches!(collective, AllReduce | Barrier),
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => false,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged | Algorithm::Hierarchical => false,
     }
 }
 

@@ -25,6 +25,7 @@ mod flat;
 mod fork;
 mod groups;
 mod hangs;
+mod hosts;
 mod interrupted;
 mod join;
 mod line;

@@ -74,7 +74,7 @@ pub(crate) struct Args {
     #[arg(long)]
     transport: Option<String>,
     /// Use this algorithm where it can do the collective: ring, tree, double-tree, direct, halving-doubling, all-pairs,
-    /// recursive-doubling, one-shot, two-shot, staged or auto.
+    /// recursive-doubling, hierarchical, one-shot, two-shot, staged or auto.
     #[arg(long)]
     algo: Option<String>,
     /// 1: calls run in the caller's thread. 0: they run on the progress thread, and the caller waits for each.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use program_kit::{Usage, size};
-use tinynccl_plan::algorithm::{self, Shape};
+use tinynccl_plan::algorithm::{self, Hosts, Shape};
 use tinynccl_plan::schedule::Program;
 use tinynccl_plan::schedule::draw::draw_all;
 use tinynccl_plan::schedule::rounds::play;
@@ -28,7 +28,7 @@ pub(crate) struct Options {
     /// Collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all, barrier.
     #[arg(value_parser = collective, required_unless_present = "program")]
     collective: Option<Collective>,
-    /// Algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs.
+    /// Algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs, hierarchical.
     #[arg(required_unless_present = "program")]
     algorithm: Option<Algorithm>,
     /// A schedule of your own, as `tinynccl::schedule::Schedule` writes it, in place of both.
@@ -40,6 +40,9 @@ pub(crate) struct Options {
     /// Root, for collectives that have one.
     #[arg(long, default_value_t = 0)]
     root: usize,
+    /// Hosts of the ranks, for hierarchical: as many ranks on each, one after the other; the last may have fewer.
+    #[arg(long, default_value_t = 1)]
+    hosts: usize,
     /// Channels that the algorithm may spread over.
     #[arg(long, default_value_t = 1)]
     channels: usize,
@@ -95,18 +98,21 @@ fn asked(options: &Options) -> Result<(By, Shape, Vec<Program>)> {
     };
     let root = if collective.has_root() { options.root } else { 0 };
     let shape = Shape { collective, ranks: options.ranks, root, channels: options.channels };
-    let programs = programs(algorithm, &shape)?;
+    let each = shape.ranks.div_ceil(options.hosts.max(1)).max(1);
+    let hosts = Hosts::of(&(0..shape.ranks).map(|rank| rank / each).collect::<Vec<_>>());
+    let programs = programs(algorithm, &shape, &hosts)?;
     Ok((By::Library(algorithm), shape, programs))
 }
 
-fn programs(algorithm: Algorithm, shape: &Shape) -> Result<Vec<Program>> {
+fn programs(algorithm: Algorithm, shape: &Shape, hosts: &Hosts) -> Result<Vec<Program>> {
     if shape.root >= shape.ranks {
         bail!(Usage(format!("root is {}, expected a rank below {}", shape.root, shape.ranks)));
     }
     let mut programs = Vec::new();
     let mut steps = 0;
     for rank in 0..shape.ranks {
-        let program = algorithm::program(algorithm, shape, rank).ok_or_else(|| Usage(no_schedule(algorithm, shape)))?;
+        let program = algorithm::program_on(algorithm, shape, hosts, rank);
+        let program = program.ok_or_else(|| Usage(no_schedule(algorithm, shape)))?;
         steps += program.lanes.iter().map(|lane| lane.steps.len()).sum::<usize>();
         programs.push(program);
         if steps > MOST_STEPS {
@@ -135,7 +141,7 @@ mod tests {
 
     pub(crate) fn played(collective: Collective, algorithm: Algorithm, ranks: usize) -> Played {
         let shape = Shape { collective, ranks, root: 0, channels: 1 };
-        let programs = programs(algorithm, &shape).unwrap();
+        let programs = programs(algorithm, &shape, &Hosts::default()).unwrap();
         let rounds = play(&programs, &shape).unwrap();
         Played { by: By::Library(algorithm), shape, parts: programs[0].parts, size: 1000, rounds }
     }
@@ -143,7 +149,7 @@ mod tests {
     #[test]
     fn what_has_no_schedule_names_what_has() {
         let shape = Shape { collective: Collective::AllToAll, ranks: 4, root: 0, channels: 1 };
-        let error = programs(Algorithm::Ring, &shape).unwrap_err().to_string();
+        let error = programs(Algorithm::Ring, &shape, &Hosts::default()).unwrap_err().to_string();
         assert_eq!(error, "ring has no schedule for all_to_all on 4 ranks, these have: direct");
     }
 
@@ -151,7 +157,7 @@ mod tests {
     fn what_would_fill_the_memory_is_refused_with_its_size() {
         let of = |algorithm, ranks| {
             let shape = Shape { collective: Collective::AllReduce, ranks, root: 0, channels: 1 };
-            programs(algorithm, &shape).map(|p| p.len()).map_err(|e| e.to_string())
+            programs(algorithm, &shape, &Hosts::default()).map(|p| p.len()).map_err(|e| e.to_string())
         };
         let error = of(Algorithm::Ring, 100_000).unwrap_err();
         let start = "ring on 100000 ranks has about 199999 steps on each of them, 2200.0 GB in all, and a schedule is shown up \

@@ -6,7 +6,7 @@ use crate::reduce::exact;
 use crate::topology::{Choice, choose};
 use crate::{Engine, Inner};
 use tinynccl_plan::Call;
-use tinynccl_plan::algorithm::{self, Shape};
+use tinynccl_plan::algorithm::{self, Hosts, Shape, hierarchical};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::Algorithm;
 use tinynccl_sys::config::Sums;
@@ -39,13 +39,16 @@ impl Inner {
     }
 
     /// Logs once per collective that the requested algorithm was not taken.
-    pub(super) fn warn_refused(&self, shape: &Shape, choice: &Choice) {
+    pub(super) fn warn_refused(&self, shape: &Shape, hosts: &Hosts, choice: &Choice) {
         let Some(refused) = choice.refused else { return };
         let bit = 1 << shape.collective as u8;
         if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             let (rank, ranks) = (self.state.rank, shape.ranks);
-            let reason =
-                if algorithm::supports(refused, shape) { "keeps no fixed order in" } else { "does not support" };
+            let able = match refused {
+                Algorithm::Hierarchical => hierarchical::supports(shape, hosts),
+                _ => algorithm::supports(refused, shape),
+            };
+            let reason = if able { "keeps no fixed order in" } else { "does not support" };
             let taken = choice.algorithm;
             log::warn!(
                 "rank {rank}: {refused} was requested, but {reason} {} of {ranks} ranks; taking {taken}",

@@ -6,7 +6,7 @@ use crate::executor::Supervisor as _;
 use crate::reduce::Average;
 use crate::{Engine, Inner};
 use tinynccl_plan::Call;
-use tinynccl_plan::algorithm;
+use tinynccl_plan::algorithm::{self, hierarchical};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::schedule::Program;
 use tinynccl_plan::wire::{Algorithm, Collective, Header};
@@ -62,11 +62,20 @@ impl Inner {
                     return self.compile(engine, &Call { program, ..*call });
                 }
                 let shape = self.shape(collective, call.root);
-                self.warn_refused(&shape, &choice);
+                self.warn_refused(&shape, &engine.tuned.model.hosts, &choice);
                 log::debug!("rank {rank}: {call:?}: {}", choice.algorithm);
-                let program = if at_once { algorithm::program_at_once } else { algorithm::program };
-                let bound = bind(&|rank| program(choice.algorithm, &shape, rank));
-                (choice.algorithm, choice.message, bound)
+                let order = self.order_for(engine, call, &choice);
+                let (algorithm, hosts) = (choice.algorithm, &engine.tuned.model.hosts);
+                let shape = match algorithm {
+                    Algorithm::Hierarchical => hierarchical::widened(&shape, hosts, bytes, choice.message),
+                    _ => shape,
+                };
+                let bound = bind(&|rank| match &order {
+                    _ if at_once => algorithm::program_at_once(algorithm, &shape, rank),
+                    Some(order) => algorithm::program_in_order(algorithm, &shape, order, rank),
+                    None => algorithm::program_on(algorithm, &shape, hosts, rank),
+                });
+                (algorithm, choice.message, bound)
             }
         };
         let missing = || Error::invalid(op(), format!("no {algorithm} program for {} ranks", self.size()));

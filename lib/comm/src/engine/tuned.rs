@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::described::Described;
 use crate::State;
 use crate::topology::host::{Cores, Host};
-use crate::topology::{CostModel, Placement, Relays};
+use crate::topology::{CostModel, Relays};
+use tinynccl_plan::algorithm::Hosts;
 
 /// Source of a cost model's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,10 +85,24 @@ impl Tuned {
         Tuned { seats, described: None, ..self.clone() }.placed()
     }
 
+    /// Returns this model for one of the communicators into which this one is split: the ranks of each, and the number of
+    /// that one among them. They know of each other's calls on a described machine.
+    pub(crate) fn split(&self, groups: &[Vec<usize>], mine: usize) -> Tuned {
+        let ranks = groups.get(mine).into_iter().flatten().copied();
+        let described = self.described.as_ref().map(|described| described.split(groups, mine));
+        Tuned { described, ..self.among(ranks) }
+    }
+
     /// Returns this model with the relays of this communicator.
     pub(crate) fn relayed(mut self, state: &State) -> Tuned {
         self.model.relays = Relays::new(&state.control.paths(), &state.members);
         self
+    }
+
+    /// Takes these labels for the memory that ranks share.
+    pub(crate) fn assume(&mut self, labels: &[usize]) {
+        self.seats.iter_mut().zip(labels).for_each(|(seat, &memory)| seat.memory = memory);
+        *self = self.clone().placed();
     }
 
     /// True if the machine of `rank` has more ranks than cores.
@@ -104,6 +119,6 @@ impl Tuned {
 
     fn placed(self) -> Tuned {
         let labels: Vec<usize> = self.seats.iter().map(|s| s.memory).collect();
-        Tuned { model: self.model.placed(Placement::of(&labels)), ..self }
+        Tuned { model: self.model.on_hosts(Hosts::of(&labels)), ..self }
     }
 }

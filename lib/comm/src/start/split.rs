@@ -51,12 +51,15 @@ impl Comm {
         let groups = || ranks.chunk_by(|a, b| a.0 == b.0);
         let number = |group: &[(u32, i32, usize)]| votes[group[0].2].2;
         control.numbers().note(groups().map(number));
-        let Some(ranks) = groups().find(|group| Some(group[0].0) == color) else { return Ok(None) };
+        let Some(mine) = groups().position(|group| Some(group[0].0) == color) else { return Ok(None) };
+        let groups: Vec<&[(u32, i32, usize)]> = groups().collect();
+        let ranks = groups[mine];
         let id = number(ranks);
         let rank = ranks.iter().position(|&(.., r)| r == state.rank).unwrap_or(0);
         let members = ranks.iter().map(|&(.., r)| state.members[r]).collect();
         let sink = state.trace.as_ref().map(|trace| trace.sink().clone());
-        let tuned = lock(&inner.engine).tuned.among(ranks.iter().map(|&(.., r)| r));
+        let groups: Vec<Vec<usize>> = groups.iter().map(|group| group.iter().map(|&(.., r)| r).collect()).collect();
+        let tuned = lock(&inner.engine).tuned.split(&groups, mine);
         let child = State::new(id, rank, members, state.config.clone(), control.clone(), sink)?;
         if let Some(trace) = &state.trace {
             trace.span(begin, Span::Split);

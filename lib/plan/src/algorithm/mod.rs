@@ -12,6 +12,7 @@
 //! | [`halving_doubling`] | yes | yes | | | 2log₂n, +2 for other n |
 //! | [`recursive_doubling`] | yes | | | | log₂n, +1 or +2 for other n |
 //! | [`all_pairs`] | yes | | reduce | | 2 |
+//! | [`hierarchical`], on h [`Hosts`] | yes | yes | yes | | 2h |
 //!
 //! A barrier is an all_reduce of nothing: its messages are headers.
 //!
@@ -24,18 +25,23 @@ mod cube_segments;
 pub mod direct;
 pub mod double_tree;
 pub mod halving_doubling;
+pub mod hierarchical;
+mod hosts;
 mod hypercube;
+mod order;
 mod rank_order;
 pub mod recursive_doubling;
 pub mod ring;
 pub mod tree;
 mod tree_segments;
 
+pub use self::hosts::{Hosts, program_on};
+pub use self::order::{Order, program_in_order};
 pub use crate::schedule::Shape;
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::{Algorithm, Collective};
 
-/// Returns true if `algorithm` has a schedule for this collective on this many ranks.
+/// Returns true if `algorithm` has a schedule for this collective on this many ranks, wherever they run.
 pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
     if !shape.is_valid() {
         return false;
@@ -56,7 +62,7 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
         Algorithm::AllPairs => {
             matches!(shape.collective, Collective::AllReduce | Collective::Reduce | Collective::Barrier)
         }
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => false,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged | Algorithm::Hierarchical => false,
     }
 }
 
@@ -105,7 +111,7 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
         Algorithm::HalvingDoubling => halving_doubling::program(shape, rank),
         Algorithm::AllPairs => all_pairs::program(shape, rank, false),
         Algorithm::RecursiveDoubling => Some(recursive_doubling::program(shape, rank)),
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => None,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged | Algorithm::Hierarchical => None,
     }
 }
 
@@ -140,7 +146,7 @@ pub fn cut(algorithm: Algorithm, shape: &Shape) -> Option<(usize, usize)> {
         Algorithm::DoubleTree => (double_tree::channels(shape), 1),
         Algorithm::HalvingDoubling => halving_doubling::cut(shape, halving_doubling::MAX_SPAN),
         Algorithm::AllPairs => (all_pairs::parts(shape), 1),
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => return None,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged | Algorithm::Hierarchical => return None,
     })
 }
 
@@ -160,7 +166,7 @@ pub fn bytes_sent(algorithm: Algorithm, shape: &Shape, rank: usize, partition: &
         Algorithm::HalvingDoubling => halving_doubling::bytes_sent(shape, rank, partition),
         Algorithm::AllPairs => all_pairs::bytes_sent(shape, rank, partition),
         Algorithm::RecursiveDoubling => recursive_doubling::bytes_sent(shape, rank, partition),
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => return None,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged | Algorithm::Hierarchical => return None,
     })
 }
 

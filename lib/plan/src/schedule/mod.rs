@@ -22,6 +22,7 @@ use std::ops::Range;
 
 mod at_once;
 pub mod draw;
+mod joined;
 mod parse;
 pub mod partition;
 mod proven;
@@ -30,6 +31,7 @@ mod shape;
 pub mod verify;
 
 pub use at_once::AtOnce;
+pub(crate) use joined::joined;
 pub use partition::Partition;
 pub use proven::Schedule;
 pub use shape::Shape;

@@ -5,6 +5,7 @@
 //! | [`mod@bound`] | the least time that a machine's links allow, whatever the schedule |
 //! | [`machine`] | ranks, links and routes: built in, or from a description |
 //! | [`packing`] | schedules of trees for the links of a machine |
+//! | [`mod@ring_order`] | an order of the ranks for rings on a machine |
 //! | `system` | the programs of all ranks on a machine: dependencies, and the links of each message |
 //! | `refine` | simulates indistinguishable ranks once |
 //! | `engine` | events: steps, messages, the critical path |
@@ -58,6 +59,7 @@ pub mod machine;
 pub mod packing;
 mod refine;
 pub mod report;
+pub mod ring_order;
 mod sharing;
 mod steady;
 mod system;
@@ -69,10 +71,11 @@ pub use machine::{Costs, Machine};
 pub use report::{LinkLoad, Method, Report};
 
 use std::borrow::Cow;
+use std::convert::Infallible;
 
-use crate::algorithm::{self, Shape, supports};
+use crate::algorithm::{self, Hosts, Shape, hierarchical, supports};
 use crate::error::{Error, Result};
-use crate::schedule::Schedule;
+use crate::schedule::{Loc, Program, Schedule};
 use crate::topology::terms;
 use crate::wire::Algorithm;
 use system::{Lengths, System, Translation};
@@ -128,6 +131,9 @@ impl Default for Limits {
 pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
     let Scenario { algorithm, shape, .. } = *call;
     let fail = |detail: String| Err(Error::invalid("simulate", detail));
+    if algorithm == Algorithm::Hierarchical {
+        return simulate_on(call, &machine.hosts(shape.ranks), machine, limits);
+    }
     if !supports(algorithm, &shape) {
         return fail(format!("{algorithm} has no schedule for {} on {} ranks", shape.collective, shape.ranks));
     }
@@ -175,24 +181,108 @@ pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Resu
     Ok(Report::new(&system, machine, run, method))
 }
 
+/// Simulates a call as ranks on these hosts make it: [hierarchical](crate::algorithm::hierarchical), or with the ranks of
+/// a host one after the other.
+///
+/// # Errors
+/// As [`simulate`]; every message is simulated where the hosts matter.
+pub fn simulate_on(call: &Scenario, hosts: &Hosts, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
+    let Scenario { algorithm, shape, count, elem_size, max_message } = *call;
+    let shape = match algorithm {
+        Algorithm::Hierarchical => hierarchical::widened(&shape, hosts, count.saturating_mul(elem_size), max_message),
+        _ if hosts.order().is_none() => return simulate(call, machine, limits),
+        _ => shape,
+    };
+    let programs: Option<Vec<Program>> =
+        (0..shape.ranks).map(|rank| algorithm::program_on(algorithm, &shape, hosts, rank)).collect();
+    let Some(programs) = programs else {
+        let what = format!(
+            "{algorithm} has no schedule for {} on {} ranks of {}",
+            shape.collective,
+            shape.ranks,
+            machine.name()
+        );
+        return Err(Error::invalid("simulate", what));
+    };
+    simulate_programs(&programs, Cut { count, elem_size, max_message }, machine, limits)
+}
+
 /// Simulates a call by a schedule of the caller's making: every message of every rank.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] when the machine has too few ranks, or there are more messages than `limits.messages`.
 pub fn simulate_schedule(schedule: &Schedule, cut: Cut, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
-    let ranks = schedule.shape().ranks;
-    let fail = |detail: String| Err(Error::invalid("simulate", detail));
-    if ranks > machine.ranks() {
-        return fail(format!("{} has {} ranks, {ranks} were asked for", machine.name(), machine.ranks()));
-    }
     let cut = Cut { max_message: schedule.message(cut.max_message), ..cut };
-    let read = |rank: usize| Ok(Cow::Borrowed(&schedule.programs()[rank]));
-    let system = System::build(ranks, read, cut, machine, None, Lengths::Exact)?;
+    simulate_programs(schedule.programs(), cut, machine, limits)
+}
+
+fn simulate_programs(programs: &[Program], cut: Cut, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
+    let ranks: Vec<usize> = (0..programs.len()).collect();
+    simulate_together(&[(&ranks, programs)], cut, machine, limits)
+}
+
+/// Simulates calls of several groups of ranks that begin at the same time: the ranks of each, named by their numbers in
+/// the machine, and their programs. All segments have the length of `cut`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a rank that the machine does not have or that is in two groups, and for more messages
+/// than `limits.messages`.
+pub fn simulate_together(
+    groups: &[(&[usize], &[Program])],
+    cut: Cut,
+    machine: &dyn Machine,
+    limits: &Limits,
+) -> Result<Report> {
+    let fail = |detail: String| Err(Error::invalid("simulate", detail));
+    // Programs of different numbers of parts are cut alike where a part of one is several of that.
+    let parts = groups.iter().filter_map(|(_, programs)| programs.first()).fold(1, |all, one| lcm(all, one.parts));
+    let span = groups.iter().flat_map(|(_, programs)| *programs).map(|one| one.span * (parts / one.parts.max(1))).max();
+    let most = groups.iter().flat_map(|(ranks, _)| *ranks).max().map_or(0, |most| most + 1);
+    if most > machine.ranks() {
+        return fail(format!("{} has {} ranks, {most} were asked for", machine.name(), machine.ranks()));
+    }
+    let mut all: Vec<Option<Cow<'_, Program>>> = vec![None; most];
+    for (members, programs) in groups {
+        let alone = groups.len() == 1 && members.iter().enumerate().all(|(at, &rank)| at == rank);
+        for (&rank, program) in members.iter().zip(*programs) {
+            let placed = match alone {
+                true => Cow::Borrowed(program),
+                false => Cow::Owned(placed(program, members, parts, span.unwrap_or(1))),
+            };
+            if all[rank].replace(placed).is_some() {
+                return fail(format!("rank {rank} is in two groups"));
+            }
+        }
+    }
+    let idle = Program { parts, span: span.unwrap_or(1), scratch_segments: 0, lanes: vec![] };
+    let read = |rank: usize| Ok(all[rank].as_deref().map_or(Cow::Borrowed(&idle), Cow::Borrowed));
+    let system = System::build(most, read, cut, machine, None, Lengths::Exact)?;
     let messages = system.messages();
     if messages > limits.messages {
         return fail(format!("the schedule sends {messages} messages, at most {} can be simulated", limits.messages));
     }
-    engine::run(&system).map(|run| Report::new(&system, machine, run, Method::all(ranks)))
+    engine::run(&system).map(|run| Report::new(&system, machine, run, Method::all(most)))
+}
+
+/// A program of a group's rank with the ranks' numbers in the machine, and parts that are cut into more.
+fn placed(program: &Program, members: &[usize], parts: usize, span: usize) -> Program {
+    let each = (parts / program.parts.max(1)) as u32;
+    let loc = |loc: Loc| Loc { part: loc.part * each, span: loc.span * each, ..loc };
+    let mut program = Program { parts, span, ..program.clone() };
+    for step in program.lanes.iter_mut().flat_map(|lane| &mut lane.steps) {
+        let rank = |peer: u32| Ok::<_, Infallible>(members.get(peer as usize).map_or(peer, |&rank| rank as u32));
+        let Ok(placed) = step.map(rank, loc);
+        *step = placed;
+    }
+    program
+}
+
+fn lcm(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a.max(1), b.max(1));
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    a.max(1) / x * b.max(1)
 }
 
 impl Scenario {

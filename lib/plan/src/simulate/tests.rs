@@ -378,3 +378,45 @@ fn a_schedule_of_the_callers_takes_the_same_time() {
         assert!(simulate_schedule(&schedule, cut, &small, &few).unwrap_err().to_string().contains("8 were asked for"));
     }
 }
+
+/// Two hosts of four ranks, joined by a cable that is slower than their memory. A ring takes 7/4 of what the hierarchy takes
+/// over it.
+#[test]
+fn a_hierarchy_sends_less_between_hosts_than_a_ring() {
+    let node = |name| {
+        let inside = serde_json::json!({"latency_us": 0.1, "bandwidth_gb_s": 10.0});
+        serde_json::json!({"name": name, "ranks": 4, "inside": inside})
+    };
+    let cable = serde_json::json!({"between": ["a", "b"], "latency_us": 2.0, "bandwidth_gb_s": 1.25});
+    let described = serde_json::json!({"node": [node("a"), node("b")], "link": [cable]});
+    let machine = Graph::new(&serde_json::from_value(described).unwrap()).unwrap();
+    let hosts = machine.hosts(8);
+    for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
+        let shape = shape(collective, 8);
+        let call = |algorithm| call(algorithm, shape, 4 << 20, 1 << 18);
+        let took = |algorithm| simulate_on(&call(algorithm), &hosts, &machine, &Limits::default()).unwrap().time;
+        let [ring, hierarchy] = [Algorithm::Ring, Algorithm::Hierarchical].map(took);
+        assert!(ring > 1.6 * hierarchy, "{collective}: {hierarchy} after {ring}");
+        let bound = machine.bound(&shape).unwrap().seconds_per_byte * f64::from(16 << 20);
+        assert!((1.0..1.1).contains(&(hierarchy / bound)), "{collective}: {hierarchy}, bound {bound}");
+        let named = simulate(&call(Algorithm::Hierarchical), &machine, &Limits::default()).unwrap().time;
+        assert_eq!(named, hierarchy);
+    }
+}
+
+/// The same hosts with ranks numbered in turn: a ring in rank order leaves a host at every hop.
+#[test]
+fn rings_take_the_ranks_of_a_host_one_after_the_other() {
+    let nodes: Vec<_> = (0..6).map(|rank| serde_json::json!({"name": rank.to_string(), "ranks": 1})).collect();
+    let switches = ["a", "b"].map(|name| serde_json::json!({"name": name}));
+    let link = |a: String, b: &str, gb_s: f64| serde_json::json!({"between": [a, b], "latency_us": 1.0, "bandwidth_gb_s": gb_s});
+    let mut links: Vec<_> = (0..6).map(|rank| link(rank.to_string(), ["a", "b"][rank % 2], 10.0)).collect();
+    links.push(link("a".to_owned(), "b", 1.0));
+    let nodes: Vec<_> = nodes.into_iter().chain(switches).collect();
+    let machine =
+        Graph::new(&serde_json::from_value(serde_json::json!({"node": nodes, "link": links})).unwrap()).unwrap();
+    let call = call(Algorithm::Ring, shape(Collective::AllReduce, 6), 4 << 20, 1 << 18);
+    let took = |labels: &[usize]| simulate_on(&call, &Hosts::of(labels), &machine, &Limits::default()).unwrap().time;
+    let [natural, in_turn] = [took(&[0; 6]), took(&[0, 1, 0, 1, 0, 1])];
+    assert!(natural > 2.5 * in_turn, "{in_turn} after {natural}");
+}

@@ -38,8 +38,8 @@ use serde::{Deserialize, Serialize};
 use super::placement::{Placement, Share};
 use super::rates::{Caches, Rates, Shares};
 use super::relays::{Factor, Relays};
-use super::terms::{Load, crossing, terms};
-use crate::algorithm::Shape;
+use super::terms::{Load, crossing, hierarchical, terms};
+use crate::algorithm::{Hosts, Shape};
 use crate::wire::Algorithm;
 
 /// Cost of a message between two ranks, one way, with the copies at both ends.
@@ -94,6 +94,9 @@ pub struct CostModel {
     /// communicator.
     #[serde(skip)]
     pub relays: Relays,
+    /// The hosts of the ranks. Not in the record, as the relays.
+    #[serde(skip)]
+    pub hosts: Hosts,
 }
 
 impl CostModel {
@@ -118,6 +121,7 @@ impl CostModel {
             caches: Caches::TYPICAL,
             placement: Placement::TOGETHER,
             relays: Relays::default(),
+            hosts: Hosts::default(),
         }
     }
 
@@ -129,6 +133,11 @@ impl CostModel {
     /// Returns these figures for ranks placed like `placement`.
     pub fn placed(self, placement: Placement) -> CostModel {
         CostModel { placement, ..self }
+    }
+
+    /// Returns these figures for ranks on `hosts`.
+    pub fn on_hosts(self, hosts: Hosts) -> CostModel {
+        CostModel { placement: Placement::on(&hosts), hosts, ..self }
     }
 
     /// Returns these figures for `ranks` ranks of a host on `cores` cores: where ranks share a core, each hop costs a
@@ -298,10 +307,17 @@ pub fn estimate(
     max_message: usize,
     model: &CostModel,
 ) -> Option<Breakdown> {
-    let terms = terms(algorithm, shape, bytes, max_message)?;
-    let leaving = crossing(algorithm, shape, model.placement);
+    let (terms, leaving) = match algorithm {
+        Algorithm::Hierarchical => hierarchical::on(&model.hosts, shape, bytes, max_message)?,
+        _ => {
+            // Its ranks are taken host by host.
+            let root = model.hosts.order().map_or(shape.root, |order| order.position(shape.root));
+            let placed = Shape { root, ..*shape };
+            (terms(algorithm, shape, bytes, max_message)?, crossing(algorithm, &placed, model.placement))
+        }
+    };
     let shares = model.caches.shares(terms.footprint, model.busy_cores);
-    let detour = model.relays.detour(algorithm, shape);
+    let detour = model.relays.detour(algorithm, shape, &model.hosts);
     let price = |load: &Load, share, detour, bound| Breakdown {
         bound,
         ..model.price(load, terms.window, share, shares, detour)

@@ -1,14 +1,16 @@
 //! Ranks that share memory, and the share of an algorithm's messages that leaves the host.
 //!
-//! Launchers number the ranks of a host one after the other, so a placement is one number: the ranks per *block*.
+//! Algorithms take the ranks of a host one after the other ([`program_on`](crate::algorithm::program_on)), so a placement
+//! is one number: the ranks per *block*.
 //! ```text
 //! block 4:   0 1 2 3 | 4 5 6 7 | 8 9          a message within a block goes through memory, others over TCP
 //! ```
-//! With any other numbering, every message is assumed to leave the host.
 //!
 //! Source of the idea: NCCL's `src/graph/tuning.cc` prices a ring by how many of its hops leave the node.
 
 use serde::{Deserialize, Serialize};
+
+use crate::algorithm::Hosts;
 
 /// Ranks `k·block` to `(k+1)·block - 1` share memory; 1: no two ranks do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,20 +30,15 @@ impl Placement {
         Placement { block: block.max(1) }
     }
 
-    /// From a label per rank, equal for ranks that share memory.
-    pub fn of<T: PartialEq>(labels: &[T]) -> Placement {
-        let Some(first) = labels.first() else { return Placement::TOGETHER };
-        let block = labels.iter().take_while(|&label| label == first).count();
-        if block == labels.len() {
-            return Placement::TOGETHER;
+    /// Of the ranks, taken host by host. Hosts of different sizes count as blocks of their mean; the last may be smaller.
+    pub fn on(hosts: &Hosts) -> Placement {
+        let (count, first) = (hosts.count(), hosts.on(0).len());
+        let last = hosts.on(count - 1).len();
+        match (0..count - 1).all(|host| hosts.on(host).len() == first) && last <= first {
+            _ if count == 1 => Placement::TOGETHER,
+            true => Placement::blocks(first),
+            false => Placement::blocks(hosts.ranks().div_ceil(count)),
         }
-        let regular = labels.chunks(block).enumerate().all(|(i, chunk)| {
-            let start = i * block;
-            // One label throughout, and not that of an earlier block.
-            chunk.iter().all(|label| Some(label) == chunk.first())
-                && labels.iter().take(start).all(|label| Some(label) != chunk.first())
-        });
-        if regular { Placement { block } } else { Placement::APART }
     }
 
     /// Ranks per block.
@@ -106,14 +103,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_become_blocks() {
-        assert_eq!(Placement::of(&["a"; 5]), Placement::TOGETHER);
-        assert_eq!(Placement::of::<&str>(&[]), Placement::TOGETHER);
-        assert_eq!(Placement::of(&[0, 1, 2]), Placement::APART);
-        assert_eq!(Placement::of(&[7, 7, 3, 3, 5]), Placement::blocks(2));
-        assert_eq!(Placement::of(&[0, 0, 1, 0]), Placement::APART, "round robin");
-        assert_eq!(Placement::of(&[0, 0, 1, 1, 0, 0]), Placement::APART, "a host comes twice");
-        assert_eq!(Placement::of(&[0, 0, 1, 1, 1]), Placement::APART, "a block longer than the first");
+    fn hosts_become_blocks() {
+        let on = |labels: &[usize]| Placement::on(&Hosts::of(labels));
+        assert_eq!((on(&[1; 5]), on(&[])), (Placement::TOGETHER, Placement::TOGETHER));
+        assert_eq!(on(&[0, 1, 2]), Placement::APART);
+        assert_eq!(on(&[7, 7, 7, 3, 3, 3, 5]), Placement::blocks(3));
+        assert_eq!(on(&[0, 1, 0, 1]), Placement::blocks(2), "round robin");
+        assert_eq!(on(&[0, 0, 1, 1, 1, 1]), Placement::blocks(3), "the mean");
     }
 
     #[test]

@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 
 use super::routes::Path;
-use crate::algorithm::{Shape, program};
+use crate::algorithm::{Hosts, Shape, program_on};
 use crate::wire::Algorithm;
 
 /// The relayed pairs of a communicator, by its own numbers.
@@ -85,13 +85,13 @@ impl Relays {
     }
 
     /// The factors of an algorithm with its relayed messages.
-    pub fn detour(&self, algorithm: Algorithm, shape: &Shape) -> Detour {
+    pub fn detour(&self, algorithm: Algorithm, shape: &Shape, hosts: &Hosts) -> Detour {
         if self.ways.is_empty() {
             return Detour::NONE;
         }
         let mut ranks = vec![Counted::default(); shape.ranks];
         for rank in 0..shape.ranks {
-            let Some(program) = program(algorithm, shape, rank) else { return Detour::NONE };
+            let Some(program) = program_on(algorithm, shape, hosts, rank) else { return Detour::NONE };
             for step in program.lanes.iter().flat_map(|lane| &lane.steps) {
                 let size = [1.0, step.parts().len() as f64];
                 for peer in [step.source(), step.destination()].into_iter().flatten() {
@@ -148,15 +148,15 @@ mod tests {
     #[test]
     fn nothing_is_paid_where_nothing_is_relayed() {
         let direct = Relays::new(&Routes::direct().paths(), &[0, 1, 2]);
-        assert_eq!(direct.detour(Algorithm::Ring, &shape(Collective::AllReduce, 3)), Detour::NONE);
+        assert_eq!(direct.detour(Algorithm::Ring, &shape(Collective::AllReduce, 3), &Hosts::default()), Detour::NONE);
         // Only the pair 0 and 2 is relayed, and a chain over the line does not use it.
         let chain = shape(Collective::Broadcast, 3);
-        assert_eq!(line(3).detour(Algorithm::Ring, &chain), Detour::NONE);
+        assert_eq!(line(3).detour(Algorithm::Ring, &chain, &Hosts::default()), Detour::NONE);
     }
 
     #[test]
     fn a_ring_over_a_line_of_three_pays_for_one_edge() {
-        let detour = line(3).detour(Algorithm::Ring, &shape(Collective::AllReduce, 3));
+        let detour = line(3).detour(Algorithm::Ring, &shape(Collective::AllReduce, 3), &Hosts::default());
         // Of three edges one makes two hops. Its relay has the ends of its own two edges and of this one.
         for (factor, expected) in [(detour.path, 1.5), (detour.busiest, 2.0), (detour.mean, 4.0 / 3.0)] {
             assert!(
@@ -171,7 +171,7 @@ mod tests {
         let paths = Routes::new(4, |a, b| b == a + 1).paths();
         let relays = Relays::new(&paths, &[3, 0]);
         assert_eq!((relays.hops(0, 1), relays.hops(1, 0)), (3, 3));
-        let detour = relays.detour(Algorithm::Direct, &shape(Collective::AllReduce, 2));
+        let detour = relays.detour(Algorithm::Direct, &shape(Collective::AllReduce, 2), &Hosts::default());
         assert_eq!((detour.path.messages, detour.busiest, detour.mean), (3.0, Factor::ONE, Factor::ONE));
     }
 

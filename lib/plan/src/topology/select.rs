@@ -8,6 +8,8 @@ use crate::wire::{Algorithm, Collective};
 const SMALLEST_MESSAGE: usize = 8 << 10;
 /// Two ranks send the halves of this many bytes or more over two links at once.
 const TWO_STREAMS: usize = 256 << 10;
+/// Ranks of a host up to which each of them has a link to each other one, where that is not asked for.
+const MOST_ON_A_HOST: usize = 16;
 /// Message sizes tried: the largest allowed, and this number of halvings of it.
 const HALVINGS: u32 = 4;
 
@@ -88,7 +90,7 @@ pub fn choose(
     let mut estimates: Vec<Estimate> = Algorithm::ALL
         .into_iter()
         .filter(|algorithm| !matches!(algorithm, Algorithm::OneShot | Algorithm::Staged))
-        .filter(|&algorithm| forced == Some(algorithm) || is_sensible(algorithm, shape, bytes))
+        .filter(|&algorithm| forced == Some(algorithm) || is_sensible(algorithm, shape, bytes, model))
         .filter_map(|algorithm| best_message(algorithm, shape, bytes, max_message, model))
         .collect();
     // Stable, so that ties stay in code order.
@@ -101,8 +103,12 @@ pub fn choose(
 
 /// A case that the estimates miss: two trees send two messages instead of one. They pay if each half is worth a
 /// message. Between two ranks, both trees use the same pair, so they pay only as two streams (measured over TCP). If
-/// each rank has its own segment they never pay: in a ring, a rank sends and receives less, in half the messages.
-fn is_sensible(algorithm: Algorithm, shape: &Shape, bytes: usize) -> bool {
+/// each rank has its own segment they never pay: in a ring, a rank sends and receives less, in half the messages. Also
+/// missed: the memory and the opening of links between all ranks of a host.
+fn is_sensible(algorithm: Algorithm, shape: &Shape, bytes: usize, model: &CostModel) -> bool {
+    if algorithm == Algorithm::Hierarchical {
+        return model.hosts.sizes().1 <= MOST_ON_A_HOST;
+    }
     let least = if shape.ranks == 2 { TWO_STREAMS } else { 2 * SMALLEST_MESSAGE };
     let segments = matches!(shape.collective, Collective::AllGather | Collective::ReduceScatter);
     algorithm != Algorithm::DoubleTree || (bytes >= least && !segments)
@@ -133,6 +139,7 @@ fn best_message(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::algorithm::Hosts;
     use crate::topology::Rates;
 
     fn shape(collective: Collective, ranks: usize) -> Shape {
@@ -287,6 +294,27 @@ mod tests {
             let as_text = serde_json::from_str::<CostModel>(&serde_json::to_string(&model).unwrap()).unwrap();
             proptest::prop_assert_eq!(&as_text, &model);
             proptest::prop_assert_eq!(choice(&as_text), first);
+        }
+    }
+
+    #[test]
+    fn several_hosts_take_the_hierarchy_where_bytes_count_and_one_host_does_not_know_of_it() {
+        let chosen = |labels: &[usize], collective, bytes| {
+            let model = CostModel::tcp().on_hosts(Hosts::of(labels));
+            choose(&shape(collective, labels.len()), bytes, 256 << 10, &model, None).unwrap()
+        };
+        for labels in [&[0, 0, 0, 0, 1, 1, 1, 1][..], &[0, 1, 0, 1, 0, 1, 0, 1], &[0, 0, 0, 1, 1, 1, 2, 2, 2]] {
+            for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather] {
+                let choice = chosen(labels, collective, 4 << 20);
+                assert_eq!(choice.algorithm, Algorithm::Hierarchical, "{collective} on {labels:?}: {choice:?}");
+            }
+            // Eight bytes cross the network once.
+            assert_ne!(chosen(labels, Collective::AllReduce, 8).algorithm, Algorithm::Hierarchical);
+        }
+        let crowded: Vec<usize> = (0..34).map(|rank| rank / 17).collect();
+        for labels in [&[0; 8][..], &[0, 1, 2, 3], &crowded] {
+            let choice = chosen(labels, Collective::AllReduce, 4 << 20);
+            assert!(choice.estimates.iter().all(|e| e.algorithm != Algorithm::Hierarchical));
         }
     }
 }

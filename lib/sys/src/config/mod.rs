@@ -155,8 +155,8 @@ config! {
         "Period of the heartbeat to the rendezvous store; a rank silent for four periods is named when something times out.", own, advanced;
     transport: TransportChoice = TransportChoice::Auto, "TINYNCCL_TRANSPORT", "auto, tcp, shm, verbs",
         "Transport of the links; RDMA (verbs) is taken only on request.", same;
-    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, all-pairs, one-shot, two-shot, recursive-doubling, staged",
-        "Fixes the algorithm where it can do the collective; auto takes the cost model's choice. On GPUs that reach each other's memory too: one-shot and two-shot are kernels of one and of two steps, staged has no kernel, the others are executed as schedules.", same;
+    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, all-pairs, one-shot, two-shot, recursive-doubling, staged, hierarchical",
+        "Fixes the algorithm where it can do the collective; auto takes the cost model's choice. On GPUs that reach each other's memory too: one-shot and two-shot are kernels of one and of two steps, staged and hierarchical have no kernel, the others are executed as schedules.", same;
     fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
         "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
          Algorithms in another order are not taken, TINYNCCL_ALGO included. On GPUs too, where 16- and 8-bit floats are added in f32 and rounded once, and on the CPU after every step.", same;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use program_kit::{Usage, size};
-use tinynccl_plan::algorithm::Shape;
+use tinynccl_plan::algorithm::{Shape, hierarchical};
 use tinynccl_plan::simulate::packing::pack;
 use tinynccl_plan::simulate::{Cut, Limits, Report, Scenario, simulate, simulate_schedule};
 use tinynccl_plan::wire::{Algorithm, Collective};
@@ -194,11 +194,16 @@ fn simulated(
     if options.algo == Algorithms::Packed {
         return Ok(vec![fastest_protocol(options, topology, &By::Packed, shape, size)?]);
     }
+    let hosts = topology.machines(ranks, 0)?.first().map(|machine| machine.hosts(ranks)).unwrap_or_default();
+    let has = |&algorithm: &Algorithm| match algorithm {
+        Algorithm::Hierarchical => hierarchical::supports(&shape, &hosts),
+        _ => has_schedule(algorithm, &shape),
+    };
     let asked = match &options.algo {
         Algorithms::These(asked) => asked.clone(),
-        _ => Algorithm::ALL.into_iter().filter(|&a| has_schedule(a, &shape)).collect(),
+        _ => Algorithm::ALL.into_iter().filter(has).collect(),
     };
-    if let Some(&algorithm) = asked.iter().find(|a| !has_schedule(**a, &shape)) {
+    if let Some(&algorithm) = asked.iter().find(|algorithm| !has(algorithm)) {
         bail!(Usage(no_schedule(algorithm, &shape)));
     }
     let chosen = matches!(options.algo, Algorithms::These(_));

@@ -12,6 +12,7 @@ use std::collections::{BinaryHeap, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::{Costs, LinkId, MOST_KINDS, Machine};
+use crate::algorithm::Hosts;
 use crate::error::{Error, Result};
 use crate::schedule::Shape;
 use crate::simulate::bound::{Bound, Wiring, bound};
@@ -345,6 +346,11 @@ impl PartialOrd for Reach {
 }
 
 impl Graph {
+    /// The machine with these of its ranks alone, numbered in this order. Those that it does not have are left out.
+    pub fn of(&self, ranks: &[usize]) -> Graph {
+        Graph { place: ranks.iter().filter_map(|&rank| self.place.get(rank).copied()).collect(), ..self.clone() }
+    }
+
     fn wiring(&self) -> Wiring {
         let link = |at: u32| &self.links[at as usize];
         let inside = |inside: &Option<(f64, u32)>| inside.map(|(_, at)| (link(at).1, link(at).0.clone()));
@@ -381,6 +387,10 @@ impl Machine for Graph {
 
     fn link_name(&self, link: LinkId) -> String {
         self.links[link.at as usize].0.clone()
+    }
+
+    fn hosts(&self, ranks: usize) -> Hosts {
+        Hosts::of(&self.place[..ranks.min(self.place.len())])
     }
 
     fn bound(&self, shape: &Shape) -> Option<Bound> {

@@ -20,6 +20,7 @@ pub use switch::Switch;
 pub use torus::Torus;
 
 use super::bound::Bound;
+use crate::algorithm::Hosts;
 use crate::schedule::Shape;
 
 /// One direction of a link, or something else that transfers share: a bus, a processor.
@@ -74,6 +75,10 @@ pub trait Machine: Debug + Sync {
     fn link_name(&self, link: LinkId) -> String;
     /// Writes the links that a message takes, in order, into `links`; returns its latency (alpha) in seconds.
     fn route(&self, from: usize, to: usize, links: &mut Vec<LinkId>) -> f64;
+    /// The hosts of the first `ranks` ranks, where the machine tells them apart.
+    fn hosts(&self, _ranks: usize) -> Hosts {
+        Hosts::default()
+    }
     /// Least time of a call of `shape` that the links allow; `None` where that is not computed.
     fn bound(&self, _shape: &Shape) -> Option<Bound> {
         None

@@ -5,7 +5,7 @@
 
 use super::order::Message;
 use super::trees::Tree;
-use crate::schedule::{Lane, Loc, Program, Shape, Step};
+use crate::schedule::{Lane, Loc, Program, Shape, Step, joined};
 use crate::wire::Collective;
 
 /// Trees, and their messages in an order that all ranks keep, from parents to children.
@@ -160,7 +160,7 @@ impl Packing<'_> {
                 None => lanes.push((number, Lane { channel: (tree % channels) as u32, steps: vec![step] })),
             }
         }
-        lanes.into_iter().map(|(_, lane)| Lane { steps: joined(lane.steps), ..lane }).collect()
+        lanes.into_iter().map(|(_, lane)| Lane { steps: joined(lane.steps, |_, _| true), ..lane }).collect()
     }
 }
 
@@ -174,32 +174,4 @@ fn in_order(rank: usize, messages: &[Message]) -> impl Iterator<Item = (bool, Me
     let mut mine: Vec<_> = mine.collect();
     mine.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     mine.into_iter().map(|(_, leaves, message)| (leaves, message))
-}
-
-/// Joins a step that receives with the one that sends on.
-fn joined(steps: Vec<Step>) -> Vec<Step> {
-    let mut joined: Vec<Step> = Vec::with_capacity(steps.len());
-    for step in steps {
-        let both = match (joined.last(), step) {
-            (Some(&Step::Recv { from, dst }), Step::Send { to, src }) if dst == src => {
-                Some(Step::RecvCopySend { from, to, dst })
-            }
-            (Some(&Step::RecvReduceCopy { from, src, dst, last: true }), Step::Send { to, src: sent })
-                if dst == sent =>
-            {
-                Some(Step::RecvReduceCopySend { from, to, src, dst, last: true })
-            }
-            (Some(&Step::RecvReduceCopy { from, src, dst, last: false }), Step::Send { to, src: sent })
-                if dst == sent =>
-            {
-                Some(Step::RecvReduceSend { from, to, src })
-            }
-            _ => None,
-        };
-        match (both, joined.last_mut()) {
-            (Some(both), Some(last)) => *last = both,
-            _ => joined.push(step),
-        }
-    }
-    joined
 }

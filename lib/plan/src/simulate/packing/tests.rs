@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::simulate::machine::Graph;
-use crate::simulate::{Scenario, simulate};
+use crate::simulate::{Scenario, simulate, simulate_schedule};
 use crate::wire::Algorithm;
 
 fn node(name: &str, ranks: usize) -> Value {
@@ -110,6 +110,29 @@ fn what_cannot_be_packed_is_said() {
     assert!(error(Collective::AllToAll, 4).contains("no packed trees for all_to_all"));
     assert!(error(Collective::AllReduce, 5).contains("expected 2 to 4 ranks"));
     assert!(error(Collective::AllReduce, 1).contains("got 1"));
+}
+
+/// Half of a ring's messages cross between the switches of the dumb-bell in rank order, and two of eight in another one.
+#[test]
+fn an_algorithm_is_faster_with_the_ranks_where_they_suit_the_links() {
+    let find = |wanted: &str| networks().into_iter().find(|(name, _)| *name == wanted).unwrap().1;
+    let cut = Cut { count: 8 << 20, elem_size: 4, max_message: 1 << 18 };
+    let shape = |ranks| Shape { collective: Collective::AllReduce, ranks, root: 0, channels: 1 };
+    let today = |machine: &Graph, algorithm| {
+        let call =
+            Scenario { algorithm, shape: shape(machine.ranks()), count: cut.count, elem_size: 4, max_message: 1 << 18 };
+        simulate(&call, machine, &Limits::default()).unwrap().time
+    };
+    let dumb_bell = find("dumb-bell");
+    let (algorithm, time, schedule) = place(&dumb_bell, &shape(4), cut).unwrap().unwrap();
+    assert!(1.3 * time < today(&dumb_bell, algorithm), "{algorithm}: {time}");
+    assert_eq!(simulate_schedule(&schedule, cut, &dumb_bell, &Limits::default()).unwrap().time, time);
+    let two_hosts = find("two hosts");
+    let (algorithm, time, _) = place(&two_hosts, &shape(8), cut).unwrap().unwrap();
+    assert_eq!(algorithm, Algorithm::Hierarchical);
+    assert!(1.3 * time < today(&two_hosts, Algorithm::Ring), "{time}");
+    // Its neighbours are neighbours, and every host has one rank.
+    assert!(place(&find("ring"), &shape(6), cut).unwrap().is_none());
 }
 
 proptest! {

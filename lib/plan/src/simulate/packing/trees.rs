@@ -28,37 +28,43 @@ impl Tree {
     }
 }
 
-/// The links between ranks, numbered.
+/// The links between the ranks of a group, numbered.
 #[derive(Debug, Clone)]
 pub(super) struct Routes {
     pub(super) ranks: usize,
     /// Links of a message, by sender and receiver.
     table: Vec<Vec<usize>>,
-    /// Seconds per byte of each link.
+    /// Seconds per byte of each link, also of those that only other groups use.
     pub(super) price: Vec<f64>,
 }
 
 impl Routes {
-    /// The routes of the first `ranks` ranks; from receiver to sender if `reversed`.
-    pub(super) fn new(machine: &dyn Machine, ranks: usize, reversed: bool) -> Routes {
+    /// The routes of each of `groups`, whose ranks are named by their numbers in the machine; from receiver to sender if
+    /// `reversed`. A link has the same number in all of them.
+    pub(super) fn of(machine: &dyn Machine, groups: &[Vec<usize>], reversed: bool) -> Vec<Routes> {
         let mut numbers: HashMap<LinkId, usize> = HashMap::new();
         let (mut price, mut links) = (Vec::new(), Vec::new());
-        let table = (0..ranks * ranks).map(|at| {
-            let (from, to) = if reversed { (at % ranks, at / ranks) } else { (at / ranks, at % ranks) };
-            links.clear();
-            if from != to {
-                machine.route(from, to, &mut links);
-            }
-            let number = |link: &LinkId| {
-                *numbers.entry(*link).or_insert_with(|| {
-                    price.push(1.0 / machine.bandwidth(*link));
-                    price.len() - 1
-                })
-            };
-            links.iter().map(number).collect()
-        });
-        let table = table.collect();
-        Routes { ranks, table, price }
+        let mut table = |members: &Vec<usize>| {
+            let ranks = members.len();
+            let links = (0..ranks * ranks).map(|at| {
+                let (from, to) = if reversed { (at % ranks, at / ranks) } else { (at / ranks, at % ranks) };
+                links.clear();
+                if from != to {
+                    machine.route(members[from], members[to], &mut links);
+                }
+                let number = |link: &LinkId| {
+                    *numbers.entry(*link).or_insert_with(|| {
+                        price.push(1.0 / machine.bandwidth(*link));
+                        price.len() - 1
+                    })
+                };
+                links.iter().map(number).collect()
+            });
+            links.collect::<Vec<_>>()
+        };
+        let tables: Vec<Vec<Vec<usize>>> = groups.iter().map(&mut table).collect();
+        let routes = groups.iter().zip(tables);
+        routes.map(|(members, table)| Routes { ranks: members.len(), table, price: price.clone() }).collect()
     }
 
     /// Routes there and back.
@@ -84,30 +90,43 @@ fn add(routes: &Routes, tree: &Tree, bytes: f64, load: &mut [f64]) {
     tree.edges().flat_map(|(from, to)| routes.links(from, to)).for_each(|&link| load[link] += bytes);
 }
 
-/// One tree for each of `roots`, such that the fullest link is as empty as can be found.
-pub(super) fn choose(routes: &Routes, roots: &[usize]) -> Vec<Tree> {
-    let mut trees: Vec<Tree> = Vec::new();
-    let mut load = vec![0.0; routes.price.len()];
-    let mut best: Option<(f64, Vec<Tree>)> = None;
+/// Trees of ranks that use the links at the same time.
+pub(super) struct Group<'a> {
+    pub(super) routes: &'a Routes,
+    /// One for each tree.
+    pub(super) roots: Vec<usize>,
+    /// Bytes of a tree, in any unit that all groups have.
+    pub(super) bytes: f64,
+}
+
+/// For each group one tree for each of its roots, such that the fullest link is as empty as can be found.
+pub(super) fn choose(groups: &[Group<'_>]) -> Vec<Vec<Tree>> {
+    let mut trees: Vec<Vec<Tree>> = groups.iter().map(|_| Vec::new()).collect();
+    // All have the same links.
+    let Some(Group { routes: links, .. }) = groups.first() else { return trees };
+    let mut load = vec![0.0; links.price.len()];
+    let mut best: Option<(f64, Vec<Vec<Tree>>)> = None;
     for pass in 0..PASSES {
-        for (at, &root) in roots.iter().enumerate() {
-            if let Some(tree) = trees.get(at) {
-                add(routes, tree, -1.0, &mut load);
-            }
-            // Full is what the packing before had; in the first pass what the trees so far have.
-            let full = best.as_ref().map_or_else(|| most(routes, &load), |(full, _)| *full).max(f64::MIN_POSITIVE);
-            let dear: Vec<f64> = (load.iter().zip(&routes.price))
-                .map(|(load, price)| price * (STEEPNESS * ((load + 1.0) * price / full).min(2.0)).exp())
-                .collect();
-            let costs = Costs::new(routes.ranks, |from, to| routes.links(from, to).iter().map(|&l| dear[l]).sum());
-            let tree = Tree { root, parents: cheapest(&costs, root) };
-            add(routes, &tree, 1.0, &mut load);
-            match trees.get_mut(at) {
-                Some(place) => *place = tree,
-                None => trees.push(tree),
+        for (Group { routes, roots, bytes }, trees) in groups.iter().zip(&mut trees) {
+            for (at, &root) in roots.iter().enumerate() {
+                if let Some(tree) = trees.get(at) {
+                    add(routes, tree, -bytes, &mut load);
+                }
+                // Full is what the packing before had; in the first pass what the trees so far have.
+                let full = best.as_ref().map_or_else(|| most(links, &load), |(full, _)| *full).max(f64::MIN_POSITIVE);
+                let dear: Vec<f64> = (load.iter().zip(&links.price))
+                    .map(|(load, price)| price * (STEEPNESS * ((load + bytes) * price / full).min(2.0)).exp())
+                    .collect();
+                let costs = Costs::new(routes.ranks, |from, to| routes.links(from, to).iter().map(|&l| dear[l]).sum());
+                let tree = Tree { root, parents: cheapest(&costs, root) };
+                add(routes, &tree, *bytes, &mut load);
+                match trees.get_mut(at) {
+                    Some(place) => *place = tree,
+                    None => trees.push(tree),
+                }
             }
         }
-        let full = most(routes, &load);
+        let full = most(links, &load);
         if pass == 0 || best.as_ref().is_some_and(|(least, _)| full < *least) {
             best = Some((full, trees.clone()));
         }

@@ -5,7 +5,7 @@
 //! them in the programs.
 //!
 //! One-shot and staged have no programs, so their terms are written by hand. Two-shot is not here: it is taken whenever
-//! all buffers allow it.
+//! all buffers allow it. Those of `hierarchical` depend on the hosts, and [`estimate`](super::estimate) takes them itself.
 //!
 //! To add an algorithm, write a file here with `work` and `crossing`, and add a line to each of [`work`] and
 //! [`crossing`]. An algorithm without a program, which does not cut the buffer with [`cut`], also states its number of
@@ -14,6 +14,7 @@
 mod all_pairs;
 mod direct;
 mod halving_doubling;
+pub(super) mod hierarchical;
 mod one_shot;
 mod recursive_doubling;
 mod ring;
@@ -175,7 +176,7 @@ pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
         Algorithm::HalvingDoubling => halving_doubling::work(shape),
         Algorithm::AllPairs => all_pairs::work(shape),
         Algorithm::RecursiveDoubling => recursive_doubling::work(shape),
-        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => return None,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged | Algorithm::Hierarchical => return None,
     };
     let channels = match algorithm {
         Algorithm::DoubleTree => double_tree::channels(shape),
@@ -205,7 +206,7 @@ pub fn crossing(algorithm: Algorithm, shape: &Shape, placement: Placement) -> Cr
             Algorithm::HalvingDoubling => halving_doubling::crossing(shape, placement),
             Algorithm::AllPairs => all_pairs::crossing(shape, placement),
             Algorithm::RecursiveDoubling => recursive_doubling::crossing(shape, placement),
-            Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => Crossing::of(0.0),
+            Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged | Algorithm::Hierarchical => Crossing::of(0.0),
         },
     }
 }

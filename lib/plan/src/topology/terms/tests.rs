@@ -3,7 +3,7 @@
 use approx::abs_diff_eq;
 
 use super::*;
-use crate::algorithm::program;
+use crate::algorithm::{Hosts, hierarchical as on_hosts, program, program_on};
 use crate::schedule::verify::verify;
 use crate::schedule::{Program, Step};
 use crate::wire::Collective;
@@ -187,4 +187,58 @@ fn totals_are_those_of_all_windows() {
     let gather = Shape { collective: Collective::AllGather, ..shape };
     let t = terms(Algorithm::Direct, &gather, 1000, 64 << 10).unwrap();
     assert_eq!((t.copied_bytes(), t.footprint), (1000.0, 5000.0));
+}
+
+/// Exactly where hosts are alike; where they differ the busiest rank and the chain are approximated.
+#[test]
+fn hierarchical_figures_are_those_of_the_programs() {
+    let labels = |sizes: &[usize]| {
+        let ranks = sizes.iter().enumerate().flat_map(|(host, &size)| std::iter::repeat_n(host, size));
+        Hosts::of(&ranks.collect::<Vec<_>>())
+    };
+    for sizes in [&[2, 2][..], &[4, 4], &[3, 3, 3], &[8, 8], &[2; 5], &[3, 2], &[4, 2, 3], &[1, 3], &[5, 5, 4, 5]] {
+        let hosts = labels(sizes);
+        let alike = sizes.iter().all(|size| *size == sizes[0]);
+        for (collective, channels) in Collective::ALL.into_iter().flat_map(|c| [(c, 1), (c, 2)]) {
+            let ranks = hosts.ranks();
+            let shape = Shape { collective, ranks, root: ranks - 1, channels };
+            if !on_hosts::supports(&shape, &hosts) {
+                continue;
+            }
+            let programs: Vec<_> =
+                (0..ranks).filter_map(|rank| program_on(Algorithm::Hierarchical, &shape, &hosts, rank)).collect();
+            let report = verify(&programs, &shape, 2, 1, false).unwrap();
+            let (work, share) = hierarchical::work(&shape, &hosts);
+            let name = format!("{shape:?} on {sizes:?}: {work:?} {share:?}");
+            let loads: Vec<Load> =
+                programs.iter().enumerate().map(|(r, p)| count(p, r, Placement::TOGETHER).0).collect();
+            let max = |f: fn(&Load) -> f64| loads.iter().map(f).fold(0.0, f64::max);
+            let mean = |f: fn(&Load) -> f64| loads.iter().map(f).sum::<f64>() / ranks as f64;
+            let same = |a: f64, b: f64| assert!(abs_diff_eq!(a, b, epsilon = 1e-9), "{a} counted, {b} in {name}");
+            let close = |a: f64, b: f64| match alike {
+                true => assert!(a <= b + 1e-9 && b <= 1.34 * a, "{a} counted, {b} in {name}"),
+                false => assert!(a <= 1.5 * b + 1e-9 && b <= 2.0 * a, "{a} counted, {b} in {name}"),
+            };
+            same(mean(|l| l.messages), work.mean.messages);
+            same(mean(|l| l.bytes), work.mean.bytes);
+            same(mean(|l| l.reduced), if shape.combines() { work.mean.reduced } else { 0.0 });
+            same(mean(|l| l.copied), work.mean.copied);
+            same(max(|l| l.copied), work.busiest.copied);
+            close(max(|l| l.messages), work.busiest.messages);
+            close(max(|l| l.bytes), work.busiest.bytes);
+            close(max(|l| l.reduced), work.busiest.reduced);
+            // Groups follow each other.
+            if channels == 1 {
+                close(f64::from(report.hops), work.path.messages / 2.0);
+            }
+            let leaves = |rank: usize, step: &Step| {
+                let away = |peer: usize| hosts.place(peer).unwrap().0 != hosts.place(rank).unwrap().0;
+                let peers = [step.source(), step.destination()].into_iter().flatten();
+                peers.filter(|&peer| away(peer)).count() as f64
+            };
+            let steps = |rank: usize| programs[rank].lanes.iter().flat_map(|lane| &lane.steps);
+            let out: f64 = (0..ranks).map(|rank| steps(rank).map(|step| leaves(rank, step)).sum::<f64>()).sum();
+            same(out / ranks as f64 / work.mean.messages, share.mean.messages);
+        }
+    }
 }

@@ -1,0 +1,2 @@
+# compare: exact
+cargo run -q -p tinynccl-cli -- schedule all-reduce hierarchical --ranks 4 --hosts 2
