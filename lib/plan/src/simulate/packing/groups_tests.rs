@@ -31,7 +31,8 @@ fn unaware_and_aware(machine: &Graph, groups: &[Vec<usize>], collective: Collect
     let shape = |group: &[usize]| Shape { collective, ranks: group.len(), root: 0, channels: 4 };
     let took = |schedules: Vec<Schedule>| {
         let calls: Vec<_> = groups.iter().zip(&schedules).map(|(ranks, s)| (&**ranks, s.programs())).collect();
-        simulate_together(&calls, cut, machine, &Limits::default()).unwrap().time
+        let max_message = schedules.iter().map(|schedule| schedule.message(cut.max_message)).min().unwrap();
+        simulate_together(&calls, Cut { max_message, ..cut }, machine, &Limits::default()).unwrap().time
     };
     let alone = groups.iter().map(|group| pack(&machine.of(group), &shape(group), cut).unwrap());
     let beside = (0..groups.len()).map(|mine| pack_beside(machine, groups, mine, &shape(&groups[mine]), cut).unwrap());
