@@ -223,8 +223,8 @@ impl Comm {
         engine.forget_routes();
     }
 
-    /// Plans calls as if ranks of different `labels` shared no memory: tests of several hosts on one. Every rank must call
-    /// it with the same labels at the same position among its collective calls.
+    /// Plans calls as if ranks of different `labels` shared no memory: tests of several hosts on one. Every rank must
+    /// call it with the same labels at the same position among its collective calls.
     #[doc(hidden)]
     pub fn assume_hosts(&self, labels: &[usize]) {
         self.inner.queue.drain();

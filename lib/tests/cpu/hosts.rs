@@ -1,5 +1,5 @@
-//! Ranks on several hosts: hierarchical calls, and algorithms that take the ranks of a host one after the other. The hosts
-//! are assumed, or network namespaces.
+//! Ranks on several hosts: hierarchical calls, and algorithms that take the ranks of a host one after the other. The
+//! hosts are assumed, or network namespaces.
 
 use program_kit::again::{self, Process, hear, say};
 use program_kit::nodes::{cable, makes_nodes, node, run as run_in};

@@ -13,7 +13,7 @@ use tinynccl_sys::config::Sums;
 
 /// Longest message of a collective that reduces on three or more ranks. A message that arrives whole is read again at
 /// once and should still be in the L2 cache. Two ranks combine data in chunks as it arrives.
-const REDUCED_MESSAGE: usize = 256 << 10;
+pub(super) const REDUCED_MESSAGE: usize = 256 << 10;
 
 impl Inner {
     /// Longest message of a collective.

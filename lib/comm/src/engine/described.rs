@@ -1,6 +1,6 @@
-//! Schedules for the machine that `TINYNCCL_TOPOLOGY` describes: trees that are packed for its links, or an algorithm of the
-//! library in another order of the ranks, where they are predicted to be faster than the choice of the cost model. With
-//! more ranks than are packed, the choice is taken in the order for rings, if that loads the links less.
+//! Schedules for the machine that `TINYNCCL_TOPOLOGY` describes: trees that are packed for its links, or an algorithm
+//! of the library in another order of the ranks, where they are predicted to be faster than the choice of the cost
+//! model. With more ranks than are packed, the choice is taken in the order for rings, if that loads the links less.
 //!
 //! All ranks have rank 0's description and decide alike. The fingerprint of the schedule is a part of the call, as that
 //! of a caller's program.
@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::choice::REDUCED_MESSAGE;
 use super::tuned::Tuned;
 use crate::topology::{Choice, Limit};
 use crate::{Engine, Inner};
@@ -63,12 +64,18 @@ impl Described {
         Ok(Described { machine: Arc::new(machine), groups, mine: 0, known: Vec::new(), order: None })
     }
 
-    /// That of the communicator `mine` among those into which this one is split: the ranks of each, by their numbers here.
+    /// That of the communicator `mine` among those into which this one is split: the ranks of each, by their numbers
+    /// here.
     pub(crate) fn split(&self, groups: &[Vec<usize>], mine: usize) -> Described {
         let ours = &self.groups[self.mine];
         let placed = |ranks: &Vec<usize>| ranks.iter().filter_map(|&rank| ours.get(rank).copied()).collect();
         let groups = groups.iter().map(placed).collect();
         Described { groups, mine, known: Vec::new(), order: None, machine: self.machine.clone() }
+    }
+
+    /// True if another group of a split has links to share.
+    fn is_beside_others(&self) -> bool {
+        self.groups.iter().filter(|group| group.len() > 1).count() > 1
     }
 
     /// The machine with our ranks alone.
@@ -79,7 +86,7 @@ impl Described {
     /// The fastest schedule that is made for these links: its name, its predicted seconds, and those of `today`.
     fn fastest(&self, today: &Scenario, hosts: &Hosts, cut: Cut) -> Result<(String, [f64; 2], Schedule)> {
         let (machine, shape, limits) = (self.ours(), &today.shape, Limits::default());
-        if self.groups.iter().filter(|group| group.len() > 1).count() > 1 {
+        if self.is_beside_others() {
             let (packed, time) = pack_beside(&*self.machine, &self.groups, self.mine, shape, cut)?;
             return Ok(("trees packed beside other groups".to_owned(), [time, self.together(today, cut)?], packed));
         }
@@ -146,8 +153,8 @@ impl Inner {
         order.get_or_insert_with(|| ring_order(&machine, self.size()).map(Arc::new)).clone()
     }
 
-    /// The schedule for `call` that is predicted to be faster than `choice`, which the cost model has made: packed trees,
-    /// or another order.
+    /// The schedule for `call` that is predicted to be faster than `choice`, which the cost model has made: packed
+    /// trees, or another order.
     pub(super) fn packed_for(&self, engine: &mut Engine, call: &Call, choice: &Choice) -> Option<Schedule> {
         if !self.is_free(engine, call) || self.size() > MOST_RANKS {
             return None;
@@ -160,8 +167,13 @@ impl Inner {
         }
         let shape = self.shape(call.collective, call.root);
         // The same for all sizes of the key: ranks may make calls of different sizes first.
-        let cut = Cut { count: (1 << key.2) / 4, elem_size: 4, max_message: choice.message };
-        let Cut { count, elem_size, max_message } = cut;
+        let max_message = match described.is_beside_others() {
+            // The same in groups of any size, which make one packing.
+            true => self.options.max_message.min(REDUCED_MESSAGE),
+            false => choice.message,
+        };
+        let cut = Cut { count: (1 << key.2) / 4, elem_size: 4, max_message };
+        let Cut { count, elem_size, .. } = cut;
         let today = Scenario { algorithm: choice.algorithm, shape, count, elem_size, max_message };
         let rank = self.state.rank;
         let found = described.fastest(&today, &model.hosts, cut).map(|(name, [time, today], schedule)| {

@@ -85,8 +85,8 @@ impl Tuned {
         Tuned { seats, described: None, ..self.clone() }.placed()
     }
 
-    /// Returns this model for one of the communicators into which this one is split: the ranks of each, and the number of
-    /// that one among them. They know of each other's calls on a described machine.
+    /// Returns this model for one of the communicators into which this one is split: the ranks of each, and the number
+    /// of that one among them. They know of each other's calls on a described machine.
     pub(crate) fn split(&self, groups: &[Vec<usize>], mine: usize) -> Tuned {
         let ranks = groups.get(mine).into_iter().flatten().copied();
         let described = self.described.as_ref().map(|described| described.split(groups, mine));

@@ -10,9 +10,10 @@
 //!                           sum 2  <----------------->  sum 2
 //! inside    0 1 2   0 1 2   0 1 2       0 1 2   0 1 2   0 1 2        each rank sends its lane to its host's others
 //! ```
-//! A lane is cut into a part for each host. A long window has several groups of parts, which share one channel: the steps of
-//! two groups alternate, so that one is on the network while the other is in memory. There are as many lanes as the smallest host has ranks. The other ranks of a larger host work inside only:
-//! in reduce_scatter and all_gather the rank whose place is theirs, modulo the lanes, carries their segments.
+//! A lane is cut into a part for each host. A long window has several groups of parts, which share one channel: the
+//! steps of two groups alternate, so that one is on the network while the other is in memory. There are as many lanes
+//! as the smallest host has ranks. The other ranks of a larger host work inside only: in reduce_scatter and all_gather
+//! the rank whose place is theirs, modulo the lanes, carries their segments.
 //!
 //! | collective | hops, n ranks on h hosts | bytes that enter and leave a host of m ranks (S: bytes of a segment) |
 //! |---|---|---|
@@ -44,12 +45,12 @@ pub fn supports(shape: &Shape, hosts: &Hosts) -> bool {
     known && shape.is_valid() && hosts.ranks() == shape.ranks && (2..shape.ranks).contains(&hosts.count())
 }
 
-/// Most groups that a call is cut into, if no more channels are asked for. A window's first inputs are added, and its last
-/// results handed on, while the network is idle: more groups make these shorter.
+/// Most groups that a call is cut into, if no more channels are asked for. A window's first inputs are added, and its
+/// last results handed on, while the network is idle: more groups make these shorter.
 const MOST_GROUPS: usize = 8;
 
-/// `shape` with a channel for each group of parts of a call with segments of `bytes` bytes and messages of at most `message`
-/// bytes: as many as fill a window.
+/// `shape` with a channel for each group of parts of a call with segments of `bytes` bytes and messages of at most
+/// `message` bytes: as many as fill a window.
 pub fn widened(shape: &Shape, hosts: &Hosts, bytes: usize, message: usize) -> Shape {
     let windows = Partition::new(bytes, 1, parts(shape, hosts), message).windows();
     Shape { channels: shape.channels.max(windows.min(MOST_GROUPS)), ..*shape }
@@ -87,8 +88,8 @@ pub(super) fn program(shape: &Shape, hosts: &Hosts, rank: usize) -> Option<Progr
         true => alternating(groups, hosts.count()),
         false => alternating(groups, 0),
     };
-    // A step that passes a message on needs room for it while it still has the one that came. With a message of each of two
-    // groups on every link of the ring there is none.
+    // A step that passes a message on needs room for it while it still has the one that came. With a message of each of
+    // two groups on every link of the ring there is none.
     let full = shape.channels > 1 && hosts.count() > 2;
     let other = |peer: usize| hosts.place(peer).map(|place| place.0) != hosts.place(rank).map(|place| place.0);
     let lanes = vec![Lane { channel: 0, steps: joined(steps, |from, to| !(full && other(from) && other(to))) }];
@@ -112,9 +113,9 @@ fn in_a_row(mut first: Vec<Stage>, second: Vec<Stage>) -> Vec<Stage> {
     first
 }
 
-/// Every other group in one sequence of stages, the rest in another one, and the stages of both in turn: then a message of
-/// each is on the network, which every link holds. The second sequence begins `behind` stages after the first; 0: it begins
-/// after one, and in a sequence a group's first stage follows the last one of the group before at once.
+/// Every other group in one sequence of stages, the rest in another one, and the stages of both in turn: then a message
+/// of each is on the network, which every link holds. The second sequence begins `behind` stages after the first; 0: it
+/// begins after one, and in a sequence a group's first stage follows the last one of the group before at once.
 fn alternating(groups: Vec<Vec<Stage>>, behind: usize) -> Vec<Step> {
     let mut sequences: [Vec<Stage>; 2] = Default::default();
     for (at, group) in groups.into_iter().enumerate() {

@@ -65,9 +65,9 @@ impl Hosts {
     }
 }
 
-/// [`program`] for ranks on these hosts: [hierarchical](super::hierarchical) where that is asked for, and in an order in
-/// which the ranks of a host follow each other. Algorithms in which every rank talks to every other have no order, and
-/// keep that of their additions.
+/// [`program`] for ranks on these hosts: [hierarchical](super::hierarchical) where that is asked for, and in an order
+/// in which the ranks of a host follow each other. Algorithms in which every rank talks to every other have no order,
+/// and keep that of their additions.
 pub fn program_on(algorithm: Algorithm, shape: &Shape, hosts: &Hosts, rank: usize) -> Option<Program> {
     match (algorithm, hosts.order()) {
         (Algorithm::Hierarchical, _) => hierarchical::program(shape, hosts, rank),

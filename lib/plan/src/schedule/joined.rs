@@ -2,8 +2,8 @@
 
 use super::Step;
 
-/// Joins a step that receives with the one behind it that sends this on, if `may(from, to)`. A sum that is sent is not kept
-/// unless it is finished: no other step may read it.
+/// Joins a step that receives with the one behind it that sends this on, if `may(from, to)`. A sum that is sent is not
+/// kept unless it is finished: no other step may read it.
 pub(crate) fn joined(steps: Vec<Step>, may: impl Fn(usize, usize) -> bool) -> Vec<Step> {
     let mut joined: Vec<Step> = Vec::with_capacity(steps.len());
     for step in steps {

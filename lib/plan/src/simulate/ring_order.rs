@@ -1,13 +1,14 @@
 //! An order of the ranks in which a ring loads the fullest link of a machine as little as can be found.
 //!
-//! Neighbours of the ring send to each other over the machine's routes, in both directions (odd channels go the other way
-//! round). The search begins with the best of three orders: by number, host by host, and from each rank to the nearest
-//! that is left. Then it turns sections round (2-opt) and moves short ones elsewhere (Or-opt) as long as that helps, for a
-//! bounded number of trials. What helps is measured by the sum of the links' loads to a high power, in which the fullest
-//! link counts most and the others still count: moves that empty the second of two equally full links are steps, too.
+//! Neighbours of the ring send to each other over the machine's routes, in both directions (odd channels go the other
+//! way round). The search begins with the best of three orders: by number, host by host, and from each rank to the
+//! nearest that is left. Then it turns sections round (2-opt) and moves short ones elsewhere (Or-opt) as long as that
+//! helps, for a bounded number of trials. What helps is measured by the sum of the links' loads to a high power, in
+//! which the fullest link counts most and the others still count: moves that empty the second of two equally full links
+//! are steps, too.
 //!
-//! Sources: G. A. Croes, "A method for solving traveling salesman problems" (1958) for 2-opt; I. Or (1976) for the move of
-//! sections; S. Lin and B. W. Kernighan (1973) for lists of near neighbours.
+//! Sources: G. A. Croes, "A method for solving traveling salesman problems" (1958) for 2-opt; I. Or (1976) for the move
+//! of sections; S. Lin and B. W. Kernighan (1973) for lists of near neighbours.
 
 use std::collections::HashMap;
 

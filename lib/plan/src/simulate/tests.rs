@@ -379,8 +379,8 @@ fn a_schedule_of_the_callers_takes_the_same_time() {
     }
 }
 
-/// Two hosts of four ranks, joined by a cable that is slower than their memory. A ring takes 7/4 of what the hierarchy takes
-/// over it.
+/// Two hosts of four ranks, joined by a cable that is slower than their memory. A ring takes 7/4 of what the hierarchy
+/// takes over it.
 #[test]
 fn a_hierarchy_sends_less_between_hosts_than_a_ring() {
     let node = |name| {

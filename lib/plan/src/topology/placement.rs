@@ -1,7 +1,7 @@
 //! Ranks that share memory, and the share of an algorithm's messages that leaves the host.
 //!
-//! Algorithms take the ranks of a host one after the other ([`program_on`](crate::algorithm::program_on)), so a placement
-//! is one number: the ranks per *block*.
+//! Algorithms take the ranks of a host one after the other ([`program_on`](crate::algorithm::program_on)), so a
+//! placement is one number: the ranks per *block*.
 //! ```text
 //! block 4:   0 1 2 3 | 4 5 6 7 | 8 9          a message within a block goes through memory, others over TCP
 //! ```
@@ -30,7 +30,8 @@ impl Placement {
         Placement { block: block.max(1) }
     }
 
-    /// Of the ranks, taken host by host. Hosts of different sizes count as blocks of their mean; the last may be smaller.
+    /// Of the ranks, taken host by host. Hosts of different sizes count as blocks of their mean; the last may be
+    /// smaller.
     pub fn on(hosts: &Hosts) -> Placement {
         let (count, first) = (hosts.count(), hosts.on(0).len());
         let last = hosts.on(count - 1).len();

@@ -39,7 +39,7 @@ pub struct Choice {
     pub refused: Option<Algorithm>,
     /// The algorithm that is taken instead by a call whose buffers are all in symmetric memory, on every rank.
     pub symmetric: Option<Algorithm>,
-    /// Trees packed for the links of a described machine (`TINYNCCL_TOPOLOGY`) are taken over links instead.
+    /// A schedule made for the links of a described machine (`TINYNCCL_TOPOLOGY`) is taken over links instead.
     pub packed: bool,
     /// The least time that the links of that machine allow.
     pub limit: Option<Limit>,

@@ -59,9 +59,9 @@ pub fn pack(machine: &dyn Machine, shape: &Shape, cut: Cut) -> Result<Schedule> 
     pack_beside(machine, &[(0..shape.ranks).collect()], 0, shape, cut).map(|(schedule, _)| schedule)
 }
 
-/// [`pack`] for `groups[mine]`, whose ranks these are of the machine, while each other group makes the same call: the trees
-/// of all groups share the links, and the time at which the last group is done decides. It is returned with the schedule,
-/// in seconds. Every group finds the same packing of all, so each takes its own part of it.
+/// [`pack`] for `groups[mine]`, whose ranks these are of the machine, while each other group makes the same call: the
+/// trees of all groups share the links, and the time at which the last group is done decides. It is returned with the
+/// schedule, in seconds. Every group finds the same packing of all, so each takes its own part of it.
 ///
 /// # Errors
 /// As [`pack`]; `shape` is that of `groups[mine]`. Other groups of one rank are no burden.

@@ -99,6 +99,22 @@ fn long_calls_take_what_the_links_allow() {
     assert!(networks().into_iter().map(gain).filter(|gain| *gain).count() >= 4);
 }
 
+/// Prints how long it takes; no time is asserted.
+#[test]
+fn sixteen_nodes_are_planned() {
+    let legs: Vec<(&str, f64)> = (0..16).map(|host| (["l", "r"][host % 2], 2.0)).collect();
+    let machine = switched(&legs, &[("l", "r", 4.0)]);
+    for collective in COLLECTIVES {
+        let shape = Shape { collective, ranks: 16, root: 0, channels: 2 };
+        let cut = Cut { count: 4 << 20, elem_size: 4, max_message: 1 << 18 };
+        let started = std::time::Instant::now();
+        pack(&machine, &shape, cut).unwrap();
+        let packed = started.elapsed();
+        assert!(place(&machine, &shape, cut).unwrap().is_some());
+        println!("{collective} on 16 nodes: {packed:?} for trees, {:?} with other orders", started.elapsed());
+    }
+}
+
 #[test]
 fn what_cannot_be_packed_is_said() {
     let (_, machine) = networks().remove(0);
@@ -112,7 +128,8 @@ fn what_cannot_be_packed_is_said() {
     assert!(error(Collective::AllReduce, 1).contains("got 1"));
 }
 
-/// Half of a ring's messages cross between the switches of the dumb-bell in rank order, and two of eight in another one.
+/// Half of a ring's messages cross between the switches of the dumb-bell in rank order, and two of eight in another
+/// one.
 #[test]
 fn an_algorithm_is_faster_with_the_ranks_where_they_suit_the_links() {
     let find = |wanted: &str| networks().into_iter().find(|(name, _)| *name == wanted).unwrap().1;

@@ -39,8 +39,8 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    /// The routes of each of `groups`, whose ranks are named by their numbers in the machine; from receiver to sender if
-    /// `reversed`. A link has the same number in all of them.
+    /// The routes of each of `groups`, whose ranks are named by their numbers in the machine; from receiver to sender
+    /// if `reversed`. A link has the same number in all of them.
     pub(super) fn of(machine: &dyn Machine, groups: &[Vec<usize>], reversed: bool) -> Vec<Routes> {
         let mut numbers: HashMap<LinkId, usize> = HashMap::new();
         let (mut price, mut links) = (Vec::new(), Vec::new());

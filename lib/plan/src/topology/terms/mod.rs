@@ -5,7 +5,8 @@
 //! them in the programs.
 //!
 //! One-shot and staged have no programs, so their terms are written by hand. Two-shot is not here: it is taken whenever
-//! all buffers allow it. Those of `hierarchical` depend on the hosts, and [`estimate`](super::estimate) takes them itself.
+//! all buffers allow it. Those of `hierarchical` depend on the hosts, and [`estimate`](super::estimate) takes them
+//! itself.
 //!
 //! To add an algorithm, write a file here with `work` and `crossing`, and add a line to each of [`work`] and
 //! [`crossing`]. An algorithm without a program, which does not cut the buffer with [`cut`], also states its number of
