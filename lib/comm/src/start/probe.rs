@@ -30,6 +30,10 @@ use tinynccl_sys::threads::lock;
 const LINK_SLICE: Duration = Duration::from_millis(3);
 const MEMORY_SLICE: Duration = Duration::from_millis(1);
 
+/// Bytes of the buffers, and time for the bandwidth, of [`pair`].
+const PAIR_BYTES: usize = 1 << 20;
+const PAIR_SLICE: Duration = Duration::from_millis(15);
+
 /// Samples of an exchange to decide about zero copy.
 const ZERO_COPY: usize = 15;
 /// Zero copy must take less than this share of the time of two copies.
@@ -94,9 +98,38 @@ pub(super) fn lead(comm: &Comm, peers: &Peers, end: Instant) -> Result<Report> {
     Ok(Report { model, messages, steady: clock.steady })
 }
 
-/// A follower's side. Returns the number of messages.
-pub(super) fn follow(comm: &Comm) -> Result<u64> {
-    let mut probe = Probe::new(comm, 0, false)?;
+/// Latency of the link to `peer` in nanoseconds, and its bandwidth each way in GB/s while both send, for `length` at
+/// most each; `None` if there was no time. The peer [follows](follow).
+pub(super) fn pair(comm: &Comm, peer: usize, length: Duration) -> Result<Option<(f64, f64)>> {
+    let mut clock = Clock::new(&Instant::now, Instant::now() + length);
+    let mut model = lock(&comm.inner.engine).tuned.model.clone();
+    let tcp = model.tcp.alpha_ns;
+    let probe = Probe::new(comm, peer, true)?;
+    let mut link = Link { probe, clock: &mut clock, model: &mut model, kind: Kind::Tcp, first: false };
+    let once = link.together(20.0 * tcp, SAMPLES, |calls| Order::Ping { rounds: 1, calls })?;
+    let guess = once.unwrap_or(f64::INFINITY) * ROUNDS as f64;
+    let many = link.together(guess, SAMPLES, |calls| Order::Ping { rounds: ROUNDS, calls })?;
+    *link.clock = Clock::new(&Instant::now, Instant::now() + length);
+    let bytes = link.make_room(PAIR_BYTES, PAIR_BYTES / 4)?;
+    let mut ns = None;
+    if let Some(bytes) = bytes {
+        let Link { probe, clock, .. } = &mut link;
+        // A guess of nothing: over a slow link one piece takes longer than all of this, and is moved all the same.
+        ns = clock.sample(1.0, samples(bytes), PAIR_SLICE, |calls| {
+            let order = probe.order(Order::Exchange { bytes, calls })?;
+            probe.perform(order)
+        })?;
+    }
+    link.probe.order(Order::Stop)?;
+    let (Some(once), Some(bytes), Some(ns)) = (once, bytes, ns) else { return Ok(None) };
+    let alpha_ns = many.map_or(once / 2.0, |many| fit::latency(once, many, ROUNDS).0);
+    // A latency that the scheduler made longer is not that of the link.
+    Ok(Some((alpha_ns, piece(bytes) as f64 / (ns - alpha_ns.min(0.3 * ns)))))
+}
+
+/// A follower's side, for the leader `peer`. Returns the number of messages.
+pub(super) fn follow(comm: &Comm, peer: usize) -> Result<u64> {
+    let mut probe = Probe::new(comm, peer, false)?;
     loop {
         match probe.order(Order::Stop)? {
             Order::Stop => return Ok(probe.messages),
