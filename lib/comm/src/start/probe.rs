@@ -98,33 +98,35 @@ pub(super) fn lead(comm: &Comm, peers: &Peers, end: Instant) -> Result<Report> {
     Ok(Report { model, messages, steady: clock.steady })
 }
 
-/// Latency of the link to `peer` in nanoseconds, and its bandwidth each way in GB/s while both send, for `length` at
-/// most each; `None` if there was no time. The peer [follows](follow).
+/// Latency of the link to `peer` in nanoseconds, and its bandwidth each way in GB/s while both send; `None` if no time was
+/// a valid one. The peer [follows](follow). Each figure takes at least one call, however long that is, and at most
+/// about `length`.
 pub(super) fn pair(comm: &Comm, peer: usize, length: Duration) -> Result<Option<(f64, f64)>> {
-    let mut clock = Clock::new(&Instant::now, Instant::now() + length);
-    let mut model = lock(&comm.inner.engine).tuned.model.clone();
-    let tcp = model.tcp.alpha_ns;
     let probe = Probe::new(comm, peer, true)?;
+    let mut model = lock(&comm.inner.engine).tuned.model.clone();
+    let fresh = || Clock::new(&Instant::now, Instant::now() + length);
+    let mut clock = fresh();
     let mut link = Link { probe, clock: &mut clock, model: &mut model, kind: Kind::Tcp, first: false };
-    let once = link.together(20.0 * tcp, SAMPLES, |calls| Order::Ping { rounds: 1, calls })?;
+    // A guess of nothing: the first call is made in any case.
+    let once = link.together(1.0, SAMPLES, |calls| Order::Ping { rounds: 1, calls })?;
     let guess = once.unwrap_or(f64::INFINITY) * ROUNDS as f64;
     let many = link.together(guess, SAMPLES, |calls| Order::Ping { rounds: ROUNDS, calls })?;
-    *link.clock = Clock::new(&Instant::now, Instant::now() + length);
-    let bytes = link.make_room(PAIR_BYTES, PAIR_BYTES / 4)?;
-    let mut ns = None;
-    if let Some(bytes) = bytes {
-        let Link { probe, clock, .. } = &mut link;
-        // A guess of nothing: over a slow link one piece takes longer than all of this, and is moved all the same.
-        ns = clock.sample(1.0, samples(bytes), PAIR_SLICE, |calls| {
-            let order = probe.order(Order::Exchange { bytes, calls })?;
-            probe.perform(order)
-        })?;
-    }
+    link.probe.order(Order::Prepare { bytes: PAIR_BYTES })?;
+    link.probe.prepare(PAIR_BYTES)?;
+    *link.clock = fresh();
+    let Link { probe, clock, .. } = &mut link;
+    let ns = clock.sample(1.0, samples(PAIR_BYTES), PAIR_SLICE, |calls| {
+        let order = probe.order(Order::Exchange { bytes: PAIR_BYTES, calls })?;
+        let times = probe.perform(order)?;
+        // A call whose data came while this rank had no core takes no time, and the one before took it all.
+        let mean = times.iter().sum::<f64>() / times.len().max(1) as f64;
+        Ok(vec![mean; times.len()])
+    })?;
     link.probe.order(Order::Stop)?;
-    let (Some(once), Some(bytes), Some(ns)) = (once, bytes, ns) else { return Ok(None) };
+    let (Some(once), Some(ns)) = (once, ns) else { return Ok(None) };
     let alpha_ns = many.map_or(once / 2.0, |many| fit::latency(once, many, ROUNDS).0);
     // A latency that the scheduler made longer is not that of the link.
-    Ok(Some((alpha_ns, piece(bytes) as f64 / (ns - alpha_ns.min(0.3 * ns)))))
+    Ok(Some((alpha_ns, piece(PAIR_BYTES) as f64 / (ns - alpha_ns.min(0.3 * ns)))))
 }
 
 /// A follower's side, for the leader `peer`. Returns the number of messages.

@@ -94,7 +94,9 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
         return Ok(());
     }
     if comm.inner.state.control.one_process() {
-        let machine = described(comm, description(comm.config()))?;
+        // Threads are in one place. One thread makes all their communicators, so nothing is exchanged here.
+        let given = description(comm.config()).filter(|given| !matches!(given, Given::Discover));
+        let machine = described(comm, given)?;
         lock(&comm.inner.engine).tuned.described = machine;
         return Ok(());
     }

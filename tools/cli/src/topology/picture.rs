@@ -16,7 +16,7 @@ const BETWEEN: f64 = 22.0;
 const ROW: f64 = 120.0;
 const TOP: f64 = 50.0;
 /// Most links that have words beside them; more are only told by the pointer.
-const WORDS: usize = 32;
+const WORDS: usize = 40;
 /// Letters that a box has room for.
 const LETTERS: usize = 19;
 
