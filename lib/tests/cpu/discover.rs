@@ -106,7 +106,7 @@ fn two_hosts_on_a_cable() {
     say("done");
 }
 
-/// Bits per second of the slow cable: so slow that nothing here is as slow, and five times so, that two cores suffice.
+/// Bits per second of the slow cable.
 const SLOW: &str = "200mbit";
 
 #[test]
@@ -130,9 +130,9 @@ fn a_line_with_a_slow_cable() {
         graph.route(from, to, &mut way);
         way.iter().map(|&link| graph.bandwidth(link)).fold(f64::INFINITY, f64::min) / 1e9
     };
-    // Never more than the cable carries, but for a burst; much less only where other programs have the cores.
-    assert!(narrowest(0, 2) < 0.1, "{found:?}");
-    assert_eq!(narrowest(0, 2), narrowest(1, 2), "through the middle");
+    // Never more than the cable carries, but for a burst; less where other programs have the cores.
+    assert!(narrowest(0, 2) < 0.05, "{found:?}");
+    assert!(narrowest(1, 2) <= narrowest(0, 2), "through the middle: {found:?}");
     ranks.into_iter().for_each(Process::finish);
     say("done");
 }

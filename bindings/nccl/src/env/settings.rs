@@ -275,7 +275,7 @@ mod tests {
         let broken = broken.to_str().unwrap();
         let topology = |path: &str| from(&|name| (name == "NCCL_TOPO_FILE").then(|| path.to_owned())).unwrap().topology;
         assert_eq!(topology(good).as_deref(), Some(good));
-        for (path, why) in [(broken, "not used: topology: line 2"), ("/nowhere/x.xml", "not used: No such file")] {
+        for (path, why) in [(broken, "not used: topology: line 1"), ("/nowhere/x.xml", "not used: No such file")] {
             assert_eq!(topology(path), None);
             let lines = not_done(&[("NCCL_TOPO_FILE".to_owned(), path.to_owned())]);
             assert!(lines.len() == 1 && lines[0].contains(why), "{lines:?}");

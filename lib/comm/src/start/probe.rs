@@ -116,17 +116,18 @@ pub(super) fn pair(comm: &Comm, peer: usize, length: Duration) -> Result<Option<
     *link.clock = fresh();
     let Link { probe, clock, .. } = &mut link;
     let ns = clock.sample(1.0, samples(PAIR_BYTES), PAIR_SLICE, |calls| {
+        // From before the peer may begin until all has arrived at both ends, whoever had no core meanwhile: the time is
+        // never less than the link took.
+        let start = Instant::now();
         let order = probe.order(Order::Exchange { bytes: PAIR_BYTES, calls })?;
-        let times = probe.perform(order)?;
-        // A call whose data came while this rank had no core takes no time, and the one before took it all.
-        let mean = times.iter().sum::<f64>() / times.len().max(1) as f64;
-        Ok(vec![mean; times.len()])
+        probe.perform(order)?;
+        probe.order(Order::Prepare { bytes: PAIR_BYTES })?;
+        Ok(vec![start.elapsed().as_nanos() as f64 / calls as f64; calls])
     })?;
     link.probe.order(Order::Stop)?;
     let (Some(once), Some(ns)) = (once, ns) else { return Ok(None) };
     let alpha_ns = many.map_or(once / 2.0, |many| fit::latency(once, many, ROUNDS).0);
-    // A latency that the scheduler made longer is not that of the link.
-    Ok(Some((alpha_ns, piece(PAIR_BYTES) as f64 / (ns - alpha_ns.min(0.3 * ns)))))
+    Ok(Some((alpha_ns, piece(PAIR_BYTES) as f64 / ns)))
 }
 
 /// A follower's side, for the leader `peer`. Returns the number of messages.
