@@ -17,6 +17,7 @@ mod collectives;
 mod config_docs;
 mod described;
 mod disagree;
+mod discover;
 mod exact;
 mod exhaustive;
 mod exits;

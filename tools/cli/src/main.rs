@@ -1,5 +1,6 @@
 //! Inspects the library from outside: draws the schedule of any collective, simulates it on imaginary machines, and
-//! reports the capabilities of a real one. Shows what a running job waits for. Plays runs from their traces. Starts programs of NCCL's over this library.
+//! reports the capabilities of a real one. Draws the machines that a job is on. Shows what a running job waits for.
+//! Plays runs from their traces. Starts programs of NCCL's over this library.
 
 #[cfg(feature = "doctor")]
 mod doctor;
@@ -17,6 +18,7 @@ mod simulate;
 #[cfg(feature = "doctor")]
 mod status;
 mod svg;
+mod topology;
 mod values;
 
 use std::io::Write as _;
@@ -54,6 +56,7 @@ enum Command {
     Replay(replay::Options),
     /// Estimates the time of a schedule on another machine, and its bottleneck.
     Simulate(simulate::Options),
+    Topology(topology::Options),
 }
 
 fn main() -> ExitCode {
@@ -77,6 +80,7 @@ fn run() -> Result<i32> {
         Command::Watch(options) => return status::watch::run(&options),
         Command::Replay(options) => replay::run(&options),
         Command::Simulate(options) => simulate::run(&options),
+        Command::Topology(options) => topology::run(&options),
     };
     done.map(|()| 0)
 }

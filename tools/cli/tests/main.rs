@@ -15,3 +15,4 @@ mod schedule;
 mod simulate;
 #[cfg(feature = "doctor")]
 mod status;
+mod topology;

@@ -14,6 +14,7 @@
 //! | `stream_calls`, `memory_operations`, `event` | what is enqueued |
 //! | `capture`, `graph` | lists of the same work |
 //! | `absent` | functions that answer `CUDA_ERROR_NOT_SUPPORTED` |
+//! | `nvml` | the management library's list of devices and NVLinks: `libnvidia-ml.so.1` is this library, too |
 //! | `place` | the folder of the built library |
 //!
 //! # What is as with a GPU
@@ -46,6 +47,7 @@ mod graph;
 mod handles;
 mod memory;
 mod memory_operations;
+mod nvml;
 mod place;
 mod settings;
 mod stream;

@@ -19,7 +19,7 @@ pub fn folder() -> Result<PathBuf> {
     };
     let folder = library.with_file_name("cuda-standin");
     std::fs::create_dir_all(&folder)?;
-    for name in ["libcuda.so", "libcuda.so.1"] {
+    for name in ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"] {
         // Other processes may be at the same. Relative, as build folders are moved.
         match std::os::unix::fs::symlink("../libcuda_standin.so", folder.join(name)) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tinynccl::config::{Environment, Tune};
+use tinynccl::simulate::machine::description::Description;
 use tinynccl::{Config, Result};
 
 use super::{conf, lists, variables, version};
@@ -42,6 +43,7 @@ pub(crate) const HONOURED: &[Setting] = settings! {
     "NCCL_MIN_CTAS": "checked, and no more: the number of blocks depends on the size of the call";
     "NCCL_P2P_DISABLE": "1: calls go through the hosts' memory; TINYNCCL_CUDA_PATH";
     "NCCL_SHM_DISABLE": "1: between processes of a host, TCP instead of shared memory; TINYNCCL_TRANSPORT";
+    "NCCL_TOPO_FILE": "NCCL's XML of a host, where a communicator has a rank for each of its GPUs; TINYNCCL_TOPOLOGY";
     "NCCL_MULTI_RANK_GPU_ENABLE": "1: ncclCommInitAll takes a GPU several times";
     "NCCL_RAS_ENABLE": "0: no server for ncclras";
     "NCCL_RAS_ADDR": "address:port or name:port of that server; localhost:28028";
@@ -107,6 +109,7 @@ fn counterpart(name: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Option<St
         "TINYNCCL_CUDA_BLOCKS" => blocks(given("NCCL_MAX_CTAS")?.parse().ok()?).map(|blocks| blocks.to_string()),
         "TINYNCCL_CUDA_PATH" => (on("NCCL_P2P_DISABLE") || given("NCCL_P2P_LEVEL").is_some_and(|level| level == "LOC"))
             .then(|| "hosted".to_owned()),
+        "TINYNCCL_TOPOLOGY" => given("NCCL_TOPO_FILE").filter(|path| topology(path).is_ok()),
         "TINYNCCL_TRANSPORT" => on("NCCL_SHM_DISABLE").then(|| "tcp".to_owned()),
         _ => None,
     }
@@ -122,6 +125,13 @@ fn algorithms(text: &str) -> Vec<&'static str> {
 
 fn protocols(text: &str) -> Vec<&'static str> {
     lists::parse(text, &lists::PROTOCOLS).map(|lists| lists.everywhere(&lists::PROTOCOLS)).unwrap_or_default()
+}
+
+/// Reads NCCL's description of a host, which cloud images name in `/etc/nccl.conf`: one that cannot be read is no error, as
+/// with NCCL.
+fn topology(path: &str) -> Result<Description, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    Description::parse(&text).map_err(|error| error.to_string())
 }
 
 /// The blocks of a kernel for at most `most` CTAs; `None` unless that is positive.
@@ -197,6 +207,11 @@ pub(crate) fn not_done(variables: &[(String, String)]) -> Vec<String> {
     if let Some(text) = given("NCCL_MAX_CTAS").filter(|_| counterpart("TINYNCCL_CUDA_BLOCKS", &lookup).is_none()) {
         add("NCCL_MAX_CTAS", &text, "not used: expected a number, 1 or more");
     }
+    if let Some(path) = given("NCCL_TOPO_FILE")
+        && let Err(why) = topology(&path)
+    {
+        add("NCCL_TOPO_FILE", &path, &format!("not used: {why}"));
+    }
     if let Some(text) = given("NCCL_P2P_LEVEL").filter(|text| text != "LOC") {
         add("NCCL_P2P_LEVEL", &text, "not used: LOC alone has a meaning here");
     }
@@ -249,6 +264,23 @@ mod tests {
         let mut expected = Config::default();
         (expected.timeout, expected.connect_timeout, expected.tune) = (TIMEOUT, CONNECT_TIMEOUT, Tune::Off);
         assert_eq!(plain, expected);
+    }
+
+    #[test]
+    fn a_description_of_the_host_is_taken_if_it_can_be_read() {
+        let good = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/topologies/dgx-1.xml");
+        let folder = tempfile::tempdir().unwrap();
+        let broken = folder.path().join("broken.xml");
+        std::fs::write(&broken, "<system version=\"1\">\n<cpu>").unwrap();
+        let broken = broken.to_str().unwrap();
+        let topology = |path: &str| from(&|name| (name == "NCCL_TOPO_FILE").then(|| path.to_owned())).unwrap().topology;
+        assert_eq!(topology(good).as_deref(), Some(good));
+        for (path, why) in [(broken, "not used: topology: line 1"), ("/nowhere/x.xml", "not used: No such file")] {
+            assert_eq!(topology(path), None);
+            let lines = not_done(&[("NCCL_TOPO_FILE".to_owned(), path.to_owned())]);
+            assert!(lines.len() == 1 && lines[0].contains(why), "{lines:?}");
+        }
+        assert!(not_done(&[("NCCL_TOPO_FILE".to_owned(), good.to_owned())]).is_empty());
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(crate) fn spelt(name: String) -> String {
         "TINYNCCL_CUDA_PROTO" | "TINYNCCL_CUDA_LL128" => "NCCL_PROTO",
         "TINYNCCL_CUDA_BLOCKS" => "NCCL_MAX_CTAS",
         "TINYNCCL_CUDA_PATH" => "NCCL_P2P_DISABLE",
+        "TINYNCCL_TOPOLOGY" => "NCCL_TOPO_FILE",
         "TINYNCCL_TRANSPORT" => "NCCL_SHM_DISABLE",
         _ => return name,
     };

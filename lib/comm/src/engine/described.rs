@@ -6,8 +6,9 @@
 //! of a caller's program.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use super::choice::REDUCED_MESSAGE;
 use super::tuned::Tuned;
@@ -18,7 +19,7 @@ use tinynccl_plan::algorithm::{self, Hosts, Order, Shape};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::schedule::{Program, Schedule};
 use tinynccl_plan::simulate::bound::Bound;
-use tinynccl_plan::simulate::machine::graph::Description;
+use tinynccl_plan::simulate::machine::description::Description;
 use tinynccl_plan::simulate::machine::{Graph, Machine as _};
 use tinynccl_plan::simulate::packing::{MOST_RANKS, pack, pack_beside, place};
 use tinynccl_plan::simulate::ring_order::ring_order;
@@ -123,16 +124,30 @@ impl Described {
     }
 }
 
-/// Reads a description.
-///
-/// # Errors
-/// Text with the system's or the parser's words.
-pub(crate) fn read(path: &str) -> Result<Description, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-    if Path::new(path).extension().is_some_and(|end| end == "json") {
-        serde_json::from_str(&text).map_err(|error| error.to_string())
-    } else {
-        toml::from_str(&text).map_err(|error| error.to_string())
+/// What the setting of rank 0 says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Given {
+    /// The machines are to be discovered.
+    Discover,
+    /// A file's content, or the reason why it cannot be read.
+    File(Result<Description, String>),
+    /// The file is NCCL's: it describes a host, and the communicator may span others, or a part of it.
+    OfHost(Description),
+}
+
+impl Given {
+    /// Reads the setting's value.
+    pub(crate) fn read(setting: &str) -> Given {
+        if setting == "auto" {
+            return Given::Discover;
+        }
+        match std::fs::read_to_string(setting) {
+            Ok(text) => match Description::parse(&text) {
+                Ok(description) if text.trim_start().starts_with('<') => Given::OfHost(description),
+                read => Given::File(read.map_err(|error| error.to_string())),
+            },
+            Err(error) => Given::File(Err(error.to_string())),
+        }
     }
 }
 

@@ -33,6 +33,7 @@ use tinynccl_plan::Call;
 use tinynccl_plan::algorithm::Shape;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::schedule::Schedule;
+use tinynccl_plan::simulate::machine::description::Description;
 use tinynccl_plan::wire::{Algorithm, Collective};
 use tinynccl_transport::LinkOptions;
 use tuned::Tuned;
@@ -79,6 +80,8 @@ pub(crate) struct Engine {
     /// The requested algorithm, taken for every collective that it supports.
     pub(crate) forced: Option<Algorithm>,
     pub(crate) tuned: Tuned,
+    /// Number of attempts to discover the machines, for keys of exchanges, and the result.
+    pub(crate) discovered: (u32, Option<Description>),
 }
 
 impl Engine {
@@ -102,6 +105,7 @@ impl Engine {
             received: vec![0; size],
             forced: state.config.algorithm,
             tuned,
+            discovered: (0, None),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod agree;
 pub(crate) mod alloc;
+mod discover;
 mod exchange;
 pub(crate) mod init;
 mod local;

@@ -30,6 +30,10 @@ use tinynccl_sys::threads::lock;
 const LINK_SLICE: Duration = Duration::from_millis(3);
 const MEMORY_SLICE: Duration = Duration::from_millis(1);
 
+/// Bytes of the buffers, and time for the bandwidth, of [`pair`].
+const PAIR_BYTES: usize = 1 << 20;
+const PAIR_SLICE: Duration = Duration::from_millis(15);
+
 /// Samples of an exchange to decide about zero copy.
 const ZERO_COPY: usize = 15;
 /// Zero copy must take less than this share of the time of two copies.
@@ -94,9 +98,41 @@ pub(super) fn lead(comm: &Comm, peers: &Peers, end: Instant) -> Result<Report> {
     Ok(Report { model, messages, steady: clock.steady })
 }
 
-/// A follower's side. Returns the number of messages.
-pub(super) fn follow(comm: &Comm) -> Result<u64> {
-    let mut probe = Probe::new(comm, 0, false)?;
+/// Latency of the link to `peer` in nanoseconds, and its bandwidth each way in GB/s while both send; `None` if no time was
+/// a valid one. The peer [follows](follow). Each figure takes at least one call, however long that is, and at most
+/// about `length`.
+pub(super) fn pair(comm: &Comm, peer: usize, length: Duration) -> Result<Option<(f64, f64)>> {
+    let probe = Probe::new(comm, peer, true)?;
+    let mut model = lock(&comm.inner.engine).tuned.model.clone();
+    let fresh = || Clock::new(&Instant::now, Instant::now() + length);
+    let mut clock = fresh();
+    let mut link = Link { probe, clock: &mut clock, model: &mut model, kind: Kind::Tcp, first: false };
+    // A guess of nothing: the first call is made in any case.
+    let once = link.together(1.0, SAMPLES, |calls| Order::Ping { rounds: 1, calls })?;
+    let guess = once.unwrap_or(f64::INFINITY) * ROUNDS as f64;
+    let many = link.together(guess, SAMPLES, |calls| Order::Ping { rounds: ROUNDS, calls })?;
+    link.probe.order(Order::Prepare { bytes: PAIR_BYTES })?;
+    link.probe.prepare(PAIR_BYTES)?;
+    *link.clock = fresh();
+    let Link { probe, clock, .. } = &mut link;
+    let ns = clock.sample(1.0, samples(PAIR_BYTES), PAIR_SLICE, |calls| {
+        // From before the peer may begin until all has arrived at both ends, whoever had no core meanwhile: the time is
+        // never less than the link took.
+        let start = Instant::now();
+        let order = probe.order(Order::Exchange { bytes: PAIR_BYTES, calls })?;
+        probe.perform(order)?;
+        probe.order(Order::Prepare { bytes: PAIR_BYTES })?;
+        Ok(vec![start.elapsed().as_nanos() as f64 / calls as f64; calls])
+    })?;
+    link.probe.order(Order::Stop)?;
+    let (Some(once), Some(ns)) = (once, ns) else { return Ok(None) };
+    let alpha_ns = many.map_or(once / 2.0, |many| fit::latency(once, many, ROUNDS).0);
+    Ok(Some((alpha_ns, piece(PAIR_BYTES) as f64 / ns)))
+}
+
+/// A follower's side, for the leader `peer`. Returns the number of messages.
+pub(super) fn follow(comm: &Comm, peer: usize) -> Result<u64> {
+    let mut probe = Probe::new(comm, peer, false)?;
     loop {
         match probe.order(Order::Stop)? {
             Order::Stop => return Ok(probe.messages),

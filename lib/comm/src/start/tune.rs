@@ -18,13 +18,12 @@ use serde::{Deserialize, Serialize};
 use super::agree;
 use super::probe;
 use crate::Comm;
-use crate::engine::described::{self, Described};
+use crate::engine::described::{self, Described, Given};
 use crate::engine::tuned::{Seat, Source, Tuned, Tuning};
 use crate::topology::CostModel;
 use crate::topology::host::{Cores, Host};
 use crate::topology::store::{Key, Store, hex};
 use tinynccl_plan::error::{Error, Result};
-use tinynccl_plan::simulate::machine::graph::Description;
 use tinynccl_sys::config::{Config, TransportChoice, Tune};
 use tinynccl_sys::threads::lock;
 
@@ -53,20 +52,37 @@ struct Figures {
     cached: Option<(CostModel, PathBuf)>,
     /// Only this source is allowed.
     measure: bool,
-    /// Description of the machine, or the reason why its file cannot be read.
-    machine: Option<Result<Description, String>>,
+    /// Description of the machine, if one is wanted.
+    machine: Option<Given>,
 }
 
 /// The description that the settings name.
-fn description(config: &Config) -> Option<Result<Description, String>> {
-    config.topology.as_deref().map(described::read)
+fn description(config: &Config) -> Option<Given> {
+    config.topology.as_deref().map(Given::read)
 }
 
-fn described(comm: &Comm, machine: Option<Result<Description, String>>) -> Result<Option<Described>> {
+/// The machine to pack trees for. Ranks that are all in one place need none: what they do in shared memory is faster.
+fn described(comm: &Comm, machine: Option<Given>) -> Result<Option<Described>> {
     // The file is rank 0's; others may not have its name.
     let path = comm.config().topology.as_deref().unwrap_or("rank 0's");
     let wrong = |detail| Error::Config { name: described::SETTING.to_owned(), value: path.to_owned(), detail };
-    machine.map(|machine| Described::new(&machine.map_err(wrong)?, path, comm.size())).transpose()
+    let described = |description: &_| Described::new(description, path, comm.size()).map(Some);
+    match machine {
+        None => Ok(None),
+        Some(Given::File(file)) => described(&file.map_err(wrong)?),
+        Some(Given::OfHost(description)) => match described(&description) {
+            Err(error) => {
+                log::info!("rank {}: {error}; it describes one host, and is not used", comm.rank());
+                Ok(None)
+            }
+            fits => fits,
+        },
+        Some(Given::Discover) => {
+            let description = comm.discover()?;
+            let places = description.node.iter().filter(|node| node.ranks > 0).count();
+            if places > 1 { described(&description) } else { Ok(None) }
+        }
+    }
 }
 
 /// Compares settings and agrees on a cost model. Every rank calls it once, before any other call.
@@ -78,8 +94,10 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
         return Ok(());
     }
     if comm.inner.state.control.one_process() {
-        let machine = description(comm.config());
-        lock(&comm.inner.engine).tuned.described = described(comm, machine)?;
+        // Threads are in one place. One thread makes all their communicators, so nothing is exchanged here.
+        let given = description(comm.config()).filter(|given| !matches!(given, Given::Discover));
+        let machine = described(comm, given)?;
+        lock(&comm.inner.engine).tuned.described = machine;
         return Ok(());
     }
     let place = if comm.rank() == 0 { Place::find(comm) } else { None };
@@ -94,12 +112,7 @@ pub(super) fn take_over(comm: &Comm) -> Result<()> {
 
 /// `place`, `may_measure` and `machine` are rank 0's: where to find figures, whether to measure them where there are
 /// none, and the description of the machine.
-fn agree_on_model(
-    comm: &Comm,
-    place: Option<Place>,
-    may_measure: bool,
-    machine: Option<Result<Description, String>>,
-) -> Result<()> {
+fn agree_on_model(comm: &Comm, place: Option<Place>, may_measure: bool, machine: Option<Given>) -> Result<()> {
     let state = &comm.inner.state;
     let (rank, size) = (comm.rank(), comm.size());
     let first = |shares: &dyn Fn(usize) -> bool| (0..size).find(|&r| shares(state.members[r])).unwrap_or(rank);
@@ -121,7 +134,7 @@ fn agree_on_model(
     };
     let tuning = Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None };
     let mut tuned = Tuned::new(figures.built_in, tuning, seats);
-    let machine = described(comm, figures.machine)?;
+    let given = figures.machine;
     // All ranks come to the same conclusion. Ranks that share a core would measure the scheduler: the built-in
     // figures say as much.
     if !tuned.is_oversubscribed(0) {
@@ -140,8 +153,11 @@ fn agree_on_model(
         tuned.tuning,
         serde_json::to_string(&tuned.model).unwrap_or_default()
     );
-    tuned.described = machine;
     adopt(comm, tuned);
+    let machine = described(comm, given)?;
+    let mut engine = lock(&comm.inner.engine);
+    engine.tuned.described = machine;
+    engine.forget_routes();
     Ok(())
 }
 
@@ -153,7 +169,7 @@ fn adopt(comm: &Comm, tuned: Tuned) {
     engine.forget_routes();
 }
 
-fn figures(comm: &Comm, place: Option<&Place>, measure: bool, machine: Option<Result<Description, String>>) -> Figures {
+fn figures(comm: &Comm, place: Option<&Place>, measure: bool, machine: Option<Given>) -> Figures {
     let tune = comm.config().tune;
     let cached = place.filter(|_| tune == Tune::Cached).and_then(|Place { store, key }| {
         let model = store.load(key)?;
@@ -178,7 +194,7 @@ fn measure(comm: &Comm, seats: &[Seat], place: Option<Place>) -> Result<(CostMod
         let file = place.as_ref().filter(|_| report.steady).map(|p| p.store.path(&p.key));
         found = Some((report.model, file));
     } else if peers.include(comm.rank()) {
-        messages = probe::follow(comm)?;
+        messages = probe::follow(comm, 0)?;
     }
     let answers: Vec<Option<(CostModel, Option<PathBuf>)>> = comm.exchange("cost-model", &found)?;
     let took = started.elapsed();

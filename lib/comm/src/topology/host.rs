@@ -69,6 +69,15 @@ impl Cores {
         Cores { mask, most }
     }
 
+    /// Their numbers.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = usize> {
+        let bits = |(word, bits): (usize, &u64)| {
+            let bits = *bits;
+            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| 64 * word + bit)
+        };
+        self.mask.iter().enumerate().flat_map(bits)
+    }
+
     /// Returns the number of cores that processes with these cores have together.
     pub fn together<'a>(all: impl Iterator<Item = &'a Cores>) -> usize {
         let (mut mask, mut limit) = (Vec::new(), usize::MAX);
@@ -150,6 +159,7 @@ mod tests {
         assert_eq!(together(&[cores(&[0xf], 4), cores(&[0xf0, 1], 5)]), 9);
         assert_eq!(together(&[cores(&[0xff], 2), cores(&[0xff], 2)]), 2, "a container with two cores' time");
         assert_eq!((together(&[cores(&[], 3)]), together(&[])), (3, 1));
+        assert_eq!(cores(&[0b101, 1 << 63], 2).numbers().collect::<Vec<_>>(), [0, 2, 127]);
         let here = Cores::here();
         assert!(together(std::slice::from_ref(&here)) >= 1 && here.most >= 1);
     }

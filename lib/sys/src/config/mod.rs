@@ -160,8 +160,8 @@ config! {
     fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
         "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
          Algorithms in another order are not taken, TINYNCCL_ALGO included. On GPUs too, where 16- and 8-bit floats are added in f32 and rounded once, and on the CPU after every step.", same;
-    topology: Option<String> = None, "TINYNCCL_TOPOLOGY", "a file",
-        "Description of the machine and its network (docs/topologies, TOML or JSON), in the order of the ranks. Calls over links of 16 KiB and more then take trees that are packed for these links, or an algorithm with the ranks in another order, where they are predicted to be faster than the cost model's choice. Rank 0's file counts. Empty: none.", own, advanced;
+    topology: Option<String> = None, "TINYNCCL_TOPOLOGY", "a file, or auto",
+        "Description of the machine and its network (docs/topologies, TOML or JSON; or NCCL's XML of a host, a GPU for each rank), in the order of the ranks. auto: it is discovered when the communicator starts, which takes about 20 ms for each pair of ranks that measures. Calls over links of 16 KiB and more then take trees that are packed for these links, or an algorithm with the ranks in another order, where they are predicted to be faster than the cost model's choice. Rank 0's file counts. Empty: none.", own, advanced;
     sum: Sums = Sums::Pairwise, "TINYNCCL_SUM", "pairwise, exact",
         "exact: sums and averages of f16, bf16 and f32 are those of the exact numbers, rounded once, to nearest even. The bits follow from the ranks' values alone: not from order, algorithm, size, packing or processor. \
          pairwise: every addition is rounded. On GPUs as on the CPU; algorithms that pass partial sums on are not taken, TINYNCCL_ALGO included.", same;

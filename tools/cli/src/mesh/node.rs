@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use tinynccl::Config;
 use tinynccl::bootstrap::Host;
-use tinynccl::bootstrap::interface::{LocalAddress, local_addresses};
+use tinynccl::bootstrap::interface::{LocalAddress, local_addresses, subnet};
 
 use crate::doctor::network;
 
@@ -58,16 +58,7 @@ impl Node {
 impl Port {
     /// The first address of the subnet, with its length: `10.0.1.0/24`.
     pub(super) fn subnet(&self) -> String {
-        let (keep, ip) = (u32::from(self.prefix), self.ip);
-        let network: IpAddr = match ip {
-            IpAddr::V4(ip) => {
-                IpAddr::from((ip.to_bits() & u32::MAX.checked_shl(32 - keep.min(32)).unwrap_or(0)).to_be_bytes())
-            }
-            IpAddr::V6(ip) => {
-                IpAddr::from((ip.to_bits() & u128::MAX.checked_shl(128 - keep.min(128)).unwrap_or(0)).to_be_bytes())
-            }
-        };
-        format!("{network}/{}", self.prefix)
+        subnet(self.ip, self.prefix)
     }
 
     /// In words: `eth1 10.0.1.1/24, 1 Gbit/s, MTU 1500`.

@@ -5,7 +5,6 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use tinynccl_plan::algorithm::Shape;
 use tinynccl_plan::simulate::Costs;
-use tinynccl_plan::simulate::machine::graph::Description;
 use tinynccl_plan::simulate::machine::{self as machines, Dgx, FatTree, Graph, Host, Machine, Switch, Torus};
 use tinynccl_plan::topology::CostModel;
 use tinynccl_plan::wire::{Algorithm, Collective};
@@ -109,13 +108,7 @@ fn described(path: &Path) -> Result<Graph> {
     if !path.exists() {
         bail!("topology '{shown}': expected dgx, mesh, fat-tree, host, host-tcp, switch, or a file that is there");
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("reading {shown}"))?;
-    let description: Description = if path.extension().is_some_and(|e| e == "json") {
-        serde_json::from_str(&text).with_context(|| format!("{shown} is not a topology"))?
-    } else {
-        toml::from_str(&text).with_context(|| format!("{shown} is not a topology"))?
-    };
-    Graph::new(&description).with_context(|| shown.to_string())
+    Graph::new(&crate::topology::read(path)?).with_context(|| shown.to_string())
 }
 
 /// Returns the cost model that `--cost-model` names, or the built-in figures.

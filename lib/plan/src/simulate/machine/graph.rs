@@ -1,119 +1,20 @@
-//! A machine from a description: nodes, links, shared things. [`Description`] is what a file holds, as TOML or JSON.
+//! A machine from a [`Description`]: its nodes, links, shared things.
 //!
-//! ```toml
-#![doc = include_str!("../../../../../docs/topologies/two-hosts.toml")]
-//! ```
 //! Messages take the route of least latency, then of fewest links, then the one whose links come first. Every node
 //! forwards messages.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
-use serde::{Deserialize, Serialize};
-
+pub use super::description::{CostsDescription, Description, Duplex, Inside, Link, Node, Shared};
 use super::{Costs, LinkId, MOST_KINDS, Machine};
 use crate::algorithm::Hosts;
 use crate::error::{Error, Result};
 use crate::schedule::Shape;
 use crate::simulate::bound::{Bound, Wiring, bound};
 
-/// The content of a file.
-#[derive(Debug, Clone, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Description {
-    /// To print.
-    #[serde(default)]
-    pub name: String,
-    /// Costs of the ranks' processors.
-    #[serde(default)]
-    pub costs: CostsDescription,
-    /// Hosts and switches.
-    #[serde(default)]
-    pub node: Vec<Node>,
-    /// Links between nodes.
-    #[serde(default)]
-    pub link: Vec<Link>,
-    /// Resources that several links share.
-    #[serde(default)]
-    pub shared: Vec<Shared>,
-}
-
-/// Costs of a rank's processor.
-#[derive(Debug, Clone, Copy, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CostsDescription {
-    /// Microseconds of a call.
-    pub call_us: f64,
-    /// Microseconds of each end of a message.
-    pub overhead_us: f64,
-    /// GB combined per second; 0: takes no time.
-    pub reduce_gb_s: f64,
-    /// GB copied per second; 0: takes no time.
-    pub copy_gb_s: f64,
-}
-
-/// A host, or a switch.
-#[derive(Debug, Clone, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Node {
-    /// Name by which links refer to it.
-    pub name: String,
-    /// Ranks on it.
-    #[serde(default)]
-    pub ranks: usize,
-    /// The connection of its ranks.
-    pub inside: Option<Inside>,
-}
-
-/// The connection of a node's ranks.
-#[derive(Debug, Clone, Copy, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Inside {
-    /// Latency of a message, in microseconds.
-    pub latency_us: f64,
-    /// Bandwidth of all messages together, in GB/s.
-    pub bandwidth_gb_s: f64,
-}
-
-/// A link between two nodes.
-#[derive(Debug, Clone, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Link {
-    /// Names of the nodes.
-    pub between: [String; 2],
-    /// Latency in microseconds.
-    pub latency_us: f64,
-    /// Bandwidth in GB/s: of each direction, in half duplex of both together.
-    pub bandwidth_gb_s: f64,
-    /// Full duplex, the default, or half duplex.
-    #[serde(default)]
-    pub duplex: Duplex,
-    /// Its name in the report.
-    pub kind: Option<String>,
-    /// Name of something that it shares with others.
-    pub shared: Option<String>,
-}
-
-/// Use of a link's bandwidth by its two directions.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Duplex {
-    /// Each direction has the whole bandwidth.
-    #[default]
-    Full,
-    /// Both share it.
-    Half,
-}
-
-/// Something that several links share.
-#[derive(Debug, Clone, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Shared {
-    /// Name by which links refer to it.
-    pub name: String,
-    /// Bandwidth of all that passes it, in both directions together, in GB/s.
-    pub bandwidth_gb_s: f64,
-}
+/// Most ranks of a description.
+const MOST_RANKS: usize = 1 << 20;
 
 /// A machine that a [`Description`] describes.
 #[derive(Debug, Clone)]
@@ -163,6 +64,37 @@ fn at_least_zero(what: &str, value: f64) -> Result<f64> {
     }
 }
 
+/// The node of each rank.
+fn places(nodes: &[Node]) -> Result<Vec<usize>> {
+    let total = nodes.iter().fold(0usize, |sum, node| sum.saturating_add(node.ranks));
+    match total {
+        0 => return wrong("no node has ranks: add ranks = 1 to a [[node]]".to_owned()),
+        too_many if too_many > MOST_RANKS => {
+            return wrong(format!("{too_many} ranks, expected at most {MOST_RANKS}"));
+        }
+        _ => {}
+    }
+    if nodes.iter().all(|node| node.numbers.is_empty()) {
+        return Ok(nodes.iter().enumerate().flat_map(|(at, node)| std::iter::repeat_n(at, node.ranks)).collect());
+    }
+    let mut places = vec![None; total];
+    for (at, node) in nodes.iter().enumerate() {
+        let (what, count) = (format!("node '{}', numbers", node.name), node.numbers.len());
+        if count != node.ranks {
+            return wrong(format!("{what}: {count} of them, expected as many as it has ranks, {}", node.ranks));
+        }
+        for &rank in &node.numbers {
+            match places.get_mut(rank) {
+                None => return wrong(format!("{what}: rank {rank}, expected a rank below {total}")),
+                Some(Some(_)) => return wrong(format!("{what}: rank {rank} is there twice")),
+                Some(place) => *place = Some(at),
+            }
+        }
+    }
+    // As many as there are places, and none twice.
+    Ok(places.into_iter().flatten().collect())
+}
+
 impl Graph {
     /// The machine that `description` describes.
     ///
@@ -195,12 +127,12 @@ impl Graph {
     }
 
     fn add_nodes(&mut self, nodes: &[Node]) -> Result<HashMap<String, usize>> {
+        self.place = places(nodes)?;
         let mut names = HashMap::new();
         for (at, node) in nodes.iter().enumerate() {
             if names.insert(node.name.clone(), at).is_some() {
                 return wrong(format!("two nodes are called '{}'", node.name));
             }
-            self.place.extend(std::iter::repeat_n(at, node.ranks));
             let inside = match node.inside {
                 Some(inside) => {
                     let what = format!("node '{}', inside", node.name);
@@ -218,9 +150,6 @@ impl Graph {
                 None => None,
             };
             self.inside.push(inside);
-        }
-        if self.place.is_empty() {
-            return wrong("no node has ranks: add ranks = 1 to a [[node]]".to_owned());
         }
         Ok(names)
     }
@@ -424,7 +353,7 @@ mod tests {
     use super::*;
 
     fn node(name: &str, ranks: usize) -> Node {
-        Node { name: name.to_owned(), ranks, inside: None }
+        Node { name: name.to_owned(), ranks, ..Node::default() }
     }
 
     fn link(a: &str, b: &str, latency_us: f64) -> Link {
@@ -453,6 +382,21 @@ mod tests {
         assert_eq!(way(&links), (2e-6, vec!["a to x".to_owned(), "x to b".to_owned()]));
         links[0].latency_us = 2.0;
         assert_eq!(way(&links), (2e-6, vec!["a to b".to_owned()]));
+    }
+
+    #[test]
+    fn ranks_may_be_numbered_otherwise_than_their_nodes() {
+        let numbered = |name: &str, numbers: &[usize]| Node { numbers: numbers.to_vec(), ..node(name, numbers.len()) };
+        let inside = Some(Inside { latency_us: 1.0, bandwidth_gb_s: 1.0 });
+        let nodes = vec![Node { inside, ..numbered("a", &[2, 0]) }, numbered("b", &[1])];
+        let graph = Graph::new(&described(nodes, vec![link("a", "b", 1.0)])).unwrap();
+        assert_eq!(graph.place, [0, 1, 0]);
+        let two = |a: &[usize], b: &[usize]| error(&described(vec![numbered("a", a), numbered("b", b)], vec![]));
+        assert_eq!(two(&[0], &[2]), "topology: node 'b', numbers: rank 2, expected a rank below 2");
+        assert_eq!(two(&[0], &[0]), "topology: node 'b', numbers: rank 0 is there twice");
+        let some = error(&described(vec![numbered("a", &[0]), node("b", 1)], vec![]));
+        assert_eq!(some, "topology: node 'b', numbers: 0 of them, expected as many as it has ranks, 1");
+        assert!(error(&described(vec![node("a", usize::MAX), node("b", 2)], vec![])).contains("at most 1048576"));
     }
 
     #[test]

@@ -3,10 +3,13 @@
 //! A machine is a pure description: directed links with a bandwidth, a route for each pair of ranks, and the costs of a
 //! rank's processor. The files of the built-in machines give the sources of their figures.
 
+pub mod description;
 mod dgx;
 mod fat_tree;
 pub mod graph;
 mod host;
+mod nccl_xml;
+pub mod nominal;
 mod switch;
 mod torus;
 

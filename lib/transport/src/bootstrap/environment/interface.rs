@@ -206,6 +206,21 @@ pub fn in_subnet(own: IpAddr, prefix: u8, ip: IpAddr) -> bool {
     }
 }
 
+/// The first address of the subnet of `own`, with its length: `10.0.1.0/24`.
+pub fn subnet(own: IpAddr, prefix: u8) -> String {
+    let first: IpAddr = match own {
+        IpAddr::V4(ip) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
+            Ipv4Addr::from_bits(ip.to_bits() & mask).into()
+        }
+        IpAddr::V6(ip) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
+            Ipv6Addr::from_bits(ip.to_bits() & mask).into()
+        }
+    };
+    format!("{first}/{prefix}")
+}
+
 /// Pairs of one of `ours` and one of `theirs` ports that reach each other, each port in one pair at most. Both ends
 /// compute the same pairs if they agree on whose are ours: those of the same index in both lists first, so that several
 /// connections spread over several ports.
@@ -271,6 +286,14 @@ mod tests {
         // Where another host has our address it is a bridge's.
         assert!(!to("10.77.1.1:1") && leads_to(&ours, &["10.77.1.1:1".parse().unwrap()], true));
         assert!(!leads_to(&ours, &[], true));
+    }
+
+    #[test]
+    fn subnets_have_a_name() {
+        let name = |ip: &str, prefix| subnet(ip.parse().unwrap(), prefix);
+        assert_eq!(name("10.0.1.17", 24), "10.0.1.0/24");
+        assert_eq!((name("10.0.1.17", 0), name("10.0.1.17", 32)), ("0.0.0.0/0".into(), "10.0.1.17/32".into()));
+        assert_eq!(name("fd00::1:17", 64), "fd00::/64");
     }
 
     #[test]
