@@ -22,6 +22,7 @@ use std::ops::Range;
 
 mod at_once;
 pub mod draw;
+mod formats;
 mod parse;
 pub mod partition;
 mod proven;
