@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::order;
 use super::run::{Ran, Rules, Stop, run};
 use super::threads::Threads;
 use crate::error::Result;
@@ -26,22 +27,47 @@ const DEPTH: usize = 2;
 /// A step that is wrong, named as in the file; otherwise the verifier's.
 pub(super) fn schedule(plan: &Threads) -> Result<Schedule> {
     plan.check()?;
-    // Several chunks in a message are fewer messages, but not every such step is one of a schedule.
-    let mut split = None;
+    let mut changed = None;
+    let mut loosened = false;
     loop {
-        let plan = split.as_ref().unwrap_or(plan);
-        match lanes(plan) {
+        let plan = changed.as_ref().unwrap_or(plan);
+        // The file by itself: with links and threadblocks of its own.
+        let links: Vec<usize> = (0..plan.conns.len()).collect();
+        let own = match run(plan, Rules { links: &links, depth: usize::MAX, like: None, spare: false, races: true }) {
+            Ok(own) => own,
+            // Several chunks in a message are fewer messages, but not every such step is one of a schedule.
+            Err(Stop::Narrow(steps)) => {
+                changed = Some(plan.split(&steps));
+                continue;
+            }
+            Err(Stop::Wrong(error) | Stop::Stuck(error)) => return Err(error),
+        };
+        // Links that were several may need another order than the first that comes, and room for what is passed on.
+        let mut made = lanes(plan, None, false);
+        for (like, spare) in [(Some(&own.received[..]), false), (None, true), (Some(&own.received), true)] {
+            if matches!(made, Err(Stop::Stuck(_))) {
+                made = lanes(plan, like, spare).or_else(|stop| match stop {
+                    Stop::Stuck(_) => made,
+                    other => Err(other),
+                });
+            }
+        }
+        match made {
             Ok(schedule) => return Ok(schedule),
-            Err(Stop::Wrong(error)) => return Err(error),
-            Err(Stop::Narrow(steps)) => split = Some(plan.split(&steps)),
+            Err(Stop::Narrow(steps)) => changed = Some(plan.split(&steps)),
+            Err(Stop::Stuck(_)) if !loosened => {
+                // NCCL's links hold more than ours must. Without the order of what does not depend on each other, less
+                // has to be on its way at once.
+                loosened = true;
+                changed = Some(order::loosened(plan, &own.sequence)?);
+            }
+            Err(Stop::Wrong(error) | Stop::Stuck(error)) => return Err(error),
         }
     }
 }
 
-fn lanes(plan: &Threads) -> Result<Schedule, Stop> {
-    // The file by itself: with links and threadblocks of its own.
-    let own: Vec<usize> = (0..plan.conns.len()).collect();
-    run(plan, Rules { links: &own, depth: usize::MAX, races: true })?;
+/// `like`, `spare`: see [`Rules`].
+fn lanes(plan: &Threads, like: Option<&[usize]>, spare: bool) -> Result<Schedule, Stop> {
     let mut first = 0;
     let firsts: Vec<usize> = plan
         .ranks
@@ -61,7 +87,7 @@ fn lanes(plan: &Threads) -> Result<Schedule, Stop> {
     }
     loop {
         let channels = Channels::new(plan, &firsts, &mut lane);
-        let ran = run(plan, Rules { links: &channels.links, depth: DEPTH, races: false })?;
+        let ran = run(plan, Rules { links: &channels.links, depth: DEPTH, like, spare, races: false })?;
         let (programs, owners) = programs(plan, &firsts, &mut lane, &channels, &ran);
         match Schedule::new(plan.shape, programs) {
             Ok(schedule) => return Ok(schedule),

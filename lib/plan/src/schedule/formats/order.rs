@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use super::threads::Threads;
+use super::threads::{Op, Thread, Threads};
 use crate::error::{Error, Result};
 use crate::schedule::{Program, Step};
 
@@ -132,6 +132,58 @@ pub(super) fn played(programs: &[Program]) -> Vec<(usize, usize, Step)> {
         }
     }
     order
+}
+
+/// The same steps, in threadblocks of which each has the steps of one link alone (two, if a step receives from one and
+/// sends into the other), with the dependencies that keep the order of `sequence` where memory needs it.
+///
+/// # Errors
+/// As [`depend`].
+pub(super) fn loosened(plan: &Threads, sequence: &[(usize, usize, usize)]) -> Result<Threads> {
+    let mut ranks = Vec::new();
+    let mut conns = plan.conns.clone();
+    let mut moved: HashMap<(usize, usize, usize), (usize, usize, usize)> = HashMap::new();
+    for (rank, threads) in plan.ranks.iter().enumerate() {
+        let mut loose: Vec<Thread> = Vec::new();
+        for (t, thread) in threads.iter().enumerate() {
+            // Of each link the one that stands for all that it shares a step with.
+            let mut root: HashMap<usize, usize> = HashMap::new();
+            fn find(root: &HashMap<usize, usize>, mut conn: usize) -> usize {
+                while let Some(&next) = root.get(&conn).filter(|next| **next != conn) {
+                    conn = next;
+                }
+                conn
+            }
+            for step in thread.ops.iter().filter_map(|op| op.step.as_ref()) {
+                if let (Some(from), Some(to)) = (step.from(), step.to()) {
+                    let (from, to) = (find(&root, from), find(&root, to));
+                    root.insert(from, to);
+                }
+            }
+            let mut places: HashMap<Option<usize>, usize> = HashMap::new();
+            for (o, op) in thread.ops.iter().enumerate() {
+                let step = op.step.as_ref();
+                let conn = step.and_then(|step| step.from().or(step.to())).map(|conn| find(&root, conn));
+                let place = *places.entry(conn).or_insert_with(|| {
+                    loose.push(Thread { id: thread.id, ops: vec![] });
+                    loose.len() - 1
+                });
+                if let Some(conn) = step.and_then(Step::from) {
+                    conns[conn].to = (rank, place);
+                }
+                if let Some(conn) = step.and_then(Step::to) {
+                    conns[conn].from = (rank, place);
+                }
+                moved.insert((rank, t, o), (rank, place, loose[place].ops.len()));
+                loose[place].ops.push(Op { after: vec![], ..op.clone() });
+            }
+        }
+        ranks.push(loose);
+    }
+    let mut loose = Threads { ranks, conns, scratch: plan.scratch.clone(), ..*plan };
+    let sequence: Vec<_> = sequence.iter().filter_map(|at| moved.get(at)).copied().collect();
+    depend(&mut loose, &sequence)?;
+    Ok(loose)
 }
 
 /// By step, the steps of other threadblocks of the rank whose accesses have to be before it.

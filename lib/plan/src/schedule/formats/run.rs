@@ -21,6 +21,8 @@ const LISTED: usize = 6;
 pub(super) enum Stop {
     /// These steps of several chunks, as (rank, threadblock, step), are none of a schedule; chunk by chunk they may be.
     Narrow(Vec<(usize, usize, usize)>),
+    /// The threadblocks wait for each other.
+    Stuck(Error),
     Wrong(Error),
 }
 
@@ -35,6 +37,10 @@ impl From<Error> for Stop {
 pub(super) struct Ran {
     /// Of each rank the steps in the order in which they were taken, with their threadblocks.
     pub(super) steps: Vec<Vec<(usize, Step)>>,
+    /// All steps of all ranks in that order: (rank, threadblock, step).
+    pub(super) sequence: Vec<(usize, usize, usize)>,
+    /// The messages in the order in which they were received, by [`Threads::conns`].
+    pub(super) received: Vec<usize>,
     pub(super) scratch_segments: usize,
     pub(super) span: usize,
     /// Parts of a rank's input that are its output in place, and were never moved: (rank, from, to).
@@ -90,6 +96,10 @@ pub(super) struct Rules<'a> {
     pub(super) links: &'a [usize],
     /// Messages that a link holds.
     pub(super) depth: usize,
+    /// The order in which messages are sent into a link, as that of all messages, by [`Threads::conns`]. `None`: any.
+    pub(super) like: Option<&'a [usize]>,
+    /// A message that is not passed on waits until its link is empty, and leaves room for those that are.
+    pub(super) spare: bool,
     /// Looks for accesses that nothing orders.
     pub(super) races: bool,
 }
@@ -111,6 +121,8 @@ struct Player<'a> {
     scratch: HashMap<(usize, usize, usize), u32>,
     scratch_parts: HashMap<(usize, usize), u32>,
     narrow: Vec<(usize, usize, usize)>,
+    /// Messages that are still to be sent into each link, in their order, where one is given.
+    turns: Vec<VecDeque<usize>>,
     ran: Ran,
 }
 
@@ -135,7 +147,7 @@ pub(super) fn run(plan: &Threads, rules: Rules<'_>) -> Result<Ran, Stop> {
             return player.end();
         }
         if !moved {
-            return Err(player.stuck(round).into());
+            return Err(Stop::Stuck(player.stuck(round)));
         }
         round += 1;
     }
@@ -159,8 +171,13 @@ impl<'a> Player<'a> {
             scratch: HashMap::new(),
             scratch_parts: HashMap::new(),
             narrow: vec![],
+            turns: vec![],
             ran: Ran { steps: vec![vec![]; ranks], span: 1, ..Ran::default() },
         };
+        if let Some(like) = rules.like {
+            player.turns = player.links.iter().map(|_| VecDeque::new()).collect();
+            like.iter().for_each(|&conn| player.turns[rules.links[conn]].push_back(conn));
+        }
         let words = ranks.div_ceil(64);
         for (rank, threads) in plan.ranks.iter().enumerate() {
             let first = player.threads.len();
@@ -239,7 +256,12 @@ impl<'a> Player<'a> {
             }
         }
         let conn = step.to()?;
-        let full = self.links[self.rules.links[conn]].len() >= self.rules.depth;
+        let turn = self.turns.get(self.rules.links[conn]).and_then(VecDeque::front);
+        if turn.is_some_and(|turn| *turn != conn) {
+            return Some(format!("another threadblock's message to rank {}", self.plan.conns[conn].to.0));
+        }
+        let depth = if self.rules.spare && step.from().is_none() { 1 } else { self.rules.depth };
+        let full = self.links[self.rules.links[conn]].len() >= depth;
         full.then(|| format!("rank {} to take a message", self.plan.conns[conn].to.0))
     }
 
@@ -287,6 +309,7 @@ impl<'a> Player<'a> {
             let received = match step.from() {
                 Some(conn) => match self.links[self.rules.links[conn]].pop_front() {
                     Some(message) => {
+                        self.ran.received.push(conn);
                         join(&mut self.threads[t].clock, &message.clock);
                         message.values
                     }
@@ -304,12 +327,16 @@ impl<'a> Player<'a> {
             let values = self.compute(t, rank, step, op.count, received)?;
             if let Some(conn) = step.to() {
                 let clock = self.threads[t].clock.clone();
+                if let Some(turns) = self.turns.get_mut(self.rules.links[conn]) {
+                    turns.pop_front();
+                }
                 self.links[self.rules.links[conn]].push_back(Message { conn, round, values, clock });
             }
         }
         if self.waited.contains(&(t, at)) {
             self.clocks.insert((t, at), self.threads[t].clock.clone());
         }
+        self.ran.sequence.push((rank, thread, at));
         let state = &mut self.threads[t];
         state.taken.push(round);
         state.op += 1;

@@ -62,10 +62,15 @@ pub(super) enum What {
     Combine { operands: Vec<Operand>, packets: Range<usize>, to: Vec<Operand>, as_packets: Range<usize>, count: usize },
 }
 
-/// What a threadblock knows: operations of all threadblocks that are over, and those that have begun at least.
+/// What a threadblock knows of the operations of all.
 #[derive(Debug, Clone)]
 struct Known {
+    /// They are over.
     over: Rc<[u32]>,
+    /// What they read may be overwritten: whatever depends on their data has come here, by a packet or a signal of any
+    /// kind.
+    read: Rc<[u32]>,
+    /// They have begun.
     begun: Rc<[u32]>,
 }
 
@@ -74,6 +79,7 @@ impl Known {
         if !relaxed {
             join(&mut self.over, &other.over);
         }
+        join(&mut self.read, &other.read);
         join(&mut self.begun, &other.begun);
     }
 }
@@ -121,6 +127,8 @@ struct Put {
     to: Operand,
     count: usize,
     packet: bool,
+    /// What its sender knew then.
+    read: Rc<[u32]>,
 }
 
 struct Machine<'a> {
@@ -191,7 +199,8 @@ impl<'a> Machine<'a> {
                         packet_readers.entry((operand.rank, place)).or_default().insert(t);
                     }
                 }
-                let known = Known { over: Rc::clone(&nothing), begun: Rc::clone(&nothing) };
+                let [over, read, begun] = [(); 3].map(|()| Rc::clone(&nothing));
+                let known = Known { over, read, begun };
                 let (history, signalled) = (vec![], vec![]);
                 states.push(State { rank, block, action: 0, known, history, signalled, barrier: None });
             }
@@ -360,7 +369,8 @@ impl<'a> Machine<'a> {
             clock[t] = now;
             clock.into()
         };
-        state.known = Known { over: counted(&state.known.over), begun: counted(&state.known.begun) };
+        let Known { over, read, begun } = &state.known;
+        state.known = Known { over: counted(over), read: counted(read), begun: counted(begun) };
     }
 
     fn now(&self, t: usize) -> u32 {
@@ -369,6 +379,11 @@ impl<'a> Machine<'a> {
 
     fn knows(&self, t: usize, &(other, time): &(usize, u32)) -> bool {
         other == t || self.states[t].known.over[other] >= time
+    }
+
+    /// Returns true if what a threadblock read then may be overwritten.
+    fn knows_read(&self, t: usize, &(other, time): &(usize, u32)) -> bool {
+        other == t || self.states[t].known.read[other] >= time
     }
 
     /// Receives what other ranks wrote and `t` now knows of.
@@ -386,6 +401,8 @@ impl<'a> Machine<'a> {
         let Put { message, from, to, count, packet, .. } = self.puts[at];
         self.unknown[to.rank].retain(|&put| put != at);
         self.connect(message, from, t, packet, at);
+        let read = Rc::clone(&self.puts[at].read);
+        join(&mut self.states[t].known.read, &read);
         self.place(t, self.states[t].action, Step::Recv { from: message, dst: to.cell }, count);
         let now = (t, self.now(t));
         for cell in cells(to.cell, count) {
@@ -463,7 +480,8 @@ impl<'a> Machine<'a> {
             return Err(self.wrong(t, action, &detail));
         }
         let readers = if writes { memory.readers.as_slice() } else { &[] };
-        match memory.writer.iter().chain(readers).find(|access| !self.knows(t, access)) {
+        let writer = memory.writer.iter().find(|access| !self.knows(t, access));
+        match writer.or_else(|| readers.iter().find(|access| !self.knows_read(t, access))) {
             Some(&(other, _)) => {
                 let id = self.block(other).id;
                 let rank = self.states[other].rank;
@@ -481,8 +499,9 @@ impl<'a> Machine<'a> {
             let place = self.plan.place(to.rank, cell);
             let memory = &self.memory[to.rank][place];
             let pending = memory.pending.iter().map(|&put| (self.puts[put].from, self.puts[put].time));
-            let mut others = pending.chain(memory.writer).chain(memory.readers.iter().copied());
-            if let Some((other, _)) = others.find(|access| !self.knows(t, access)) {
+            let writer = pending.chain(memory.writer).find(|access| !self.knows(t, access));
+            let reader = || memory.readers.iter().copied().find(|access| !self.knows_read(t, access));
+            if let Some((other, _)) = writer.or_else(reader) {
                 let (rank, id) = (self.states[other].rank, self.block(other).id);
                 let detail = format!(
                     "writes {cell} of rank {}, and nothing orders that with rank {rank}, threadblock {id}",
@@ -494,7 +513,8 @@ impl<'a> Machine<'a> {
         }
         let message = self.message();
         self.place(t, self.states[t].action, Step::Send { to: message, src }, count);
-        self.puts.push(Put { message, from: t, time: self.now(t), to, count, packet });
+        let read = Rc::clone(&self.states[t].known.read);
+        self.puts.push(Put { message, from: t, time: self.now(t), to, count, packet, read });
         self.unknown[to.rank].push(at);
         Ok(())
     }
