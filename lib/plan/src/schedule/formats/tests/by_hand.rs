@@ -143,6 +143,45 @@ fn counts_become_spans_or_single_messages() {
     assert_eq!(played(&whole), played(&single));
 }
 
+/// NCCL's links hold more messages than two: sends and receives that do not depend on each other change places.
+#[test]
+fn more_messages_than_a_link_holds_go_in_another_order() {
+    let gpu = |rank: i32| {
+        let steps = step(0, "s", ("i", 0), ("s", 0), 5, None)
+            + &step(1, "r", ("i", 0), ("s", 0), 5, None)
+            + &step(2, "cpy", ("i", 0), ("o", 0), 5, None)
+            + &step(3, "re", ("s", 0), ("o", 0), 5, None);
+        tb(0, 1 - rank, 1 - rank, 0, &steps)
+    };
+    let schedule = Schedule::from_msccl(&algo("allreduce", 5, false, 5, &[gpu(0), gpu(1)])).unwrap();
+    assert_eq!((schedule.programs()[0].span, schedule.programs()[0].parts), (1, 5), "{schedule}");
+}
+
+/// Two rings on two channels, each of which must leave the other room when they become one lane.
+#[test]
+fn rings_that_depend_on_each_other_share_their_links() {
+    let (ranks, rings) = (3, 2);
+    let gpu = |rank: i32| {
+        let ring = |c: i32| {
+            let chunk = |hop: i32| ("i", c * ranks + (rank + 2 * ranks - hop) % ranks);
+            let kinds = ["s", "rrs", "rrcs", "rcs", "r"];
+            let steps = kinds.iter().enumerate().map(|(hop, kind)| {
+                // The last step of a ring waits for that of the one before.
+                let wait = (*kind == "r" && c > 0).then(|| (c as u32 - 1, 4));
+                step(hop as u32, kind, chunk(hop as i32), chunk(hop as i32), 1, wait)
+            });
+            tb(c as u32, (rank + 1) % ranks, (rank + ranks - 1) % ranks, c as u32, &steps.collect::<String>())
+        };
+        (0..rings).map(ring).collect::<String>()
+    };
+    let text = algo("allreduce", (ranks * rings) as usize, true, 0, &(0..ranks).map(gpu).collect::<Vec<_>>());
+    let schedule = Schedule::from_msccl(&text).unwrap();
+    assert!(schedule.programs().iter().all(|program| program.lanes.len() == 1), "{schedule}");
+    let free = Schedule::from_msccl(&text.replace("depid=\"0\" deps=\"4\"", "depid=\"-1\" deps=\"-1\"")).unwrap();
+    assert!(free.programs().iter().all(|program| program.lanes.len() == 2), "{free}");
+    assert_eq!(played(&free), played(&schedule));
+}
+
 /// Scratch memory holds other parts in other windows: what is no race in MSCCL's own, larger memory would be one here.
 #[test]
 fn scratch_memory_of_the_next_window_is_safe() {
@@ -269,6 +308,19 @@ fn packets_become_messages() {
          rank 0 ch 0: recv 1 → out[0.1]\n"
     );
     assert_eq!(schedule.programs()[0].scratch_segments, 0);
+}
+
+/// Another threadblock overwrites what was sent: the packet that it has comes from a sum of that.
+#[test]
+fn packets_say_what_was_read() {
+    let rank = |own: &str, other: &str| {
+        let first = joined(&[&op("ppkt", &[other], &["S0"]), &op("respkt", &[own, "s0"], &[own, "S1"])]);
+        [first, op("upkt", &["s1"], &[other])]
+    };
+    let [a, b] = [rank("i0", "i1"), rank("i1", "i0")];
+    let text = plan("allreduce", (2, 2), 2, [&[&a[0], &a[1]], &[&b[0], &b[1]]]);
+    let schedule = Schedule::from_mscclpp(&text).unwrap();
+    assert_eq!(schedule.programs()[0].lanes.iter().map(|lane| lane.steps.len()).sum::<usize>(), 3, "{schedule}");
 }
 
 /// A second threadblock waits for the first by a semaphore, or by a barrier; two have a share each.
