@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-use super::threads::{Op, Thread, Threads};
+use super::threads::{Cell, Op, Thread, Threads};
 use crate::error::{Error, Result};
 use crate::schedule::{Program, Step};
 
@@ -17,6 +17,7 @@ type Node = usize;
 /// # Errors
 /// The steps wait for each other.
 pub(super) fn depend(plan: &mut Threads, sequence: &[(usize, usize, usize)]) -> Result<()> {
+    plan.fits(sequence.len(), plan.ranks.iter().map(Vec::len).sum())?;
     let nodes: HashMap<(usize, usize, usize), Node> = sequence.iter().enumerate().map(|(n, &at)| (at, n)).collect();
     let op = |node: Node| {
         let (rank, thread, op) = sequence[node];
@@ -146,14 +147,14 @@ pub(super) fn loosened(plan: &Threads, sequence: &[(usize, usize, usize)]) -> Re
     for (rank, threads) in plan.ranks.iter().enumerate() {
         let mut loose: Vec<Thread> = Vec::new();
         for (t, thread) in threads.iter().enumerate() {
-            // Of each link the one that stands for all that it shares a step with.
+            // Of each link another one that it shares a step with, if there is one.
             let mut root: HashMap<usize, usize> = HashMap::new();
-            fn find(root: &HashMap<usize, usize>, mut conn: usize) -> usize {
+            let find = |root: &HashMap<usize, usize>, mut conn: usize| {
                 while let Some(&next) = root.get(&conn).filter(|next| **next != conn) {
                     conn = next;
                 }
                 conn
-            }
+            };
             for step in thread.ops.iter().filter_map(|op| op.step.as_ref()) {
                 if let (Some(from), Some(to)) = (step.from(), step.to()) {
                     let (from, to) = (find(&root, from), find(&root, to));
@@ -202,7 +203,7 @@ fn conflicts(plan: &Threads, sequence: &[(usize, usize, usize)]) -> Vec<Vec<Node
         for chunk in 0..op.count {
             let places = [step.read(), step.write()].map(|cell| {
                 let cell = cell?;
-                Some((rank, plan.place(rank, super::threads::Cell { chunk: cell.chunk + chunk, ..cell })))
+                Some((rank, plan.place(rank, Cell { chunk: cell.chunk + chunk, ..cell })))
             });
             if let Some(place) = places[0] {
                 let access = memory.entry(place).or_default();

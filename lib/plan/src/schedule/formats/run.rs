@@ -6,9 +6,11 @@
 //! Inputs are never written: in place, a chunk is read from the input until it is written, and from the output
 //! afterwards.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::rc::Rc;
+mod value;
 
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use self::value::Value;
 use super::threads::{Cell, Threads};
 use crate::error::Error;
 use crate::schedule::{Buf, Loc, Step};
@@ -45,14 +47,6 @@ pub(super) struct Ran {
     pub(super) span: usize,
     /// Parts of a rank's input that are its output in place, and were never moved: (rank, from, to).
     pub(super) kept: Vec<(usize, Loc, Loc)>,
-}
-
-/// What a chunk holds: a part of a segment of some ranks' inputs, combined.
-#[derive(Debug, Clone, PartialEq)]
-struct Value {
-    segment: usize,
-    part: usize,
-    ranks: Rc<[u64]>,
 }
 
 /// A chunk's value, and where it lies in the schedule.
@@ -178,7 +172,6 @@ impl<'a> Player<'a> {
             player.turns = player.links.iter().map(|_| VecDeque::new()).collect();
             like.iter().for_each(|&conn| player.turns[rules.links[conn]].push_back(conn));
         }
-        let words = ranks.div_ceil(64);
         for (rank, threads) in plan.ranks.iter().enumerate() {
             let first = player.threads.len();
             player.first.push(first);
@@ -191,12 +184,10 @@ impl<'a> Player<'a> {
             let outputs = plan.shape.output_segments(rank) * plan.parts;
             let all = inputs + outputs + plan.scratch[rank];
             let mut cells = vec![None; all];
-            let mut set = vec![0u64; words];
-            set[rank / 64] |= 1 << (rank % 64);
-            let set: Rc<[u64]> = set.into();
+            let own = Value::input(rank, plan.shape.ranks);
             for (chunk, cell) in cells.iter_mut().enumerate().take(inputs) {
                 let (segment, part) = (chunk / plan.parts, chunk % plan.parts);
-                let value = Value { segment, part, ranks: Rc::clone(&set) };
+                let value = own.at(segment, part);
                 *cell = Some(Held { value, loc: Loc::input(segment, part) });
             }
             player.cells.push(cells);
@@ -383,7 +374,7 @@ impl<'a> Player<'a> {
                     | Step::RecvReduceSend { .. }
                     | Step::RecvReduceCopySend { .. }
             );
-            let complete = reduces && self.is_complete(&value);
+            let complete = reduces && self.plan.shape.combines() && value.ranks() == self.plan.shape.ranks;
             // A message of several chunks is one step, which is the last for all of them or for none.
             whole &= *last.get_or_insert(complete) == complete;
             reads.extend(own.map(|own| own.loc));
@@ -481,22 +472,7 @@ impl<'a> Player<'a> {
     }
 
     fn combine(&self, t: usize, a: &Value, b: &Value) -> Result<Value, Stop> {
-        if (a.segment, a.part) != (b.segment, b.part) {
-            let place = |v: &Value| format!("part {} of segment {} of {}", v.part, v.segment, ranks_of(v));
-            return Err(self.wrong(t, &format!("combines {} with {}", place(a), place(b))));
-        }
-        if let Some(twice) = a.ranks.iter().zip(&*b.ranks).position(|(a, b)| a & b != 0) {
-            let rank = twice * 64 + (a.ranks[twice] & b.ranks[twice]).trailing_zeros() as usize;
-            let detail = format!("combines the input of rank {rank} twice: {} and {}", ranks_of(a), ranks_of(b));
-            return Err(self.wrong(t, &detail));
-        }
-        let ranks: Vec<u64> = a.ranks.iter().zip(&*b.ranks).map(|(a, b)| a | b).collect();
-        Ok(Value { ranks: ranks.into(), ..*a })
-    }
-
-    fn is_complete(&self, value: &Value) -> bool {
-        let ones: u32 = value.ranks.iter().map(|word| word.count_ones()).sum();
-        self.plan.shape.combines() && ones as usize == self.plan.shape.ranks
+        a.combine(b).map_err(|detail| self.wrong(t, &detail))
     }
 
     /// Checks that no message is left, and finds what in place is a result from the start.
@@ -529,17 +505,4 @@ impl<'a> Player<'a> {
 
 fn join(ours: &mut [u32], theirs: &[u32]) {
     ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours = (*ours).max(*theirs));
-}
-
-/// The ranks whose inputs are in a value, in words.
-fn ranks_of(value: &Value) -> String {
-    let set = (0..value.ranks.len() * 64).filter(|rank| value.ranks[rank / 64] >> (rank % 64) & 1 == 1);
-    let mut names: Vec<String> = set.map(|rank| rank.to_string()).collect();
-    let what = if names.len() == 1 { "rank" } else { "ranks" };
-    if names.len() > 8 {
-        let more = names.len() - 8;
-        names.truncate(8);
-        names.push(format!("{more} more"));
-    }
-    format!("{what} {}", names.join(", "))
 }

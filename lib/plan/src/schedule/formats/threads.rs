@@ -11,6 +11,8 @@ use crate::wire::Collective;
 
 /// More chunks of all ranks together than any file needs; each takes some hundred bytes while it is proved.
 const MOST_CHUNKS: usize = 1 << 21;
+/// Most steps times threadblocks of all ranks: what each step knows of each threadblock.
+const MOST_CLOCKS: usize = 1 << 27;
 
 /// A chunk of a buffer, or the first of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -130,8 +132,21 @@ impl Threads {
         Error::invalid(self.format, format!("{}: {detail}", self.name(rank, thread, op)))
     }
 
+    /// Refuses what would fill the memory.
+    pub(super) fn fits(&self, steps: usize, threads: usize) -> Result<()> {
+        match steps.max(threads).checked_mul(threads) {
+            Some(clocks) if clocks <= MOST_CLOCKS => Ok(()),
+            _ => Err(Error::invalid(
+                self.format,
+                format!("{steps} steps in {threads} threadblocks, expected at most {MOST_CLOCKS} by both together"),
+            )),
+        }
+    }
+
     /// Checks each step by itself.
     pub(super) fn check(&self) -> Result<()> {
+        let blocks = || self.ranks.iter().flatten();
+        self.fits(blocks().map(|block| block.ops.len()).sum(), blocks().count())?;
         let buffers = [Buf::Input, Buf::Output, Buf::Scratch];
         let all = (0..self.shape.ranks)
             .flat_map(|rank| buffers.map(|buf| self.chunks(rank, buf)))

@@ -7,7 +7,8 @@
 //! |---|---|
 //! | `file` | the text's structure |
 //! | `read` | operations with their buffers, channels and signals resolved |
-//! | `one_sided` | which write, read or signal makes what known to whom; messages in their place |
+//! | `one_sided` | which signal, barrier or packet makes what known to whom |
+//! | `one_sided/transfer` | messages in the place of writes and reads |
 //! | `shorten` | steps that are one step of a schedule |
 //! | `write` | from a schedule |
 
