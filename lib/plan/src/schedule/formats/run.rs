@@ -385,10 +385,11 @@ impl<'a> Player<'a> {
                 self.cells[rank][place] = Some(Held { value: value.clone(), loc });
                 writes.push(loc);
             }
-            if step.from().is_none() && step.to().is_none() {
-                if let Some(step) = self.located(step, reads.pop(), writes.pop(), complete) {
-                    self.note(t, rank, step);
-                }
+            if step.from().is_none()
+                && step.to().is_none()
+                && let Some(step) = self.located(step, reads.pop(), writes.pop(), complete)
+            {
+                self.note(t, rank, step);
             }
             values.push(value);
         }

@@ -31,7 +31,7 @@ pub(in super::super) fn read(text: &str) -> Result<(Threads, Option<usize>)> {
         Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => ranks,
         _ => 1,
     };
-    if chunks % segments != 0 || chunks / segments > MOST as usize {
+    if !chunks.is_multiple_of(segments) || chunks / segments > MOST as usize {
         let detail = format!("nchunksperloop is {chunks}, expected a multiple of {segments}, up to {MOST} times it");
         return Err(file.wrong(algo, &detail));
     }

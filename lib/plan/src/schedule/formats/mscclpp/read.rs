@@ -29,7 +29,7 @@ pub(in super::super) fn read(text: &str) -> Result<Threads> {
     // A plan in place may leave the smaller of its buffers out.
     let chunks = first.input_chunks.max(first.output_chunks);
     let segments = if collective == Collective::AllReduce { 1 } else { ranks };
-    if chunks == 0 || chunks % segments != 0 || chunks / segments > MOST {
+    if chunks == 0 || !chunks.is_multiple_of(segments) || chunks / segments > MOST {
         return Err(wrong(format!(
             "gpu 0 has {chunks} chunks, expected a multiple of {segments}, up to {MOST} times it"
         )));
