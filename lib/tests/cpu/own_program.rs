@@ -193,6 +193,37 @@ fn what_does_not_fit_is_refused_before_anything_is_sent() {
     });
 }
 
+/// Files of MSCCL and of mscclpp, by hand and written by us: the values of the library's own calls.
+#[test]
+fn files_of_other_projects_give_the_librarys_values() {
+    let ring = include_str!("../../../docs/programs/all-gather-ring.xml");
+    let pairs = include_str!("../../../docs/programs/all-reduce-all-pairs.xml");
+    let halves = include_str!("../../../docs/programs/all-reduce-halves.json");
+    let mut schedules = vec![
+        Schedule::from_msccl(ring).unwrap(),
+        Schedule::from_msccl(pairs).unwrap(),
+        Schedule::from_mscclpp(halves).unwrap(),
+    ];
+    for algorithm in [Algorithm::Ring, Algorithm::DoubleTree, Algorithm::HalvingDoubling, Algorithm::AllPairs] {
+        let ours = all_reduce(algorithm, 5);
+        schedules.push(Schedule::from_msccl(&ours.to_msccl(false).unwrap()).unwrap());
+        schedules.push(Schedule::from_mscclpp(&ours.to_mscclpp(true).unwrap()).unwrap());
+    }
+    for schedule in &schedules {
+        for fabric in [Fabric::Inproc, Fabric::Shm] {
+            let mut config = config();
+            // Several windows.
+            config.shm_chunk = 4 << 10;
+            run_ok(fabric, schedule.shape().ranks, &config, |comm| {
+                for count in [0, 1, 37, 9001] {
+                    same(&comm, schedule, ReduceOp::Sum, count, whole)?;
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
 /// A communicator remembers some of its schedules, and needs none of those that it forgot.
 #[test]
 fn more_schedules_than_are_remembered() {

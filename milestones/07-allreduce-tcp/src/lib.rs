@@ -3,6 +3,7 @@
 
 mod by_hand;
 mod cards;
+mod links;
 mod measure;
 mod naive;
 #[cfg(test)]
@@ -64,6 +65,9 @@ struct Args {
     /// Timed calls per size.
     #[arg(long, default_value_t = 20, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     iters: usize,
+    /// Simulates a ring in a good order, and trees, on the machine of this file (docs/topologies), and does no more.
+    #[arg(long, value_name = "FILE")]
+    machine: Option<std::path::PathBuf>,
     #[command(flatten)]
     replay: Replay,
 }
@@ -79,6 +83,10 @@ pub fn main(over: &Over) -> ExitCode {
 
 /// Started by a launcher, acts as its rank. Started by hand, runs this program again, once per rank.
 fn start(over: &Over, args: &Args) -> Result<i32> {
+    if let Some(file) = &args.machine {
+        links::show(file)?;
+        return Ok(0);
+    }
     let mut config = Config::from_env()?;
     config.transport = over.transport;
     config.algorithm = Some(Algorithm::Ring);

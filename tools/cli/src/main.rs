@@ -47,6 +47,8 @@ enum Command {
     #[cfg(feature = "doctor")]
     Mesh(mesh::Options),
     #[cfg(feature = "doctor")]
+    Program(program::run::Options),
+    #[cfg(feature = "doctor")]
     Run(run::Options),
     #[cfg(feature = "doctor")]
     Status(status::Options),
@@ -72,6 +74,8 @@ fn run() -> Result<i32> {
         Command::Doctor(options) => doctor::run(&options),
         #[cfg(feature = "doctor")]
         Command::Mesh(options) => return mesh::run(&options),
+        #[cfg(feature = "doctor")]
+        Command::Program(options) => return program::run::run(&options),
         #[cfg(feature = "doctor")]
         Command::Run(options) => run::run(&options),
         #[cfg(feature = "doctor")]

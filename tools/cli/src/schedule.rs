@@ -6,9 +6,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use program_kit::{Usage, size};
 use tinynccl_plan::algorithm::{self, Hosts, Shape};
-use tinynccl_plan::schedule::Program;
 use tinynccl_plan::schedule::draw::draw_all;
 use tinynccl_plan::schedule::rounds::play;
+use tinynccl_plan::schedule::{Program, Schedule};
 use tinynccl_plan::wire::{Algorithm, Collective};
 
 use crate::played::Played;
@@ -31,7 +31,8 @@ pub(crate) struct Options {
     /// Algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs, hierarchical.
     #[arg(required_unless_present = "program")]
     algorithm: Option<Algorithm>,
-    /// A schedule of your own, as `tinynccl::schedule::Schedule` writes it, in place of both.
+    /// A schedule of your own in place of both: as `--format program` writes it, MSCCL's XML, or an execution plan of
+    /// mscclpp. It is proved first.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algorithm", "ranks", "root", "channels"])]
     program: Option<PathBuf>,
     /// Number of ranks.
@@ -49,9 +50,13 @@ pub(crate) struct Options {
     /// Bytes of a segment, for the bytes per link that a page counts; K, M and G are powers of 1024.
     #[arg(short, long, default_value = "1M", value_parser = size::parse)]
     size: usize,
-    /// The steps as text, one picture of all rounds, or a page to step through them.
+    /// The steps as text, one picture of all rounds, a page to step through them; or a file for --program: ours, MSCCL's
+    /// XML, or an execution plan of mscclpp.
     #[arg(short, long, default_value = "text")]
     format: Format,
+    /// Writes MSCCL's and mscclpp's files for calls in place; they have a file for each.
+    #[arg(long)]
+    in_place: bool,
     /// File to write to, instead of the standard output.
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -62,12 +67,16 @@ enum Format {
     Text,
     Svg,
     Html,
+    Program,
+    Msccl,
+    Mscclpp,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let (by, shape, programs) = asked(options)?;
     let text = match options.format {
         Format::Text => draw_all(&programs),
+        Format::Program | Format::Msccl | Format::Mscclpp => written(options, shape, programs)?,
         Format::Svg | Format::Html if shape.ranks > MOST_RANKS => {
             bail!(Usage(format!("a picture shows up to {MOST_RANKS} ranks, not {}: take --format text", shape.ranks)))
         }
@@ -84,6 +93,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Some(path) => std::fs::write(path, text).with_context(|| format!("writing {}", path.display())),
         None => crate::print(&text),
     }
+}
+
+/// The schedule as a file for --program.
+fn written(options: &Options, shape: Shape, programs: Vec<Program>) -> Result<String> {
+    let schedule = Schedule::new(shape, programs).context("the schedule is wrong")?;
+    Ok(match options.format {
+        Format::Msccl => schedule.to_msccl(options.in_place)?,
+        Format::Mscclpp => schedule.to_mscclpp(options.in_place)?,
+        _ => schedule.to_string(),
+    })
 }
 
 /// The programs of all ranks.

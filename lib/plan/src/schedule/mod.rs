@@ -22,6 +22,7 @@ use std::ops::Range;
 
 mod at_once;
 pub mod draw;
+mod formats;
 mod joined;
 mod parse;
 pub mod partition;

@@ -27,7 +27,8 @@ pub(crate) struct Options {
     /// Collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all, barrier.
     #[arg(value_parser = collective, required_unless_present = "program")]
     collective: Option<Collective>,
-    /// A schedule of your own, as `tinynccl::schedule::Schedule` writes it, in place of a collective and its ranks.
+    /// A schedule of your own in place of a collective and its ranks: as `schedule --format program` writes it, MSCCL's
+    /// XML, or an execution plan of mscclpp.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algo", "ranks", "root", "channels"])]
     program: Option<PathBuf>,
     /// Writes the packed schedule to this file, for --program and `tinynccl::schedule::Schedule`.

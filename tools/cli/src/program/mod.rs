@@ -1,4 +1,7 @@
-//! A schedule from a file, as `tinynccl::schedule::Schedule` writes it.
+//! A schedule from a file: as `tinynccl::schedule::Schedule` writes it, MSCCL's XML, or an execution plan of mscclpp.
+
+#[cfg(feature = "doctor")]
+pub(crate) mod run;
 
 use std::path::Path;
 
@@ -33,8 +36,13 @@ impl std::fmt::Display for By {
     }
 }
 
-/// Reads and proves it.
+/// Reads and proves it. The text itself says which of the formats it has.
 pub(crate) fn read(path: &Path) -> Result<Schedule> {
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    text.parse().with_context(|| path.display().to_string())
+    let schedule = match text.trim_start_matches('\u{feff}').trim_start().chars().next() {
+        Some('<') => Schedule::from_msccl(&text),
+        Some('{') => Schedule::from_mscclpp(&text),
+        _ => text.parse(),
+    };
+    schedule.with_context(|| path.display().to_string())
 }
