@@ -9,8 +9,12 @@ use super::alone::Alone;
 use super::path_check;
 use crate::comm::{DeviceComm, Ledger, Order};
 use crate::driver::{available, cuda};
+use crate::hosted::reach::{Lanes, Reach};
 use crate::hosted::{self, Hosted};
+use crate::hosts::Hosts;
+use crate::hosts::division::Division;
 use crate::kernels::{Kernels, Team};
+use crate::path::names::Names;
 use crate::path::report::Report;
 use crate::path::{self, DataPath};
 use crate::peer::{Chooser, Peer, Registry, Scratch};
@@ -22,15 +26,23 @@ use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::{Config, CudaPath};
 use tinynccl_sys::fork::Origin;
 
+/// A communicator of a host's ranks, as a part of one over several hosts.
+struct Part<'a> {
+    whole: &'a Comm,
+    /// The ranks' numbers in that one.
+    names: Names,
+}
+
 impl DeviceComm {
     /// Joins the ranks of `comm`, each with the device of its `context`. Every rank must call it.
     ///
-    /// Calls take the peer path if all ranks reach each other's memory, otherwise the hosted path: see
-    /// [`DeviceComm::path`].
+    /// Calls take the peer path if all ranks reach each other's memory. Over several hosts with as many ranks each they
+    /// take it inside each host and go through the hosts' memory between them, and otherwise they take the hosted path:
+    /// see [`DeviceComm::path`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when the peer path is requested (`TINYNCCL_CUDA_PATH=peer`) and the peers' memory cannot
-    /// be reached.
+    /// [`Error::Unsupported`] when a path is requested (`TINYNCCL_CUDA_PATH=peer` or `hosts`) that these ranks cannot
+    /// take.
     pub fn new(comm: &Comm, context: &Arc<CudaContext>) -> Result<DeviceComm> {
         available()?;
         let op = "DeviceComm::new";
@@ -47,10 +59,17 @@ impl DeviceComm {
         };
         let device = match reached {
             Ok(Reached { windows, shares_gpu, .. }) => {
-                Self::over_windows(windows, (rank, host.size()), context, &config, Some(host), shares_gpu)?
+                Self::over_windows(windows, (rank, host.size()), context, &config, Some(host), shares_gpu, None)?
             }
             Err(why) if config.cuda_path == CudaPath::Peer => return Err(refused(why)),
-            Err(why) => Self::hosted(host, context, why)?,
+            Err(why) if host.is_one_host() || config.cuda_path == CudaPath::Hosted => {
+                Self::hosted(host, context, why, None)?
+            }
+            Err(why) => match Self::inside(&host, context)? {
+                Ok((division, inner)) => Self::over_lanes(host, context, division, inner)?,
+                Err(reason) if config.cuda_path == CudaPath::Hosts => return Err(not_divided(reason)),
+                Err(reason) => Self::hosted(host, context, format!("{why}; not divided by hosts: {reason}"), None)?,
+            },
         };
         device.meet()?;
         Ok(device)
@@ -73,6 +92,67 @@ impl DeviceComm {
         let asked = host.config().cuda_path_check;
         let verdict = path_check::check(&reached.windows, context, host, asked, reached.shares_gpu)?;
         Ok(verdict.fault(&reached.names).map_or(Ok(reached), Err))
+    }
+
+    /// The communicator of our host's ranks. The inner error is the reason why calls are not divided by hosts, the same
+    /// on all ranks.
+    fn inside(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<(Division, DeviceComm), String>> {
+        let division = match Division::of(&host.hosts(), host.rank()) {
+            Ok(division) => division,
+            Err(why) => return Ok(Err(why)),
+        };
+        let config = host.config().clone();
+        let comm = part_of(host, division.host)?;
+        let part = Part { whole: host, names: Names::new(division.inside()) };
+        let reached = match path::obstacle(CudaPath::Auto, comm.is_one_host(), comm.size()) {
+            Some(why) => Err(why),
+            // The other hosts must learn of an error, too.
+            None => Self::reach(&comm, context).unwrap_or_else(|error| Err(error.to_string())),
+        };
+        let verdict = reached.as_ref().map(|_| ()).map_err(Clone::clone);
+        let verdicts: Vec<Result<(), String>> = host.exchange("DeviceComm: inside the hosts", &verdict)?;
+        let failed = |(rank, verdict): (usize, Result<(), String>)| {
+            verdict.err().map(|why| format!("on the host of rank {rank} kernels do not join the GPUs: {why}"))
+        };
+        let mut inner = match (reached, verdicts.into_iter().enumerate().find_map(failed)) {
+            (Ok(Reached { windows, shares_gpu, .. }), None) => {
+                let ranks = (comm.rank(), comm.size());
+                Self::over_windows(windows, ranks, context, &config, Some(comm), shares_gpu, Some(&part))?
+            }
+            (_, Some(why)) if config.cuda_path != CudaPath::Hosts => return Ok(Err(why)),
+            (_, why) => Self::hosted(comm, context, why.unwrap_or_default(), Some(&part))?,
+        };
+        inner.meet()?;
+        // Calls are verified as a whole.
+        inner.verifier = None;
+        Ok(Ok((division, inner)))
+    }
+
+    /// Calls inside the host by `inner`, and through the hosts' memory between them.
+    fn over_lanes(host: Comm, context: &Arc<CudaContext>, division: Division, inner: DeviceComm) -> Result<DeviceComm> {
+        let (rank, size, config) = (host.rank(), host.size(), host.config().clone());
+        let lane = |all| {
+            let (comm, names) = (part_of(&host, division.local)?, Names::new(division.lane()));
+            Ok(Lanes { all: Reach::new(all, None), lane: Some(Reach::new(comm, Some(names))) })
+        };
+        let lanes = Self::workers(&host)?.into_iter().map(lane).collect::<Result<Vec<Lanes>>>()?;
+        let outer = Hosted::new(lanes, context)?;
+        let Division { hosts, each, .. } = division;
+        let mut why = format!(
+            "{hosts} hosts of {each} ranks: inside each {} ({}), between them the hosts' memory",
+            inner.path(),
+            inner.path_reason()
+        );
+        if let Some(undivided) = Hosts::undivided(&config) {
+            why = format!("{why}; {undivided}");
+        }
+        if rank == 0 {
+            log::info!("collectives on GPUs: {why}");
+        }
+        let registry = Registry::new(context, rank, true);
+        let chooser = Chooser::new(rank, Layout::new(size.min(MAX_RANKS), 1, &config), registry, &config);
+        let path = Arc::new(Hosts::new(context, division, inner, outer, &config)?);
+        Self::assemble((rank, size), context, &config, Some(host), (path, why), chooser.into(), None)
     }
 
     /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all. Ranks may
@@ -98,7 +178,7 @@ impl DeviceComm {
             Ok(windows) => {
                 let one = |(windows, context): (Windows, &Arc<CudaContext>)| {
                     let ranks = (windows.rank, size);
-                    Self::over_windows(windows, ranks, context, config, None, false)
+                    Self::over_windows(windows, ranks, context, config, None, false, None)
                 };
                 windows.into_iter().zip(contexts).map(one).collect()
             }
@@ -126,19 +206,16 @@ impl DeviceComm {
     }
 
     /// The hosted path, because of `why`.
-    fn hosted(host: Comm, context: &Arc<CudaContext>, why: String) -> Result<DeviceComm> {
+    fn hosted(host: Comm, context: &Arc<CudaContext>, why: String, part: Option<&Part<'_>>) -> Result<DeviceComm> {
+        let comms = Self::workers(&host)?;
+        Self::over_hosts(comms, context, Some(host), why, part.map(|part| part.names.clone()))
+    }
+
+    /// A communicator of these ranks for each worker.
+    fn workers(host: &Comm) -> Result<Vec<Comm>> {
         let wanted = hosted::workers(host.config(), host.ranks_here());
         let workers: Vec<usize> = host.exchange("DeviceComm: workers", &wanted)?;
-        let comm = |_| {
-            let comm = host
-                .split(Some(0), 0)?
-                .ok_or_else(|| Error::invalid("DeviceComm", "the split returned no communicator"))?;
-            host.attach_child(&comm);
-            comm.hide();
-            Ok(comm)
-        };
-        let comms = (0..workers.into_iter().min().unwrap_or(1)).map(comm).collect::<Result<_>>()?;
-        Self::over_hosts(comms, context, Some(host), why)
+        (0..workers.into_iter().min().unwrap_or(1)).map(|_| part_of(host, 0)).collect()
     }
 
     /// As [`DeviceComm::hosted`] for ranks that one thread drives. Each is made by its own thread, because they
@@ -164,14 +241,21 @@ impl DeviceComm {
             }
         }
         std::thread::scope(|scope| {
-            let make = |(comms, context)| scope.spawn(move || Self::over_hosts(comms, context, None, why.to_owned()));
+            let make =
+                |(comms, context)| scope.spawn(move || Self::over_hosts(comms, context, None, why.to_owned(), None));
             let threads: Vec<_> = comms.into_iter().zip(contexts).map(make).collect();
             let lost = || Err(Error::invalid("DeviceComm::local", "a thread that made a rank panicked"));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
         })
     }
 
-    fn over_hosts(comms: Vec<Comm>, context: &Arc<CudaContext>, host: Option<Comm>, why: String) -> Result<DeviceComm> {
+    fn over_hosts(
+        comms: Vec<Comm>,
+        context: &Arc<CudaContext>,
+        host: Option<Comm>,
+        why: String,
+        names: Option<Names>,
+    ) -> Result<DeviceComm> {
         let Some(first) = comms.first() else { return Err(Error::invalid("DeviceComm", "no communicators")) };
         let (rank, size, config) = (first.rank(), first.size(), first.config().clone());
         if rank == 0 {
@@ -180,11 +264,13 @@ impl DeviceComm {
         }
         let registry = Registry::new(context, rank, host.is_some());
         let chooser = Chooser::new(rank, Layout::new(size.min(MAX_RANKS), 1, &config), registry, &config);
-        let path = Arc::new(Hosted::new(comms, context)?);
+        let lanes = comms.into_iter().map(|comm| Lanes { all: Reach::new(comm, names.clone()), lane: None });
+        let path = Arc::new(Hosted::new(lanes.collect(), context)?);
         Self::assemble((rank, size), context, &config, host, (path, why), chooser.into(), None)
     }
 
     /// By kernels. `in_turns`: ranks of several processes have one GPU.
+    #[expect(clippy::too_many_arguments, reason = "each is a fact that the start has found out by itself")]
     fn over_windows(
         windows: Windows,
         (rank, size): (usize, usize),
@@ -192,10 +278,13 @@ impl DeviceComm {
         config: &Config,
         host: Option<Comm>,
         in_turns: bool,
+        part: Option<&Part<'_>>,
     ) -> Result<DeviceComm> {
         let (layout, patience) = (windows.layout, config.timeout);
-        let report = Arc::new(Report::new(context, rank, patience, config.cuda_failure)?);
-        if let Some(host) = &host {
+        let names = part.map(|part| part.names.clone());
+        let report = Arc::new(Report::new(context, rank, names, patience, config.cuda_failure)?);
+        // Of a part the whole tells, whose errors name the ranks that the caller knows.
+        if let Some(host) = part.map(|part| part.whole).or(host.as_ref()) {
             let weak: Weak<Report> = Arc::downgrade(&report);
             host.attach(weak);
         }
@@ -207,6 +296,8 @@ impl DeviceComm {
             call: 0,
             rank: rank as u32,
             number: 0,
+            guarded: part.is_some().into(),
+            unused: 0,
         };
         let kernels = Kernels::shared(context, layout)?;
         let registry = Registry::new(context, rank, host.is_some());
@@ -275,6 +366,22 @@ fn peer_access(contexts: &[Arc<CudaContext>]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// A communicator of the ranks of `host` that give this number: it fails when `host` does, and reports leave it out.
+fn part_of(host: &Comm, number: usize) -> Result<Comm> {
+    let none = || Error::invalid("DeviceComm", "the split returned no communicator");
+    let comm = host.split(Some(number as u32), 0)?.ok_or_else(none)?;
+    host.attach_child(&comm);
+    comm.hide();
+    Ok(comm)
+}
+
+fn not_divided(why: String) -> Error {
+    Error::Unsupported {
+        what: "a device communicator divided by hosts".to_owned(),
+        detail: format!("{why}; with TINYNCCL_CUDA_PATH=auto calls would go through the hosts' memory"),
+    }
 }
 
 fn refused(why: String) -> Error {
