@@ -1,6 +1,6 @@
 //! Collectives on GPUs over several hosts: inside each host, and over lanes between them. `TINYNCCL_HOST_ID` makes
 //! hosts of the processes of one machine. Without kernels (over the stand-in for CUDA's driver) the path inside a host
-//! is the one through its memory.
+//! is the one through its memory. On a machine with one GPU, kernels join ranks that are threads of a process.
 //!
 //! This test binary runs itself again, once per rank. Without a GPU every test says that it is skipped.
 
@@ -23,53 +23,82 @@ const ID: &str = "TINYNCCL_TEST_ID";
 const CASE: &str = "TINYNCCL_TEST_CASE";
 /// Set where all ranks have the first GPU.
 const SHARE: &str = "TINYNCCL_TEST_SHARE";
+/// Ranks that a process runs, each by a thread.
+const THREADS: &str = "TINYNCCL_TEST_THREADS";
 const HOST: &str = "TINYNCCL_HOST_ID";
 const PATH: &str = "TINYNCCL_CUDA_PATH";
 
 /// Chunks of 64 KiB: calls have hundreds.
 const SMALL: (&str, &str) = ("TINYNCCL_CUDA_CHUNK", "64K");
 
-/// Starts a case on hosts with so many ranks each; gives each rank's status.
-fn start(case: &str, hosts: &[usize], settings: &[(&str, &str)]) -> Vec<ExitStatus> {
+/// Starts a case on hosts with so many ranks each; gives the status of each process, of which `together` means one for
+/// each host.
+fn start(case: &str, hosts: &[usize], settings: &[(&str, &str)], together: bool) -> Vec<ExitStatus> {
     let world = hosts.iter().sum();
     let server = Server::start("127.0.0.1:0".parse().unwrap(), world, &Config::default()).expect("a rendezvous");
     let id = server.unique_id().to_string();
-    let host_of = hosts.iter().enumerate().flat_map(|(host, ranks)| std::iter::repeat_n(host, *ranks));
-    let start = |(rank, host): (usize, usize)| -> Child {
+    let first = |host: usize| hosts[..host].iter().sum::<usize>();
+    // The first rank of each process, their number, and their host.
+    let processes: Vec<(usize, usize, usize)> = (0..hosts.len())
+        .flat_map(|host| match together {
+            true => vec![(first(host), hosts[host], host)],
+            false => (0..hosts[host]).map(|rank| (first(host) + rank, 1, host)).collect(),
+        })
+        .collect();
+    let start = |&(rank, threads, host): &(usize, usize, usize)| -> Child {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "hosts::a_rank", "--nocapture", "--test-threads=1"])
             .envs([(RANK, rank.to_string()), (WORLD, world.to_string()), (ID, id.clone()), (CASE, case.to_owned())])
-            .env(HOST, format!("host {host}"))
+            .envs([(HOST, format!("host {host}")), (THREADS, threads.to_string())])
+            // For the streams of several ranks.
+            .env("CUDA_DEVICE_MAX_CONNECTIONS", "32")
             .envs([(PATH, "hosts"), ("TINYNCCL_TUNE", "off"), ("TINYNCCL_TIMEOUT", "30")])
             .envs(settings.iter().copied())
             .stdin(Stdio::null())
             .spawn()
             .unwrap()
     };
-    let ranks: Vec<Child> = host_of.enumerate().map(start).collect();
-    ranks.into_iter().map(|mut rank| rank.wait().unwrap()).collect()
+    let processes: Vec<Child> = processes.iter().map(start).collect();
+    processes.into_iter().map(|mut process| process.wait().unwrap()).collect()
 }
 
-/// Runs a case whose ranks all succeed.
+/// Runs a case whose ranks all succeed, each in a process.
 fn run(case: &str, hosts: &[usize], settings: &[(&str, &str)]) {
+    run_as(case, hosts, settings, false);
+}
+
+/// [`run`] with a process for each host.
+fn run_as_threads(case: &str, hosts: &[usize], settings: &[(&str, &str)]) {
+    run_as(case, hosts, settings, true);
+}
+
+fn run_as(case: &str, hosts: &[usize], settings: &[(&str, &str)], together: bool) {
     if gpu().is_none() {
         return;
     }
-    let failed = start(case, hosts, settings).iter().filter(|status| !status.success()).count();
-    assert_eq!(failed, 0, "{case} on hosts of {hosts:?} ranks with {settings:?}: {failed} ranks failed");
+    let failed = start(case, hosts, settings, together).iter().filter(|status| !status.success()).count();
+    assert_eq!(failed, 0, "{case} on hosts of {hosts:?} ranks with {settings:?}: {failed} processes failed");
 }
 
-/// One rank among processes. It does nothing unless it is started for that.
+/// The ranks of a process. It does nothing unless it is started for that.
 #[test]
 fn a_rank() {
-    let variable = |name| std::env::var(name).ok();
-    let (Some(rank), Some(world), Some(id)) = (variable(RANK), variable(WORLD), variable(ID)) else { return };
-    let (rank, world): (usize, usize) = (rank.parse().unwrap(), world.parse().unwrap());
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<usize>().unwrap());
+    let (Some(first), Some(world), Ok(id)) = (number(RANK), number(WORLD), std::env::var(ID)) else { return };
+    std::thread::scope(|scope| {
+        for rank in first..first + number(THREADS).unwrap() {
+            let id = &id;
+            scope.spawn(move || one(id, rank, world));
+        }
+    });
+}
+
+fn one(id: &str, rank: usize, world: usize) {
     let comm = Comm::init(&id.parse().unwrap(), rank, world, Config::from_env().unwrap()).unwrap();
-    let gpus = if variable(SHARE).is_some() { 1 } else { cuda::device_count().unwrap() };
+    let gpus = if std::env::var_os(SHARE).is_some() { 1 } else { cuda::device_count().unwrap() };
     let context = CudaContext::new(rank % gpus).unwrap();
     let made = DeviceComm::new(&comm, &context);
-    let case = variable(CASE).unwrap();
+    let case = std::env::var(CASE).unwrap();
     if let Some(words) = case.strip_prefix("refused: ") {
         let error = made.unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains(words), "{error}");
@@ -282,7 +311,8 @@ fn dies(device: &DeviceComm, stream: &Arc<CudaStream>) {
             std::process::abort();
         }
     });
-    assert!(matches!(error, Error::PeerLost { peer: 2, .. }), "rank {}: {error}", device.rank());
+    // The ranks of a process die together.
+    assert!(matches!(error, Error::PeerLost { peer: 2 | 3, .. }), "rank {}: {error}", device.rank());
     let again = device.check().unwrap_err();
     assert_eq!(again.to_string(), error.to_string(), "the error stays the same");
     stream.synchronize().unwrap();
@@ -345,6 +375,15 @@ fn every_collective_with_one_gpu() {
 }
 
 #[test]
+fn every_collective_of_threads() {
+    run_as_threads("table", &[2, 2], &[(SHARE, "1"), SMALL]);
+    run_as_threads("table", &[3, 3], &[(SHARE, "1"), ("TINYNCCL_CUDA_THREADS", "2")]);
+    run_as_threads("same-bits", &[2, 2], &[(SHARE, "1"), SMALL]);
+    run_as_threads("messages", &[2, 2, 2], &[(SHARE, "1")]);
+    run_as_threads("rows", &[2, 2], &[(SHARE, "1")]);
+}
+
+#[test]
 fn every_collective_over_rdma() {
     run("table", &[2, 2], &[("TINYNCCL_TRANSPORT", "verbs"), ("TINYROCE_DEVICES", "lo")]);
 }
@@ -364,7 +403,7 @@ fn sums_that_no_host_may_begin_are_not_divided() {
 
 #[test]
 fn calls_are_verified_as_a_whole() {
-    run("table", &[2, 2], &[("TINYNCCL_VERIFY", "all")]);
+    run_as_threads("table", &[2, 2], &[("TINYNCCL_VERIFY", "all")]);
 }
 
 #[test]
@@ -398,8 +437,10 @@ fn a_rank_that_dies_or_aborts_ends_all_others_calls() {
     if gpu().is_none() {
         return;
     }
-    let statuses = start("dies", &[2, 2], &[]);
-    let well: Vec<bool> = statuses.iter().map(ExitStatus::success).collect();
-    assert_eq!(well, [true, true, false, true], "{statuses:?}");
+    let well =
+        |together| -> Vec<bool> { start("dies", &[2, 2], &[], together).iter().map(ExitStatus::success).collect() };
+    assert_eq!(well(false), [true, true, false, true]);
+    assert_eq!(well(true), [true, false]);
     run("aborts", &[2, 2], &[]);
+    run_as_threads("aborts", &[2, 2], &[]);
 }

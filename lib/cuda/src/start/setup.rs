@@ -6,13 +6,12 @@ use std::sync::{Arc, Mutex, Weak};
 use cudarc::driver::CudaContext;
 
 use super::alone::Alone;
+use super::divided::{Part, not_divided};
 use super::path_check;
 use crate::comm::{DeviceComm, Ledger, Order};
 use crate::driver::{available, cuda};
 use crate::hosted::reach::{Lanes, Reach};
 use crate::hosted::{self, Hosted};
-use crate::hosts::Hosts;
-use crate::hosts::division::Division;
 use crate::kernels::{Kernels, Team};
 use crate::path::names::Names;
 use crate::path::report::Report;
@@ -25,13 +24,6 @@ use tinynccl_comm::Comm;
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_sys::config::{Config, CudaPath};
 use tinynccl_sys::fork::Origin;
-
-/// A communicator of a host's ranks, as a part of one over several hosts.
-struct Part<'a> {
-    whole: &'a Comm,
-    /// The ranks' numbers in that one.
-    names: Names,
-}
 
 impl DeviceComm {
     /// Joins the ranks of `comm`, each with the device of its `context`. Every rank must call it.
@@ -84,7 +76,7 @@ impl DeviceComm {
     }
 
     /// The windows of all ranks, checked. The inner error is the reason why kernels do not reach them.
-    fn reach(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Reached, String>> {
+    pub(super) fn reach(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Reached, String>> {
         let reached = match Reached::open(host, context)? {
             Ok(reached) => reached,
             Err(why) => return Ok(Err(why)),
@@ -92,67 +84,6 @@ impl DeviceComm {
         let asked = host.config().cuda_path_check;
         let verdict = path_check::check(&reached.windows, context, host, asked, reached.shares_gpu)?;
         Ok(verdict.fault(&reached.names).map_or(Ok(reached), Err))
-    }
-
-    /// The communicator of our host's ranks. The inner error is the reason why calls are not divided by hosts, the same
-    /// on all ranks.
-    fn inside(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<(Division, DeviceComm), String>> {
-        let division = match Division::of(&host.hosts(), host.rank()) {
-            Ok(division) => division,
-            Err(why) => return Ok(Err(why)),
-        };
-        let config = host.config().clone();
-        let comm = part_of(host, division.host)?;
-        let part = Part { whole: host, names: Names::new(division.inside()) };
-        let reached = match path::obstacle(CudaPath::Auto, comm.is_one_host(), comm.size()) {
-            Some(why) => Err(why),
-            // The other hosts must learn of an error, too.
-            None => Self::reach(&comm, context).unwrap_or_else(|error| Err(error.to_string())),
-        };
-        let verdict = reached.as_ref().map(|_| ()).map_err(Clone::clone);
-        let verdicts: Vec<Result<(), String>> = host.exchange("DeviceComm: inside the hosts", &verdict)?;
-        let failed = |(rank, verdict): (usize, Result<(), String>)| {
-            verdict.err().map(|why| format!("on the host of rank {rank} kernels do not join the GPUs: {why}"))
-        };
-        let mut inner = match (reached, verdicts.into_iter().enumerate().find_map(failed)) {
-            (Ok(Reached { windows, shares_gpu, .. }), None) => {
-                let ranks = (comm.rank(), comm.size());
-                Self::over_windows(windows, ranks, context, &config, Some(comm), shares_gpu, Some(&part))?
-            }
-            (_, Some(why)) if config.cuda_path != CudaPath::Hosts => return Ok(Err(why)),
-            (_, why) => Self::hosted(comm, context, why.unwrap_or_default(), Some(&part))?,
-        };
-        inner.meet()?;
-        // Calls are verified as a whole.
-        inner.verifier = None;
-        Ok(Ok((division, inner)))
-    }
-
-    /// Calls inside the host by `inner`, and through the hosts' memory between them.
-    fn over_lanes(host: Comm, context: &Arc<CudaContext>, division: Division, inner: DeviceComm) -> Result<DeviceComm> {
-        let (rank, size, config) = (host.rank(), host.size(), host.config().clone());
-        let lane = |all| {
-            let (comm, names) = (part_of(&host, division.local)?, Names::new(division.lane()));
-            Ok(Lanes { all: Reach::new(all, None), lane: Some(Reach::new(comm, Some(names))) })
-        };
-        let lanes = Self::workers(&host)?.into_iter().map(lane).collect::<Result<Vec<Lanes>>>()?;
-        let outer = Hosted::new(lanes, context)?;
-        let Division { hosts, each, .. } = division;
-        let mut why = format!(
-            "{hosts} hosts of {each} ranks: inside each {} ({}), between them the hosts' memory",
-            inner.path(),
-            inner.path_reason()
-        );
-        if let Some(undivided) = Hosts::undivided(&config) {
-            why = format!("{why}; {undivided}");
-        }
-        if rank == 0 {
-            log::info!("collectives on GPUs: {why}");
-        }
-        let registry = Registry::new(context, rank, true);
-        let chooser = Chooser::new(rank, Layout::new(size.min(MAX_RANKS), 1, &config), registry, &config);
-        let path = Arc::new(Hosts::new(context, division, inner, outer, &config)?);
-        Self::assemble((rank, size), context, &config, Some(host), (path, why), chooser.into(), None)
     }
 
     /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all. Ranks may
@@ -206,13 +137,13 @@ impl DeviceComm {
     }
 
     /// The hosted path, because of `why`.
-    fn hosted(host: Comm, context: &Arc<CudaContext>, why: String, part: Option<&Part<'_>>) -> Result<DeviceComm> {
+    pub(super) fn hosted(host: Comm, context: &Arc<CudaContext>, why: String, part: Option<&Part<'_>>) -> Result<DeviceComm> {
         let comms = Self::workers(&host)?;
         Self::over_hosts(comms, context, Some(host), why, part.map(|part| part.names.clone()))
     }
 
     /// A communicator of these ranks for each worker.
-    fn workers(host: &Comm) -> Result<Vec<Comm>> {
+    pub(super) fn workers(host: &Comm) -> Result<Vec<Comm>> {
         let wanted = hosted::workers(host.config(), host.ranks_here());
         let workers: Vec<usize> = host.exchange("DeviceComm: workers", &wanted)?;
         (0..workers.into_iter().min().unwrap_or(1)).map(|_| part_of(host, 0)).collect()
@@ -271,7 +202,7 @@ impl DeviceComm {
 
     /// By kernels. `in_turns`: ranks of several processes have one GPU.
     #[expect(clippy::too_many_arguments, reason = "each is a fact that the start has found out by itself")]
-    fn over_windows(
+    pub(super) fn over_windows(
         windows: Windows,
         (rank, size): (usize, usize),
         context: &Arc<CudaContext>,
@@ -315,7 +246,7 @@ impl DeviceComm {
         Self::assemble((rank, size), context, config, host, path, chooser, Some(windows))
     }
 
-    fn assemble(
+    pub(super) fn assemble(
         (rank, size): (usize, usize),
         context: &Arc<CudaContext>,
         config: &Config,
@@ -369,19 +300,12 @@ fn peer_access(contexts: &[Arc<CudaContext>]) -> Result<(), String> {
 }
 
 /// A communicator of the ranks of `host` that give this number: it fails when `host` does, and reports leave it out.
-fn part_of(host: &Comm, number: usize) -> Result<Comm> {
+pub(super) fn part_of(host: &Comm, number: usize) -> Result<Comm> {
     let none = || Error::invalid("DeviceComm", "the split returned no communicator");
     let comm = host.split(Some(number as u32), 0)?.ok_or_else(none)?;
     host.attach_child(&comm);
     comm.hide();
     Ok(comm)
-}
-
-fn not_divided(why: String) -> Error {
-    Error::Unsupported {
-        what: "a device communicator divided by hosts".to_owned(),
-        detail: format!("{why}; with TINYNCCL_CUDA_PATH=auto calls would go through the hosts' memory"),
-    }
 }
 
 fn refused(why: String) -> Error {
