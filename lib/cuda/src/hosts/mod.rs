@@ -186,7 +186,7 @@ impl DataPath for Hosts {
     }
 
     unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()> {
-        // SAFETY (all three): forwarded from the caller.
+        // SAFETY: forwarded from the caller.
         unsafe { refuse_capture(call.collective.name(), turn.stream) }?;
         let carried = match self.order.divides(call) {
             // SAFETY: see above.
@@ -199,7 +199,7 @@ impl DataPath for Hosts {
     }
 
     unsafe fn carry_round(&self, turn: Turn, call: &RawCall, round: Round) -> Result<()> {
-        // SAFETY (all): forwarded from the caller; streams and events are of our context.
+        // SAFETY: forwarded from the caller; below, streams and events are of our context.
         unsafe { refuse_capture("send/recv", turn.stream) }?;
         let is_inside = |peer: usize| self.division.number_inside(peer).is_some();
         let inside = |(at, bytes, peer)| Some((at, bytes, self.division.number_inside(peer)?));

@@ -65,7 +65,12 @@ impl DeviceComm {
     }
 
     /// Calls inside the host by `inner`, and through the hosts' memory between them.
-    pub(super) fn over_lanes(host: Comm, context: &Arc<CudaContext>, division: Division, inner: DeviceComm) -> Result<DeviceComm> {
+    pub(super) fn over_lanes(
+        host: Comm,
+        context: &Arc<CudaContext>,
+        division: Division,
+        inner: DeviceComm,
+    ) -> Result<DeviceComm> {
         let (rank, size, config) = (host.rank(), host.size(), host.config().clone());
         let lane = |all| {
             let (comm, names) = (part_of(&host, division.local)?, Names::new(division.lane()));

@@ -137,7 +137,12 @@ impl DeviceComm {
     }
 
     /// The hosted path, because of `why`.
-    pub(super) fn hosted(host: Comm, context: &Arc<CudaContext>, why: String, part: Option<&Part<'_>>) -> Result<DeviceComm> {
+    pub(super) fn hosted(
+        host: Comm,
+        context: &Arc<CudaContext>,
+        why: String,
+        part: Option<&Part<'_>>,
+    ) -> Result<DeviceComm> {
         let comms = Self::workers(&host)?;
         Self::over_hosts(comms, context, Some(host), why, part.map(|part| part.names.clone()))
     }
@@ -201,7 +206,6 @@ impl DeviceComm {
     }
 
     /// By kernels. `in_turns`: ranks of several processes have one GPU.
-    #[expect(clippy::too_many_arguments, reason = "each is a fact that the start has found out by itself")]
     pub(super) fn over_windows(
         windows: Windows,
         (rank, size): (usize, usize),
