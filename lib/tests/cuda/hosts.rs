@@ -31,16 +31,16 @@ const PATH: &str = "TINYNCCL_CUDA_PATH";
 /// Chunks of 64 KiB: calls have hundreds.
 const SMALL: (&str, &str) = ("TINYNCCL_CUDA_CHUNK", "64K");
 
-/// Starts a case on hosts with so many ranks each; gives the status of each process, of which `together` means one for
-/// each host.
-fn start(case: &str, hosts: &[usize], settings: &[(&str, &str)], together: bool) -> Vec<ExitStatus> {
+/// Starts a case on hosts with so many ranks each; gives the status of each process. The ranks of the first `together`
+/// hosts are threads of a process for each host.
+fn start(case: &str, hosts: &[usize], settings: &[(&str, &str)], together: usize) -> Vec<ExitStatus> {
     let world = hosts.iter().sum();
     let server = Server::start("127.0.0.1:0".parse().unwrap(), world, &Config::default()).expect("a rendezvous");
     let id = server.unique_id().to_string();
     let first = |host: usize| hosts[..host].iter().sum::<usize>();
     // The first rank of each process, their number, and their host.
     let processes: Vec<(usize, usize, usize)> = (0..hosts.len())
-        .flat_map(|host| match together {
+        .flat_map(|host| match host < together {
             true => vec![(first(host), hosts[host], host)],
             false => (0..hosts[host]).map(|rank| (first(host) + rank, 1, host)).collect(),
         })
@@ -64,15 +64,15 @@ fn start(case: &str, hosts: &[usize], settings: &[(&str, &str)], together: bool)
 
 /// Runs a case whose ranks all succeed, each in a process.
 fn run(case: &str, hosts: &[usize], settings: &[(&str, &str)]) {
-    run_as(case, hosts, settings, false);
+    run_as(case, hosts, settings, 0);
 }
 
 /// [`run`] with a process for each host.
 fn run_as_threads(case: &str, hosts: &[usize], settings: &[(&str, &str)]) {
-    run_as(case, hosts, settings, true);
+    run_as(case, hosts, settings, hosts.len());
 }
 
-fn run_as(case: &str, hosts: &[usize], settings: &[(&str, &str)], together: bool) {
+fn run_as(case: &str, hosts: &[usize], settings: &[(&str, &str)], together: usize) {
     if gpu().is_none() {
         return;
     }
@@ -439,8 +439,9 @@ fn a_rank_that_dies_or_aborts_ends_all_others_calls() {
     }
     let well =
         |together| -> Vec<bool> { start("dies", &[2, 2], &[], together).iter().map(ExitStatus::success).collect() };
-    assert_eq!(well(false), [true, true, false, true]);
-    assert_eq!(well(true), [true, false]);
+    assert_eq!(well(0), [true, true, false, true]);
+    assert_eq!(well(1), [true, false, true]);
+    assert_eq!(well(2), [true, false]);
     run("aborts", &[2, 2], &[]);
     run_as_threads("aborts", &[2, 2], &[]);
 }
