@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr};
+use program_kit::again::{self, Process, hear, say};
+use program_kit::nodes::{cable, makes_nodes, node, run as run_in, sent_in};
 use tinynccl::bootstrap::Server;
 use tinynccl::comm::{RawCall, packed};
 use tinynccl::cuda::{self, DeviceComm, Path};
@@ -381,6 +383,65 @@ fn every_collective_of_threads() {
     run_as_threads("same-bits", &[2, 2], &[(SHARE, "1"), SMALL]);
     run_as_threads("messages", &[2, 2, 2], &[(SHARE, "1")]);
     run_as_threads("rows", &[2, 2], &[(SHARE, "1")]);
+}
+
+/// A rank in a network namespace.
+fn in_a_namespace(_: &str) {
+    say("here");
+    assert_eq!(hear(), "cabled");
+    let comm = Comm::from_env().expect("a communicator");
+    let context = CudaContext::new(comm.local_rank() % cuda::device_count().unwrap()).unwrap();
+    let device = DeviceComm::new(&comm, &context).unwrap();
+    assert_eq!(device.path(), Path::Hosts, "{}", device.path_reason());
+    let stream = context.new_stream().unwrap();
+    table(&comm, &device, &stream);
+    // Nothing is sent before both ranks of the host have made the call.
+    let before = sent_by_all();
+    let mut buffer = stream.clone_htod(&vec![1i32; 1 << 20]).unwrap();
+    device.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).unwrap();
+    device.synchronize().unwrap();
+    assert!(stream.clone_dtoh(&buffer).unwrap().iter().all(|&x| x == 4));
+    comm.barrier().unwrap();
+    say(&(sent_by_all() - before).to_string());
+    say("done");
+}
+
+/// Bytes that this host has sent over the cable.
+fn sent_by_all() -> u64 {
+    sent_in(&std::fs::read_to_string("/proc/net/dev").unwrap(), "net")
+}
+
+/// Two hosts of two ranks, whose only network is a cable. An all_reduce of 4 MiB crosses it once in each direction.
+#[test]
+fn hosts_in_network_namespaces() {
+    const TEST: &str = "hosts::hosts_in_network_namespaces";
+    if gpu().is_none() || !makes_nodes(TEST, in_a_namespace) {
+        return;
+    }
+    let settings = |rank: &'static str, local: &'static str, host: &'static str| {
+        let place = [("RANK", rank), ("WORLD_SIZE", "4"), ("LOCAL_RANK", local), (HOST, host), (PATH, "hosts")];
+        let meet = [("MASTER_ADDR", "10.0.1.1"), ("MASTER_PORT", "29513"), ("TINYNCCL_TUNE", "off")];
+        [&place[..], &meet].concat()
+    };
+    let beside = |node: &Process, rank: &'static str, host| {
+        let id = node.id().to_string();
+        let mut one = again::start(&["nsenter", "-t", &id, "-n"], TEST, rank, &settings(rank, "1", host));
+        assert_eq!(one.line(), "here");
+        one
+    };
+    let [a, b] = [("0", "a"), ("2", "b")].map(|(rank, host)| node(TEST, rank, &settings(rank, "0", host)));
+    cable(("net", &a), ("net", &b), 1);
+    [&a, &b].into_iter().for_each(|node| run_in(node, "ip link set lo up"));
+    let others = [beside(&a, "1", "a"), beside(&b, "3", "b")];
+    let mut ranks: Vec<Process> = [a, b].into_iter().chain(others).collect();
+    ranks.iter_mut().for_each(|rank| rank.tell("cabled"));
+    for rank in &mut ranks {
+        let sent: u64 = rank.line().parse().unwrap();
+        // 4 MiB, and headers and acknowledgements; through the hosts' memory alone a ring sends 6 MiB.
+        assert!((4 << 20..5 << 20).contains(&sent), "a host sent {sent} bytes");
+    }
+    ranks.into_iter().for_each(Process::finish);
+    say("done");
 }
 
 #[test]
