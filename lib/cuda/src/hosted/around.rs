@@ -2,8 +2,8 @@
 
 use tinynccl_plan::error::Result;
 
-/// What a call enqueues on its stream before its chunks go down and behind those that have come up. So a chunk is with
-/// the host while kernels work on others.
+/// Work that a call enqueues on its stream before its chunks go down and behind those that have come up. So a chunk is
+/// with the host while kernels work on others.
 pub(crate) trait Around {
     /// Enqueues what makes chunk `chunk`. Returns true if there was something.
     fn before(&mut self, _chunk: usize) -> Result<bool> {

@@ -22,7 +22,7 @@ use tinynccl_plan::error::Error;
 
 const NO_FLAGS: sys::CUevent_wait_flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
 
-/// Why a call was not enqueued.
+/// Reason for which a call was not enqueued.
 pub(super) enum Stopped {
     Driver(DriverError),
     Around(Error),

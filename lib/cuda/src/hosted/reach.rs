@@ -42,8 +42,8 @@ impl Reach {
 /// A worker's communicators.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    /// Of all ranks.
+    /// Communicator of all ranks.
     pub(crate) all: Reach,
-    /// Of the ranks with our number on their hosts, where calls are divided among hosts.
+    /// Communicator of the ranks with our number on their hosts, where calls are divided among hosts.
     pub(crate) lane: Option<Reach>,
 }

@@ -63,8 +63,8 @@ pub(super) struct Side {
     /// Location of row 0 in the slot: `base` bytes, and then `first` rows.
     pub(super) base: u64,
     pub(super) first: usize,
-    /// Where chunks are shares of a buffer that the ranks of a host share out: these, and whether the shares of this
-    /// rank lie behind each other.
+    /// Shares of a buffer that the ranks of a host share out, if chunks are that, and whether those of this rank lie
+    /// behind each other.
     pub(super) shares: Option<(Shares, bool)>,
 }
 
@@ -185,7 +185,7 @@ impl Route {
         Route { down, up, own: None, wire, row: (bytes, LINE), shares: Some(shares), in_lane: true }
     }
 
-    /// This route over the ranks of a lane, where our own part of the output is somebody else's work.
+    /// This route over the ranks of a lane, where the call itself makes our own part of the output.
     pub(crate) fn in_lane(self) -> Route {
         Route { own: None, in_lane: true, ..self }
     }

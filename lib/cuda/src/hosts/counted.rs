@@ -1,4 +1,4 @@
-//! How far the calls are, from the numbers of the calls that they are made of.
+//! Progress of calls, from the numbers of the calls that they are made of.
 
 use std::collections::VecDeque;
 
@@ -26,7 +26,7 @@ impl Counted {
         self.calls.push_back((number, inside));
     }
 
-    /// How far the calls are, where those inside are as far as `inner`, and those between hosts as far as `outer`, of
+    /// Progress of the calls, where those inside are as far as `inner`, and those between hosts as far as `outer`, of
     /// which the last one belongs to call `last`.
     pub(super) fn progress(&self, inner: Progress, (outer, last): (Progress, u32)) -> Progress {
         let Some(&(newest, made)) = self.calls.back() else { return outer };

@@ -33,7 +33,7 @@
 //! | this one | the path: which calls are divided, failures |
 //! | `division` | the ranks by their hosts |
 //! | `steps` | the calls that a call is made of |
-//! | `counted` | how far the calls are |
+//! | `counted` | progress of the calls |
 
 mod counted;
 pub(crate) mod division;
@@ -68,7 +68,7 @@ pub(crate) struct Hosts {
     context: Arc<CudaContext>,
     division: Division,
     outer: Hosted,
-    /// Of the ranks of our host. After `outer`, whose threads ask it.
+    /// Communicator of our host's ranks. After `outer`, whose threads ask it.
     inner: DeviceComm,
     order: Order,
     /// A message to another host runs here, beside one inside.
@@ -121,7 +121,7 @@ impl Hosts {
         Ok(Hosts { context, division, outer, inner, order, beside, counted, cause })
     }
 
-    /// Which reductions are not divided by these settings, in words.
+    /// Reductions that these settings leave undivided, in words.
     pub(crate) fn undivided(config: &Config) -> Option<&'static str> {
         match config {
             Config { fixed_order: true, .. } => Some("TINYNCCL_FIXED_ORDER leaves reductions to the hosts' memory"),
@@ -165,7 +165,7 @@ impl DataPath for Hosts {
         Path::Hosts
     }
 
-    /// On the device: what goes between the hosts takes their memory.
+    /// Memory of the device alone: what goes between the hosts takes theirs.
     fn bytes(&self) -> usize {
         if self.inner.path() == Path::Hosted { 0 } else { self.inner.window_bytes() }
     }

@@ -106,7 +106,7 @@ impl Hosts {
 }
 
 impl Steps<'_> {
-    /// What goes over the lane.
+    /// Route over the lane.
     fn route(&self) -> Route {
         let (call, division, grid) = (self.call, &self.hosts.division, self.hosts.outer.lane_grid());
         let (input, output) = call.device_addresses();
