@@ -24,6 +24,8 @@ const RANK: &str = "TINYNCCL_TEST_RANK";
 const WORLD: &str = "TINYNCCL_TEST_WORLD";
 const ID: &str = "TINYNCCL_TEST_ID";
 const CASE: &str = "TINYNCCL_TEST_CASE";
+/// Set where no rank makes a call before the one before is over on all.
+pub(crate) const LOCKSTEP: &str = "TINYNCCL_TEST_LOCKSTEP";
 
 pub(crate) fn gpu() -> Option<Arc<CudaContext>> {
     match cuda::device_count() {
@@ -121,6 +123,10 @@ pub(crate) fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) 
                 let call = RawCall::on_device(Call::new(collective, dtype, op, root, count), place, at(to));
                 // SAFETY: the buffers have the lengths of the collective and live until the streams are waited for.
                 unsafe { device.enqueue(stream, &call) }.unwrap();
+                if std::env::var_os(LOCKSTEP).is_some() {
+                    device.synchronize().unwrap();
+                    comm.barrier().unwrap();
+                }
                 let skip = if in_place { skip(to) } else { 0 };
                 under_way.push((collective, in_place, root, skip..skip + to * count, source, target));
             }

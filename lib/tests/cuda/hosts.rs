@@ -17,7 +17,7 @@ use tinynccl::cuda::{self, DeviceComm, Path};
 use tinynccl::wire::Collective;
 use tinynccl::{Call, Comm, Config, DType, Element, Error, ReduceOp};
 
-use crate::hosted::{gpu, same_bits, table, value};
+use crate::hosted::{LOCKSTEP, gpu, same_bits, table, value};
 
 const RANK: &str = "TINYNCCL_TEST_RANK";
 const WORLD: &str = "TINYNCCL_TEST_WORLD";
@@ -54,7 +54,12 @@ fn start(case: &str, hosts: &[usize], settings: &[(&str, &str)], together: usize
             .envs([(HOST, format!("host {host}")), (THREADS, threads.to_string())])
             // For the streams of several ranks.
             .env("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-            .envs([(PATH, "hosts"), ("TINYNCCL_TUNE", "off"), ("TINYNCCL_TIMEOUT", "30")])
+            .envs([
+                (PATH, "hosts"),
+                ("TINYNCCL_CUDA_DIVIDE", "0"),
+                ("TINYNCCL_TUNE", "off"),
+                ("TINYNCCL_TIMEOUT", "30"),
+            ])
             .envs(settings.iter().copied())
             .stdin(Stdio::null())
             .spawn()
@@ -362,6 +367,8 @@ fn refusals(device: &DeviceComm, stream: &Arc<CudaStream>) {
 fn every_collective() {
     run("table", &[2, 2], &[]);
     run("table", &[2, 2], &[SMALL]);
+    // Some calls are divided, and others not.
+    run("table", &[2, 2], &[("TINYNCCL_CUDA_DIVIDE", "1M")]);
 }
 
 #[test]
@@ -378,11 +385,12 @@ fn every_collective_with_one_gpu() {
 
 #[test]
 fn every_collective_of_threads() {
-    run_as_threads("table", &[2, 2], &[(SHARE, "1"), SMALL]);
-    run_as_threads("table", &[3, 3], &[(SHARE, "1"), ("TINYNCCL_CUDA_THREADS", "2")]);
-    run_as_threads("same-bits", &[2, 2], &[(SHARE, "1"), SMALL]);
-    run_as_threads("messages", &[2, 2, 2], &[(SHARE, "1")]);
-    run_as_threads("rows", &[2, 2], &[(SHARE, "1")]);
+    let lockstep = (LOCKSTEP, "1");
+    run_as_threads("table", &[2, 2], &[(SHARE, "1"), lockstep]);
+    run_as_threads("table", &[2, 2], &[(SHARE, "1"), lockstep, SMALL]);
+    run_as_threads("table", &[3, 3], &[(SHARE, "1"), lockstep, ("TINYNCCL_CUDA_THREADS", "2")]);
+    run_as_threads("same-bits", &[2, 2], &[(SHARE, "1")]);
+    run_as_threads("messages", &[2, 2], &[(SHARE, "1")]);
 }
 
 /// A rank in a network namespace.
@@ -420,7 +428,12 @@ fn hosts_in_network_namespaces() {
     }
     let settings = |rank: &'static str, local: &'static str, host: &'static str| {
         let place = [("RANK", rank), ("WORLD_SIZE", "4"), ("LOCAL_RANK", local), (HOST, host), (PATH, "hosts")];
-        let meet = [("MASTER_ADDR", "10.0.1.1"), ("MASTER_PORT", "29513"), ("TINYNCCL_TUNE", "off")];
+        let meet = [
+            ("TINYNCCL_CUDA_DIVIDE", "0"),
+            ("MASTER_ADDR", "10.0.1.1"),
+            ("MASTER_PORT", "29513"),
+            ("TINYNCCL_TUNE", "off"),
+        ];
         [&place[..], &meet].concat()
     };
     let beside = |node: &Process, rank: &'static str, host| {
@@ -464,7 +477,7 @@ fn sums_that_no_host_may_begin_are_not_divided() {
 
 #[test]
 fn calls_are_verified_as_a_whole() {
-    run_as_threads("table", &[2, 2], &[("TINYNCCL_VERIFY", "all")]);
+    run_as_threads("table", &[2, 2], &[("TINYNCCL_VERIFY", "all"), (LOCKSTEP, "1")]);
 }
 
 #[test]
@@ -482,9 +495,9 @@ fn what_is_not_there_is_refused() {
 }
 
 #[test]
-fn hosts_that_cannot_be_divided_take_the_hosts_memory() {
-    run("undivided: start as many on each", &[1, 2], &[(PATH, "auto")]);
-    run("undivided: every host has one rank", &[1, 1], &[(PATH, "auto")]);
+fn hosts_are_divided_on_request_alone() {
+    run("undivided: the ranks are on several hosts", &[1, 2], &[(PATH, "auto")]);
+    run("undivided: the ranks are on several hosts", &[2, 2], &[(PATH, "auto")]);
     run("undivided: TINYNCCL_CUDA_PATH=hosted", &[2, 2], &[(PATH, "hosted")]);
 }
 

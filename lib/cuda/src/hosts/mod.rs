@@ -18,10 +18,14 @@
 //! | broadcast | broadcast, at the root's host | broadcast | all_gather, at the others |
 //! | reduce_scatter | reduce_scatter for each host | reduce_scatter | |
 //! | all_gather | | all_gather | all_gather for each host |
-//! | all_to_all | all_to_all for each host | all_to_all | |
 //!
 //! The first three are cut into pieces ([`Shares`](crate::hosted::shares::Shares)): while one is with the host, kernels
-//! work on others. A message goes inside or outside, as its two ranks lie.
+//! work on others. A message goes inside or outside, as its two ranks lie. Short calls and all_to_all are not divided:
+//! they took longer so.
+//!
+//! Ranks that are threads of a process must not share a GPU unless each call waits for the one before on all of them: a
+//! kernel that waits for the other rank's kernel, and copies of both in one queue of the driver, may wait for each
+//! other for ever.
 //!
 //! # Failures
 //! A lane that fails has not brought its data, and calls that follow inside the host must not pass on what is in the
@@ -59,6 +63,7 @@ use tinynccl_plan::Call;
 use tinynccl_plan::device::{Choice, Path};
 use tinynccl_plan::dtype::ReduceOp;
 use tinynccl_plan::error::{Error, Result};
+use tinynccl_plan::wire::Collective;
 use tinynccl_sys::config::{Config, Sums};
 use tinynccl_sys::threads::lock;
 
@@ -70,7 +75,7 @@ pub(crate) struct Hosts {
     outer: Hosted,
     /// Communicator of our host's ranks. After `outer`, whose threads ask it.
     inner: DeviceComm,
-    order: Order,
+    limits: Limits,
     /// A message to another host runs here, beside one inside.
     beside: Mutex<Beside>,
     counted: Mutex<Counted>,
@@ -85,20 +90,29 @@ struct Beside {
     end: CudaEvent,
 }
 
-/// Settings about the order of additions.
+/// Settings that leave calls undivided.
 #[derive(Debug, Clone, Copy)]
-struct Order {
+struct Limits {
+    /// The order of additions.
     fixed: bool,
     exact: bool,
+    /// Bytes from which on calls are divided.
+    least: usize,
 }
 
-impl Order {
-    /// Returns true if partial sums of hosts may be added.
-    fn divides(self, call: &Call) -> bool {
-        let Some(op) = call.op.filter(|_| call.collective.reduces()) else { return true };
+impl Limits {
+    /// Returns true if a call of `ranks` ranks is divided: it is long enough, and partial sums of hosts may be added.
+    fn divides(self, call: &Call, ranks: usize) -> bool {
+        use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+        let is_long = match call.collective {
+            AllReduce | Broadcast | Reduce => call.bytes() >= self.least,
+            AllGather | ReduceScatter => call.bytes().saturating_mul(ranks) >= self.least.saturating_mul(2),
+            _ => false,
+        };
+        let Some(op) = call.op.filter(|_| call.collective.reduces()) else { return is_long };
         // An average of integers is divided once, behind the whole sum.
         let divided_late = op == ReduceOp::Avg && !call.dtype.is_float();
-        !(self.fixed || divided_late || self.exact && exact::covers(call.dtype, Some(op)))
+        is_long && !(self.fixed || divided_late || self.exact && exact::covers(call.dtype, Some(op)))
     }
 }
 
@@ -116,9 +130,9 @@ impl Hosts {
         };
         let beside = beside().map_err(|e: DriverError| cuda("DeviceComm", "making a stream", e))?;
         outer.is_around(inner.path.clone());
-        let order = Order { fixed: config.fixed_order, exact: config.sum == Sums::Exact };
+        let limits = Limits { fixed: config.fixed_order, exact: config.sum == Sums::Exact, least: config.cuda_divide };
         let (context, counted, cause) = (context.clone(), Mutex::default(), OnceLock::new());
-        Ok(Hosts { context, division, outer, inner, order, beside, counted, cause })
+        Ok(Hosts { context, division, outer, inner, limits, beside, counted, cause })
     }
 
     /// Reductions that these settings leave undivided, in words.
@@ -128,6 +142,10 @@ impl Hosts {
             Config { sum: Sums::Exact, .. } => Some("TINYNCCL_SUM=exact leaves sums to the hosts' memory"),
             _ => None,
         }
+    }
+
+    fn divides(&self, call: &Call) -> bool {
+        self.limits.divides(call, self.division.hosts * self.division.each)
     }
 
     /// The first failure stays.
@@ -171,7 +189,7 @@ impl DataPath for Hosts {
     }
 
     fn prepare(&self, call: &RawCall, _: Choice) -> Result<()> {
-        if !self.order.divides(call) {
+        if !self.divides(call) {
             return Ok(());
         }
         let calls = steps::inside(call, &self.division, &self.outer.lane_grid());
@@ -188,7 +206,7 @@ impl DataPath for Hosts {
     unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { refuse_capture(call.collective.name(), turn.stream) }?;
-        let carried = match self.order.divides(call) {
+        let carried = match self.divides(call) {
             // SAFETY: see above.
             true => self.inside(unsafe { self.divided(turn, call) }),
             // SAFETY: see above.
@@ -278,18 +296,30 @@ impl DataPath for Hosts {
 mod tests {
     use super::*;
     use tinynccl_plan::DType;
-    use tinynccl_plan::wire::Collective;
 
     #[test]
     fn reductions_that_partial_sums_would_change_are_not_divided() {
         let call = |collective, dtype, op| Call::new(collective, dtype, op, 0, 10);
-        let order = |fixed, exact| Order { fixed, exact };
+        let divides = |fixed, exact, call: Call| Limits { fixed, exact, least: 0 }.divides(&call, 4);
         let sum = call(Collective::AllReduce, DType::F32, ReduceOp::Sum);
-        assert!(order(false, false).divides(&sum) && !order(true, false).divides(&sum));
-        assert!(!order(false, true).divides(&sum));
-        assert!(order(false, true).divides(&call(Collective::Reduce, DType::I32, ReduceOp::Sum)));
-        assert!(order(false, false).divides(&call(Collective::ReduceScatter, DType::Bf16, ReduceOp::Avg)));
-        assert!(!order(false, false).divides(&call(Collective::ReduceScatter, DType::I64, ReduceOp::Avg)));
-        assert!(order(true, true).divides(&call(Collective::AllGather, DType::F32, ReduceOp::Sum)));
+        assert!(divides(false, false, sum) && !divides(true, false, sum) && !divides(false, true, sum));
+        assert!(divides(false, true, call(Collective::Reduce, DType::I32, ReduceOp::Sum)));
+        assert!(divides(false, false, call(Collective::ReduceScatter, DType::Bf16, ReduceOp::Avg)));
+        assert!(!divides(false, false, call(Collective::ReduceScatter, DType::I64, ReduceOp::Avg)));
+        assert!(divides(true, true, call(Collective::AllGather, DType::F32, ReduceOp::Sum)));
+    }
+
+    #[test]
+    fn short_calls_are_not_divided() {
+        let limits = Limits { fixed: false, exact: false, least: 1 << 20 };
+        let divides = |collective, bytes| limits.divides(&Call::new(collective, DType::U8, ReduceOp::Sum, 0, bytes), 4);
+        for collective in [Collective::AllReduce, Collective::Broadcast, Collective::Reduce] {
+            assert!(divides(collective, 1 << 20) && !divides(collective, (1 << 20) - 1), "{collective}");
+        }
+        // Of a segment.
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            assert!(divides(collective, 1 << 19) && !divides(collective, (1 << 19) - 1), "{collective}");
+        }
+        assert!(!divides(Collective::AllToAll, 1 << 30));
     }
 }

@@ -23,10 +23,10 @@ fn part(call: &Call, collective: Collective, count: usize, root: usize) -> Call 
 
 /// The calls inside a host that `call` is made of, without their memory.
 pub(super) fn inside(call: &Call, division: &Division, grid: &Grid) -> Vec<Call> {
-    use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter};
+    use Collective::{AllGather, AllReduce, Broadcast, Gather, Reduce, ReduceScatter};
     let one = |collective, count| part(call, collective, count, division.place(call.root).1);
     match call.collective {
-        AllGather | ReduceScatter | AllToAll => vec![one(call.collective, call.count)],
+        AllGather | ReduceScatter => vec![one(call.collective, call.count)],
         AllReduce | Reduce | Broadcast => {
             let element = call.dtype.size();
             let shares = Shares::new(call.count, element, (division.local, division.each), grid);
@@ -73,20 +73,19 @@ impl Hosts {
     /// # Safety
     /// As [`DeviceComm::enqueue`](crate::DeviceComm::enqueue).
     pub(super) unsafe fn divided(&self, turn: Turn, call: &RawCall) -> Result<()> {
-        use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter};
+        use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
         let (division, bytes) = (&self.division, call.bytes());
         let shares = match call.collective {
             AllReduce | Reduce | Broadcast => {
                 let lane = (division.local, division.each);
                 Some(Shares::new(call.count, call.dtype.size(), lane, &self.outer.lane_grid()))
             }
-            AllGather | ReduceScatter | AllToAll => None,
+            AllGather | ReduceScatter => None,
             other => return Err(unsupported(other)),
         };
         let scratch = match call.collective {
             Reduce => shares.map_or(0, |shares| shares.bytes() as usize),
             ReduceScatter => division.hosts * bytes,
-            AllToAll => division.hosts * division.each * bytes,
             _ => 0,
         };
         let (stream, root) = (turn.stream, division.place(call.root));
@@ -130,7 +129,6 @@ impl Steps<'_> {
             Collective::AllGather => {
                 of(lane, input).map(|route| route.spaced(output + division.local as u64 * bytes, each as u64 * bytes))
             }
-            Collective::AllToAll => of(Call { count: each * call.count, ..lane }, self.scratch),
             _ => of(lane, self.scratch),
         };
         // `divided` has looked at the collective.
@@ -186,19 +184,12 @@ impl Around for Steps<'_> {
             return Ok(false);
         }
         let (count, bytes) = (self.call.count, self.call.bytes() as u64);
-        match self.call.collective {
-            Collective::ReduceScatter => {
-                for (host, at) in self.blocks() {
-                    let to = self.scratch + host as u64 * bytes;
-                    self.inside(Collective::ReduceScatter, count, input + at, to)?;
-                }
-            }
-            Collective::AllToAll => {
-                for (_, at) in self.blocks().filter(|&(host, _)| !self.is_here(host)) {
-                    self.inside(Collective::AllToAll, count, input + at, self.scratch + at)?;
-                }
-            }
-            _ => return Ok(false),
+        if self.call.collective != Collective::ReduceScatter {
+            return Ok(false);
+        }
+        for (host, at) in self.blocks() {
+            let to = self.scratch + host as u64 * bytes;
+            self.inside(Collective::ReduceScatter, count, input + at, to)?;
         }
         Ok(true)
     }
@@ -210,7 +201,6 @@ impl Around for Steps<'_> {
         let at = (host * each * call.bytes()) as u64;
         match call.collective {
             Collective::AllGather => self.inside(Collective::AllGather, call.count, input, output + at),
-            Collective::AllToAll => self.inside(Collective::AllToAll, call.count, input + at, output + at),
             _ => Ok(()),
         }
     }

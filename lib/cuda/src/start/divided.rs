@@ -41,10 +41,6 @@ impl DeviceComm {
             // The other hosts must learn of an error, too.
             None => Self::reach(&comm, context).unwrap_or_else(|error| Err(error.to_string())),
         };
-        let reached = reached.and_then(|reached| match reached.shares_gpu && config.cuda_path != CudaPath::Hosts {
-            true => Err("ranks of several processes have one GPU, and their kernels run in turns".to_owned()),
-            false => Ok(reached),
-        });
         let verdict = reached.as_ref().map(|_| ()).map_err(Clone::clone);
         let verdicts: Vec<Result<(), String>> = host.exchange("DeviceComm: inside the hosts", &verdict)?;
         let failed = |(rank, verdict): (usize, Result<(), String>)| {
@@ -55,7 +51,6 @@ impl DeviceComm {
                 let ranks = (comm.rank(), comm.size());
                 Self::over_windows(windows, ranks, context, &config, Some(comm), shares_gpu, Some(&part))?
             }
-            (_, Some(why)) if config.cuda_path != CudaPath::Hosts => return Ok(Err(why)),
             (_, why) => Self::hosted(comm, context, why.unwrap_or_default(), Some(&part))?,
         };
         inner.meet()?;
@@ -100,6 +95,6 @@ impl DeviceComm {
 pub(super) fn not_divided(why: String) -> Error {
     Error::Unsupported {
         what: "a device communicator divided by hosts".to_owned(),
-        detail: format!("{why}; with TINYNCCL_CUDA_PATH=auto calls would go through the hosts' memory"),
+        detail: format!("{why}; with TINYNCCL_CUDA_PATH=auto calls go through the hosts' memory"),
     }
 }

@@ -28,9 +28,9 @@ use tinynccl_sys::fork::Origin;
 impl DeviceComm {
     /// Joins the ranks of `comm`, each with the device of its `context`. Every rank must call it.
     ///
-    /// Calls take the peer path if all ranks reach each other's memory. Over several hosts with as many ranks each they
-    /// take it inside each host and go through the hosts' memory between them, and otherwise they take the hosted path:
-    /// see [`DeviceComm::path`].
+    /// Calls take the peer path if all ranks reach each other's memory, otherwise the hosted path: see
+    /// [`DeviceComm::path`]. With `TINYNCCL_CUDA_PATH=hosts` those of several hosts with as many ranks each take the
+    /// peer path inside each host, and go through the hosts' memory between them.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when a path is requested (`TINYNCCL_CUDA_PATH=peer` or `hosts`) that these ranks cannot
@@ -54,14 +54,13 @@ impl DeviceComm {
                 Self::over_windows(windows, (rank, host.size()), context, &config, Some(host), shares_gpu, None)?
             }
             Err(why) if config.cuda_path == CudaPath::Peer => return Err(refused(why)),
-            Err(why) if host.is_one_host() || config.cuda_path == CudaPath::Hosted => {
-                Self::hosted(host, context, why, None)?
+            Err(_) if config.cuda_path == CudaPath::Hosts && !host.is_one_host() => {
+                match Self::inside(&host, context)? {
+                    Ok((division, inner)) => Self::over_lanes(host, context, division, inner)?,
+                    Err(why) => return Err(not_divided(why)),
+                }
             }
-            Err(why) => match Self::inside(&host, context)? {
-                Ok((division, inner)) => Self::over_lanes(host, context, division, inner)?,
-                Err(reason) if config.cuda_path == CudaPath::Hosts => return Err(not_divided(reason)),
-                Err(reason) => Self::hosted(host, context, format!("{why}; not divided by hosts: {reason}"), None)?,
-            },
+            Err(why) => Self::hosted(host, context, why, None)?,
         };
         device.meet()?;
         Ok(device)

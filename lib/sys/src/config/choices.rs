@@ -161,14 +161,13 @@ words! {
 words! {
     /// Path of collectives on GPUs to the other ranks.
     CudaPath, "auto, peer, hosted or hosts" {
-        /// Through the peers' memory where all ranks reach each other's; over several hosts by kernels inside each and
-        /// the network between; through the hosts' memory otherwise.
+        /// Through the peers' memory where all ranks reach each other's, through the hosts' memory otherwise.
         Auto = "auto",
         /// Through the peers' memory, or not at all.
         Peer = "peer",
         /// Through page-locked memory of the hosts and the links between them.
         Hosted = "hosted",
-        /// As auto, but over several hosts always divided: inside each host and between them.
+        /// As auto, but over several hosts divided: inside each host and between them.
         Hosts = "hosts",
     }
 }

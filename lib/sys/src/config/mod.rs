@@ -222,7 +222,9 @@ config! {
     cuda_path_check: PathCheck = PathCheck::On, "TINYNCCL_CUDA_PATH_CHECK", "off, on, fail",
         "GPUs write a pattern into each other's memory at the start, and verify it; fail corrupts the pattern, for tests.", same, advanced;
     cuda_path: CudaPath = CudaPath::Auto, "TINYNCCL_CUDA_PATH", "auto, peer, hosted, hosts",
-        "Data path of collectives on GPUs: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory; over several hosts with as many GPUs each, kernels inside each host and the network between. hosts: as auto, but over several hosts that division or an error, inside a host without kernels through its memory.", same;
+        "Data path of collectives on GPUs: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory. hosts: as auto, but several hosts with as many GPUs each take kernels inside each host (without kernels its memory) and the network between; not yet tried with GPUs of several hosts.", same;
+    cuda_divide: usize = 1 << 20, "TINYNCCL_CUDA_DIVIDE", "bytes",
+        "With TINYNCCL_CUDA_PATH=hosts: smallest buffer of an all_reduce, a broadcast or a reduce that is divided by hosts; all_gather and reduce_scatter are from twice as many bytes of all ranks together on. Shorter calls, and all_to_all, go through the hosts' memory.", same, advanced;
     cuda_failure: CudaFailure = CudaFailure::End, "TINYNCCL_CUDA_FAILURE", "end, hold",
         "Calls on a GPU that wait for another rank when it fails: end: they end, and their outputs are undefined; hold: they wait until the communicator is aborted, destroyed or waited for, so that nothing behind them on the stream reads an output that was never written. Either way the error is there at once. libnccl.so holds those of non-blocking communicators unless this is set.", own;
     cuda_handles: CudaHandles = CudaHandles::Auto, "TINYNCCL_CUDA_HANDLES", "auto, ipc, fd",
