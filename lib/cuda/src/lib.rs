@@ -15,6 +15,7 @@
 //! | `calls` | calls, checked and enqueued; several together; registered buffers and one-sided writes |
 //! | `comm` | the communicator |
 //! | `peer`, `phased`, `hosted` | the three data paths |
+//! | `hosts` | the path over several hosts: one of them inside each, the hosts' memory between |
 //! | `path` | the trait of a data path, and failures that kernels report |
 //! | `kernels` | the kernels |
 //! | `checked` | calls whose arguments are checked |
@@ -30,6 +31,7 @@ mod checked;
 mod comm;
 mod driver;
 mod hosted;
+mod hosts;
 mod kernels;
 mod path;
 mod peer;

@@ -20,6 +20,8 @@ pub enum Path {
     Phased,
     /// Data goes through page-locked memory of the hosts and the links of the host communicator.
     Hosted,
+    /// One of the other paths inside each host, and the hosts' memory and links between them.
+    Hosts,
 }
 
 impl Path {
@@ -40,6 +42,7 @@ impl fmt::Display for Path {
             Path::Peer => "kernels over the peers' memory",
             Path::Phased => "kernels in turns over shared GPUs",
             Path::Hosted => "through the hosts' memory",
+            Path::Hosts => "inside each host, then between the hosts",
         })
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Folder of modules, the path that names them, and the modules from top to bottom.
 const LAYERS: &[(&str, &str, &str)] = &[
     ("src", "", "shared_state ddp process_group launch declared"),
-    ("cuda/src", "", "start calls comm verify hosted phased peer path kernels checked window driver"),
+    ("cuda/src", "", "start hosts calls comm verify hosted phased peer path kernels checked window driver"),
     (
         "comm/src",
         "",

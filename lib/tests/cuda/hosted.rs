@@ -24,8 +24,10 @@ const RANK: &str = "TINYNCCL_TEST_RANK";
 const WORLD: &str = "TINYNCCL_TEST_WORLD";
 const ID: &str = "TINYNCCL_TEST_ID";
 const CASE: &str = "TINYNCCL_TEST_CASE";
+/// Set where no rank makes a call before the one before is over on all.
+pub(crate) const LOCKSTEP: &str = "TINYNCCL_TEST_LOCKSTEP";
 
-fn gpu() -> Option<Arc<CudaContext>> {
+pub(crate) fn gpu() -> Option<Arc<CudaContext>> {
     match cuda::device_count() {
         Ok(1..) => Some(CudaContext::new(0).unwrap()),
         other => {
@@ -75,22 +77,26 @@ fn a_rank() {
         Some("disagree") => disagree(&device, &stream),
         other => panic!("no case {other:?}"),
     }
-    if variable("TINYNCCL_TCP_RAILS").is_some() {
+    let kind = match variable("TINYNCCL_TCP_RAILS") {
+        Some(_) => Some("rails"),
+        None => variable("TINYNCCL_TRANSPORT").filter(|transport| transport == "verbs").map(|_| "verbs"),
+    };
+    if let Some(kind) = kind {
         // The device's communicators are split from this one, and open their links as it does.
         comm.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum).unwrap();
         let links = comm.census().links;
-        assert!(matches!(links[..], [("rails", 1..)]), "{links:?}");
+        assert!(matches!(links[..], [(opened, 1..)] if opened == kind), "{links:?}");
     }
 }
 
 /// Element `i` of rank `rank`'s input.
-fn value(rank: usize, i: usize) -> i32 {
+pub(crate) fn value(rank: usize, i: usize) -> i32 {
     (i as i32).wrapping_mul(31) ^ (rank as i32 * 1_000_003)
 }
 
 /// Every collective, at counts of no, one and many chunks, against what it must give; twenty of them in flight at a
 /// time.
-fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
+pub(crate) fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
     let (rank, n) = (comm.rank(), comm.size());
     for count in [0, 1, 5, 1000, 65_537, 700_001] {
         let mut under_way = Vec::new();
@@ -117,6 +123,10 @@ fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
                 let call = RawCall::on_device(Call::new(collective, dtype, op, root, count), place, at(to));
                 // SAFETY: the buffers have the lengths of the collective and live until the streams are waited for.
                 unsafe { device.enqueue(stream, &call) }.unwrap();
+                if std::env::var_os(LOCKSTEP).is_some() {
+                    device.synchronize().unwrap();
+                    comm.barrier().unwrap();
+                }
                 let skip = if in_place { skip(to) } else { 0 };
                 under_way.push((collective, in_place, root, skip..skip + to * count, source, target));
             }
@@ -157,7 +167,7 @@ fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
 }
 
 /// Sums that depend on their order are the same bits on all ranks.
-fn same_bits(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
+pub(crate) fn same_bits(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
     for count in [3usize, 5000, 1_000_003] {
         let input: Vec<f32> = (0..count).map(|i| 1.0 / (1 + i % 977 + 13 * comm.rank()) as f32).collect();
         let mut buffer = stream.clone_htod(&input).unwrap();
@@ -202,6 +212,15 @@ fn over_tcp() {
 fn over_rails() {
     run("table", 2, &[("TINYNCCL_TRANSPORT", "tcp"), ("TINYNCCL_TCP_RAILS", "1"), SMALL]);
     run("table", 3, &[("TINYNCCL_TRANSPORT", "tcp"), ("TINYNCCL_TCP_RAILS", "1")]);
+}
+
+/// By the RDMA device in user space.
+#[test]
+fn over_rdma() {
+    let card = [("TINYNCCL_TRANSPORT", "verbs"), ("TINYROCE_DEVICES", "lo")];
+    run("table", 2, &[card[0], card[1], SMALL]);
+    run("table", 3, &[card[0], card[1], ("TINYNCCL_CUDA_THREADS", "1")]);
+    run("same-bits", 3, &card);
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod fused;
 mod growing;
 mod hangs;
 mod hosted;
+mod hosts;
 mod messages;
 mod one_sided;
 mod peers;

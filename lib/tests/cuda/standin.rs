@@ -13,6 +13,7 @@ const NEED_KERNELS: &[&str] = &[
     "exact::every_kernel",
     "a_window_that_does_not_fit",
     "ranks_without_a_path",
+    "calls_are_verified_as_a_whole",
 ];
 
 /// Runs the tests that begin with `which` over the stand-in.
@@ -39,6 +40,12 @@ const HOSTED: (&str, &str) = ("TINYNCCL_CUDA_PATH", "hosted");
 #[test]
 fn the_hosted_path() {
     over_the_stand_in("hosted::", &[]);
+}
+
+/// Inside each host through its memory, as there are no kernels.
+#[test]
+fn several_hosts() {
+    over_the_stand_in("hosts::", &[]);
 }
 
 #[test]

@@ -51,6 +51,7 @@ pub(crate) fn rank(options: &Options) -> Result<()> {
             }
             Path::Phased => "phases".to_owned(),
             Path::Hosted => "hosted".to_owned(),
+            Path::Hosts => "hosts".to_owned(),
         };
         let algbw = bytes as f64 / seconds / 1e9;
         let n = comm.size() as f64;
@@ -103,6 +104,7 @@ fn introduce(comm: &Comm, device: &DeviceComm, name: &str, say: impl Fn(String))
         ),
         Path::Phased => "Kernels take turns, so none of them waits for another; the streams do.\n".to_owned(),
         Path::Hosted => "Copies to the host, a reduction there, copies back, all at the same time.\n".to_owned(),
+        Path::Hosts => "Kernels inside each host; between the hosts each rank passes on its share.\n".to_owned(),
     });
     Ok(())
 }

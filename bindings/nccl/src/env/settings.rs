@@ -45,6 +45,7 @@ pub(crate) const HONOURED: &[Setting] = settings! {
     "NCCL_SHM_DISABLE": "1: between processes of a host, TCP instead of shared memory; TINYNCCL_TRANSPORT";
     "NCCL_TOPO_FILE": "NCCL's XML of a host, where a communicator has a rank for each of its GPUs; TINYNCCL_TOPOLOGY";
     "NCCL_MULTI_RANK_GPU_ENABLE": "1: ncclCommInitAll takes a GPU several times";
+    "NCCL_HOSTID": "name of the host: ranks with different names count as ranks of different hosts; TINYNCCL_HOST_ID";
     "NCCL_RAS_ENABLE": "0: no server for ncclras";
     "NCCL_RAS_ADDR": "address:port or name:port of that server; localhost:28028";
     "NCCL_COMM_BLOCKING": "0: communicators are non-blocking, 1: blocking, whatever their configurations say";
@@ -110,6 +111,7 @@ fn counterpart(name: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Option<St
         "TINYNCCL_CUDA_PATH" => (on("NCCL_P2P_DISABLE") || given("NCCL_P2P_LEVEL").is_some_and(|level| level == "LOC"))
             .then(|| "hosted".to_owned()),
         "TINYNCCL_TOPOLOGY" => given("NCCL_TOPO_FILE").filter(|path| topology(path).is_ok()),
+        "TINYNCCL_HOST_ID" => given("NCCL_HOSTID"),
         "TINYNCCL_TRANSPORT" => on("NCCL_SHM_DISABLE").then(|| "tcp".to_owned()),
         _ => None,
     }

@@ -33,7 +33,7 @@ fn identity(comm: &Arc<Communicator>) -> usize {
 
 /// Returns true if windows are registered: where kernels or copies reach the other ranks' memory.
 pub(crate) fn reaches(device: &DeviceComm) -> bool {
-    device.path() != Path::Hosted
+    matches!(device.path(), Path::Peer | Path::Phased)
 }
 
 /// Registers a buffer, collectively. Returns the address that stands for the window, or null without a window.

@@ -137,7 +137,8 @@ impl Part {
             Work::Wait(_) => 0,
         };
         let bytes = || self.work.iter().map(bytes).fold(0, usize::saturating_add);
-        self.work.len() > CALLS || device.path() == Path::Hosted && bytes() > BYTES / device.size()
+        self.work.len() > CALLS
+            || matches!(device.path(), Path::Hosted | Path::Hosts) && bytes() > BYTES / device.size()
     }
 
     /// True if only this thread can enqueue: one of the streams is `cudaStreamPerThread`.

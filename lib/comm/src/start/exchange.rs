@@ -21,6 +21,13 @@ impl Comm {
         state.members.iter().filter(|&&m| state.control.shares_host(m)).count()
     }
 
+    /// The host of every rank, as the lowest rank of this communicator there; the same on all ranks.
+    pub fn hosts(&self) -> Vec<usize> {
+        let state = &self.inner.state;
+        let first = |&member: &usize| state.members.iter().position(|&other| state.control.same_host(member, other));
+        state.members.iter().map(|member| first(member).unwrap_or(0)).collect()
+    }
+
     /// Every rank's bytes, in rank order, through the rendezvous: a few hundred bytes each, for set-up. Every rank must
     /// call it with the same `what`, which no call before has had.
     ///

@@ -284,7 +284,7 @@ impl Topology for Network {
     }
 
     fn same_host(&self, a: usize, b: usize) -> bool {
-        self.membership.infos()[a].host.same_machine(&self.membership.infos()[b].host)
+        self.membership.infos()[a].host.same_host(&self.membership.infos()[b].host)
     }
 
     fn hostname(&self, peer: usize) -> String {

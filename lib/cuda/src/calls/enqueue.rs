@@ -123,7 +123,7 @@ impl DeviceComm {
             // SAFETY: the caller of `enqueue` vouches for both buffers.
             return unsafe { driver::copy(op, self.context(), stream.handle(), input, output, call.bytes()) };
         }
-        if let (Some(host), Some(_)) = (&self.host, &self.windows) {
+        if let (Some(host), true) = (&self.host, self.path() != Path::Hosted) {
             // Kernels compare the calls of ranks that they exchange data with; the host's communicator compares the
             // others'.
             host.note(call);
@@ -177,6 +177,52 @@ impl DeviceComm {
         self.ledger.note(turn.number, call);
         // SAFETY: forwarded from the caller.
         unsafe { self.path.carry(turn, call, choice) }
+    }
+
+    /// Enqueues a call that is a part of another communicator's: checked, recorded and in order there.
+    ///
+    /// # Safety
+    /// As [`DeviceComm::enqueue`].
+    pub(crate) unsafe fn carry_inside(&self, stream: sys::CUstream, call: &RawCall) -> Result<()> {
+        if !self.is_collective(call) {
+            let mut messages = messages::Messages::default();
+            messages.add(call, self.rank(), self.size());
+            let rounds = messages.launches(self.rank(), self.size())?;
+            // SAFETY: forwarded from the caller.
+            return rounds.into_iter().try_for_each(|round| unsafe { self.carry_round_inside(stream, round) });
+        }
+        let choice = self.choice(call.collective, call.bytes());
+        if needs_extension(choice.protocol) {
+            self.extend(0..self.size())?;
+        }
+        // SAFETY: forwarded from the caller.
+        unsafe { self.path.carry(Turn { stream, number: self.next_number() }, call, choice) }
+    }
+
+    /// [`DeviceComm::carry_inside`] of messages.
+    ///
+    /// # Safety
+    /// As [`DeviceComm::enqueue_send_recv`].
+    pub(crate) unsafe fn carry_round_inside(&self, stream: sys::CUstream, round: Round) -> Result<()> {
+        let Round { to, from, own } = round;
+        let Some((_, count, root)) = to.or(from) else {
+            // SAFETY: forwarded from the caller.
+            return own.map_or(Ok(()), |Own { from, to, bytes }| unsafe {
+                driver::copy("send/recv", self.context(), stream, from, to, bytes as usize)
+            });
+        };
+        self.reach_slots(to, from)?;
+        let call = RawCall::on_device(Call::message(DType::U8, root, 0, count), 0, 0);
+        // SAFETY: forwarded from the caller.
+        unsafe { self.path.carry_round(Turn { stream, number: self.next_number() }, &call, round) }
+    }
+
+    /// Makes the slots of these messages reachable.
+    fn reach_slots(&self, to: Option<End>, from: Option<End>) -> Result<()> {
+        // A sender fills the receiver's slots.
+        let by_slots = |one: Option<End>| one.filter(|one| needs_slots(one.1)).map(|(_, _, peer)| peer);
+        self.offer_extension(by_slots(from))?;
+        self.extend(by_slots(to))
     }
 
     /// Stream and sequence number of the next call, and the lock that makes others wait.
@@ -258,10 +304,7 @@ impl DeviceComm {
         if self.checks_memory {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
         }
-        // A sender fills the receiver's slots.
-        let by_slots = |one: Option<End>| one.filter(|one| needs_slots(one.1)).map(|(_, _, peer)| peer);
-        self.offer_extension(by_slots(from))?;
-        self.extend(by_slots(to))?;
+        self.reach_slots(to, from)?;
         let call = RawCall::on_device(Call::message(DType::U8, root, 0, count), 0, 0);
         let (turn, _order) = self.turn(stream)?;
         let peer = |one: Option<End>| one.map(|(_, _, peer)| peer);

@@ -43,8 +43,9 @@ impl DeviceComm {
         if messages.is_empty() {
             return Ok(());
         }
-        self.offer_extension(messages.peers_by_slots(self.rank()))?;
-        self.path.prepare_messages()
+        let long: Vec<usize> = messages.peers_by_slots(self.rank()).collect();
+        self.offer_extension(long.iter().copied())?;
+        self.path.prepare_messages(&long)
     }
 
     /// Enqueues calls on a stream, as a [`Group`].

@@ -326,6 +326,18 @@ impl DeviceComm {
         self.host.as_ref()
     }
 
+    /// Number for a call that is a part of another communicator's.
+    pub(crate) fn next_number(&self) -> u32 {
+        let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        order.number = order.number.wrapping_add(1);
+        order.number
+    }
+
+    /// Number of the last call.
+    pub(crate) fn last_number(&self) -> u32 {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner).number
+    }
+
     /// Calls through different streams run one after the other, because they share the windows.
     pub(crate) fn order(&self, stream: Stream) -> Result<MutexGuard<'_, Order>> {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);

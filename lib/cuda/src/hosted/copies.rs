@@ -13,12 +13,32 @@ use std::sync::Arc;
 use cudarc::driver::result::{event, memcpy_dtod_async, memcpy_dtoh_async, memcpy_htod_async, stream as streams};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
 
+use super::around::Around;
 use super::progress::Worker;
 use super::route::{Route, Side};
 use super::signals::Signals;
 use super::staging::DEPTH;
+use tinynccl_plan::error::Error;
 
 const NO_FLAGS: sys::CUevent_wait_flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+
+/// Reason for which a call was not enqueued.
+pub(super) enum Stopped {
+    Driver(DriverError),
+    Around(Error),
+}
+
+impl From<DriverError> for Stopped {
+    fn from(error: DriverError) -> Stopped {
+        Stopped::Driver(error)
+    }
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Stopped {
+        Stopped::Around(error)
+    }
+}
 
 /// Private streams for calls of several chunks: one down, one up.
 #[derive(Debug)]
@@ -65,19 +85,36 @@ impl Copies {
         route: &Route,
         workers: &[Arc<Worker>],
         signals: &Signals,
-    ) -> Result<(), DriverError> {
+        around: &mut dyn Around,
+    ) -> Result<(), Stopped> {
         let chunks = route.chunks();
         // SAFETY: forwarded from the caller.
         let put = unsafe {
             match chunks {
-                1 => self.put_one(stream, route, workers, signals),
-                _ => self.put_many(stream, route, workers, signals, chunks),
+                1 => self.put_one(stream, route, workers, signals, around),
+                _ => self.put_many(stream, route, workers, signals, around),
             }
         };
+        if put.is_err() {
+            // What was enqueued uses the caller's memory. The first error is the one to tell.
+            // SAFETY: see above.
+            let _ = unsafe { self.join(stream) };
+        }
         for (worker, number) in self.numbers.iter_mut().enumerate() {
             *number = number.wrapping_add((chunks + workers.len() - 1 - worker) as u32 / workers.len() as u32);
         }
         put
+    }
+
+    /// Makes the caller's stream wait for ours.
+    unsafe fn join(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: forwarded from the caller; streams and events are ours and of one context.
+        unsafe {
+            event::record(self.read.cu_event(), self.down.cu_stream())?;
+            streams::wait_event(stream, self.read.cu_event(), NO_FLAGS)?;
+            event::record(self.end.cu_event(), self.up.cu_stream())?;
+            streams::wait_event(stream, self.end.cu_event(), NO_FLAGS)
+        }
     }
 
     /// All of it in the caller's stream: there is nothing to overlap.
@@ -87,17 +124,24 @@ impl Copies {
         route: &Route,
         workers: &[Arc<Worker>],
         signals: &Signals,
-    ) -> Result<(), DriverError> {
+        around: &mut dyn Around,
+    ) -> Result<(), Stopped> {
         let slot = workers[0].slot(0);
         let number = self.numbers[0];
+        around.before(0)?;
         // SAFETY: forwarded from the caller; the slot is free, because the call before is over where this one begins.
         unsafe {
             copy(stream, route.down.as_ref(), 0, slot, Way::Down)?;
             signals.arrive(stream, 0, number)?;
             copy_own(stream, route)?;
+            around.meanwhile()?;
             signals.wait(stream, 0, number)?;
-            copy(stream, route.up.as_ref(), 0, slot, Way::Up)
+            copy(stream, route.up.as_ref(), 0, slot, Way::Up)?;
         }
+        if around.follows(0) {
+            around.after(0)?;
+        }
+        Ok(())
     }
 
     unsafe fn put_many(
@@ -106,11 +150,13 @@ impl Copies {
         route: &Route,
         workers: &[Arc<Worker>],
         signals: &Signals,
-        chunks: usize,
-    ) -> Result<(), DriverError> {
+        around: &mut dyn Around,
+    ) -> Result<(), Stopped> {
+        let chunks = route.chunks();
         let (down, up) = (self.down.cu_stream(), self.up.cu_stream());
         let number = |worker: usize, turn: usize| self.numbers[worker].wrapping_add(turn as u32);
         let place = |chunk: usize| (chunk % workers.len(), chunk / workers.len());
+        around.before(0)?;
         // SAFETY: forwarded from the caller; streams and events are ours and of one context.
         unsafe {
             event::record(self.begin.cu_event(), stream)?;
@@ -120,6 +166,11 @@ impl Copies {
             let ahead = workers.len() * DEPTH - 1;
             for step in 0..chunks + ahead {
                 if step < chunks {
+                    if step > 0 && around.before(step)? {
+                        // A wait is for what was recorded last when it was enqueued.
+                        event::record(self.begin.cu_event(), stream)?;
+                        streams::wait_event(down, self.begin.cu_event(), NO_FLAGS)?;
+                    }
                     let (worker, turn) = place(step);
                     let slot = turn % DEPTH;
                     if turn >= DEPTH {
@@ -130,6 +181,7 @@ impl Copies {
                 }
                 if step == 0 {
                     copy_own(stream, route)?;
+                    around.meanwhile()?;
                 }
                 if let Some(chunk) = step.checked_sub(ahead) {
                     let (worker, turn) = place(chunk);
@@ -140,6 +192,11 @@ impl Copies {
                     if chunk + workers.len() * DEPTH < chunks {
                         event::record(self.free[worker][slot].cu_event(), up)?;
                     }
+                    if around.follows(chunk) {
+                        event::record(self.end.cu_event(), up)?;
+                        streams::wait_event(stream, self.end.cu_event(), NO_FLAGS)?;
+                        around.after(chunk)?;
+                    }
                 }
             }
             // Signalled by the host already, unless a failure has released the waits: then the caller may free its
@@ -147,8 +204,9 @@ impl Copies {
             event::record(self.read.cu_event(), down)?;
             streams::wait_event(up, self.read.cu_event(), NO_FLAGS)?;
             event::record(self.end.cu_event(), up)?;
-            streams::wait_event(stream, self.end.cu_event(), NO_FLAGS)
+            streams::wait_event(stream, self.end.cu_event(), NO_FLAGS)?;
         }
+        Ok(())
     }
 
     /// Waits for the copies.

@@ -19,6 +19,9 @@
 //! | `signals` | counts by which streams and threads synchronise |
 //! | `copies` | the streams' part |
 //! | `progress` | the threads' part |
+//! | `reach` | their communicators |
+//! | `shares` | a buffer that the ranks of a host share out |
+//! | `around` | what a call enqueues around its chunks |
 //!
 //! The driver has few queues per GPU (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 if not set), and the streams of a process share
 //! them. A rank's wait also holds up the other streams of its queue. A rank orders its own operations so that this does
@@ -28,17 +31,15 @@
 //! Waits on this path end by the host communicator's deadline. Its error names the missing ranks, and the streams are
 //! released. Results of an all_reduce have the same bits on all ranks, because the host computes them.
 //!
-//! # Not implemented: a hierarchy
-//! All ranks of a host send all of their data through it. A *hierarchical* algorithm would first reduce inside each
-//! host by kernels (reduce_scatter), then exchange each GPU's part between the hosts, and gather it inside the host by
-//! kernels (all_gather). The hosts' links would then carry each byte once per host instead of once per rank. It would
-//! need two communicators per rank (the host's ranks; the ranks of the same number on all hosts), the same number of
-//! ranks on every host or an uneven cut, and both calls in the caller's stream, one after the other or chunk by chunk.
-//! The three calls exist.
+//! All ranks send all of their data through the host here. Where kernels join the ranks of each host, `hosts` uses this
+//! path for what goes between the hosts alone: over a *lane*, the ranks of the same number on all hosts.
 
+pub(crate) mod around;
 mod copies;
 mod progress;
-mod route;
+pub(crate) mod reach;
+pub(crate) mod route;
+pub(crate) mod shares;
 mod signals;
 mod staging;
 
@@ -48,13 +49,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, DriverError};
+use cudarc::driver::{CudaContext, DriverError, sys};
 
 use super::checked::call::{Round, unsupported};
 use super::driver::{cuda, is_capturing};
 use super::path::{DataPath, Progress, Turn};
-use copies::Copies;
+use around::{Around, Nothing};
+use copies::{Copies, Stopped};
 use progress::{Job, Shared, Worker};
+use reach::Lanes;
 use route::{Grid, Route};
 use signals::Signals;
 use staging::{DEPTH, Staging};
@@ -84,6 +87,8 @@ pub(super) struct Hosted {
     copies: Mutex<Copies>,
     grid: Grid,
     rank: usize,
+    /// Ranks of a lane; 0 without lanes.
+    lane: usize,
     /// Number of the last call that was handed to the workers.
     last: AtomicU32,
 }
@@ -108,10 +113,12 @@ fn cores() -> usize {
 }
 
 impl Hosted {
-    /// One communicator of the same ranks for each worker. Every rank calls it.
-    pub(super) fn new(comms: Vec<Comm>, context: &Arc<CudaContext>) -> Result<Hosted> {
+    /// Communicators of the same ranks for each worker. Every rank calls it.
+    pub(super) fn new(comms: Vec<Lanes>, context: &Arc<CudaContext>) -> Result<Hosted> {
         let op = "DeviceComm";
-        let Some(first) = comms.first() else { return Err(Error::invalid(op, "no communicators of the host")) };
+        let none = || Error::invalid(op, "no communicators of the host");
+        let first = &comms.first().ok_or_else(none)?.all.comm;
+        let lane = comms.first().and_then(|lanes| lanes.lane.as_ref()).map_or(0, |lane| lane.comm.size());
         let (rank, ranks, config) = (first.rank(), first.size(), first.config().clone());
         // Every row of an all_to_all has a line at least.
         let slot = config.cuda_chunk.max(128 * ranks).next_multiple_of(4096);
@@ -121,9 +128,9 @@ impl Hosted {
         let failed = |e: DriverError| cuda(op, "making streams and events", e);
         let copies = Copies::new(context, count).map_err(failed)?;
         let shared = Arc::new(Shared::new(Signals::new(context, count)?, config.cuda_failure));
-        let worker = |(index, comm): (usize, Comm)| {
-            let staging = Staging::new(&comm, context, DEPTH, slot)?;
-            Ok(Arc::new(Worker::new((index, count), comm, &shared, staging, background)))
+        let worker = |(index, lanes): (usize, Lanes)| {
+            let staging = Staging::new(&lanes.all.comm, context, DEPTH, slot)?;
+            Ok(Arc::new(Worker::new((index, count), lanes, &shared, staging, background)))
         };
         let workers = comms.into_iter().enumerate().map(worker).collect::<Result<Vec<Arc<Worker>>>>()?;
         let context = context.clone();
@@ -135,6 +142,7 @@ impl Hosted {
             copies: Mutex::new(copies),
             grid,
             rank,
+            lane,
             last: AtomicU32::new(0),
         };
         for (index, worker) in hosted.workers.iter().enumerate() {
@@ -148,22 +156,38 @@ impl Hosted {
         Ok(hosted)
     }
 
+    /// The cut of what goes over a lane.
+    pub(super) fn lane_grid(&self) -> Grid {
+        Grid { ranks: self.lane, ..self.grid }
+    }
+
+    /// Calls inside the host go along `inside`; each of the two hears of the other's failure.
+    pub(super) fn is_around(&self, inside: Arc<dyn DataPath>) {
+        self.shared.is_around(inside);
+    }
+
+    /// Number of the last call that was handed to the workers.
+    pub(super) fn last(&self) -> u32 {
+        self.last.load(Ordering::Acquire)
+    }
+
+    /// A failure that the ranks of all hosts must know of.
+    pub(super) fn fail_everywhere(&self, error: Error) {
+        if let Some(worker) = self.workers.first() {
+            worker.fail_everywhere(error.clone());
+        }
+        self.shared.fail(error);
+    }
+
     /// Enqueues a call on its streams and hands it to the workers.
     ///
     /// # Safety
     /// As `DeviceComm::enqueue`.
-    unsafe fn enqueue(&self, op: &str, turn: Turn, route: &Route) -> Result<()> {
+    pub(super) unsafe fn enqueue(&self, op: &str, turn: Turn, route: &Route, around: &mut dyn Around) -> Result<()> {
         let stream = turn.stream;
         let failed = |e: DriverError| cuda(op, "enqueueing a call through the host", e);
         // SAFETY: a stream, by the contract of `enqueue`.
-        if unsafe { is_capturing(stream) }.map_err(failed)? {
-            return Err(Error::Unsupported {
-                what: "capture into a graph of a call that goes through the hosts' memory".to_owned(),
-                detail: "the host takes part in every call, and does not know when a graph is launched; capture what is between \
-                         the calls"
-                    .to_owned(),
-            });
-        }
+        unsafe { refuse_capture(op, stream) }?;
         self.context.bind_to_thread().map_err(failed)?;
         let mut copies = lock(&self.copies);
         self.shared.asked.fetch_add(route.chunks() as u64, Ordering::AcqRel);
@@ -173,13 +197,33 @@ impl Hosted {
         }
         self.last.store(turn.number, Ordering::Release);
         // SAFETY: forwarded from the caller.
-        unsafe { copies.put(stream, route, &self.workers, &self.shared.signals) }.map_err(|e| {
-            let error = failed(e);
+        unsafe { copies.put(stream, route, &self.workers, &self.shared.signals, around) }.map_err(|stopped| {
+            let error = match stopped {
+                Stopped::Driver(error) => failed(error),
+                Stopped::Around(error) => error,
+            };
             // Half of it may be enqueued.
             self.shared.fail(error.clone());
             error
         })
     }
+}
+
+/// Fails where the stream is being captured.
+///
+/// # Safety
+/// `stream` must be one, or the default one.
+pub(super) unsafe fn refuse_capture(op: &str, stream: sys::CUstream) -> Result<()> {
+    // SAFETY: by the caller.
+    if unsafe { is_capturing(stream) }.map_err(|e| cuda(op, "asking for the stream's capture", e))? {
+        return Err(Error::Unsupported {
+            what: "capture into a graph of a call that goes through the hosts' memory".to_owned(),
+            detail: "the host takes part in every call, and does not know when a graph is launched; capture what is \
+                     between the calls"
+                .to_owned(),
+        });
+    }
+    Ok(())
 }
 
 impl DataPath for Hosted {
@@ -194,14 +238,14 @@ impl DataPath for Hosted {
     unsafe fn carry(&self, turn: Turn, call: &RawCall, _: Choice) -> Result<()> {
         let route = Route::of(call, self.rank, &self.grid).ok_or_else(|| unsupported(call.collective))?;
         // SAFETY: forwarded from the caller.
-        unsafe { self.enqueue(call.collective.name(), turn, &route) }
+        unsafe { self.enqueue(call.collective.name(), turn, &route, &mut Nothing) }
     }
 
     unsafe fn carry_round(&self, turn: Turn, _: &RawCall, round: Round) -> Result<()> {
         let mut route = Route::pair(round.to, round.from, &self.grid);
         route.own = round.own;
         // SAFETY: forwarded from the caller.
-        unsafe { self.enqueue("send/recv", turn, &route) }
+        unsafe { self.enqueue("send/recv", turn, &route, &mut Nothing) }
     }
 
     /// Each worker's communicator notifies the other ranks.
@@ -222,6 +266,10 @@ impl DataPath for Hosted {
         self.shared.fail(error);
         self.shared.set_hold(false);
         self.workers.iter().for_each(|worker| worker.abort(&reason));
+    }
+
+    fn hear(&self, error: &Error) {
+        self.shared.fail(error.clone());
     }
 
     fn set_hold(&self, hold: bool) -> bool {

@@ -1,19 +1,20 @@
 //! The threads that carry chunks between the hosts.
 //!
-//! Each *worker* has its own thread, host communicator and slots; chunks of a call go to the workers round robin. One
+//! Each *worker* has its own thread, host communicators and slots; chunks of a call go to the workers round robin. One
 //! thread copies and reduces at the speed of one core, far below that of the device's link to the host.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::reach::{Lanes, Reach};
 use super::route::{Route, Side, Wire};
 use super::signals::Signals;
 use super::staging::{DEPTH, Staging};
-use tinynccl_comm::RawCall;
+use crate::path::DataPath;
 use tinynccl_comm::executor::Buffers;
-use tinynccl_comm::{Attached, Comm};
+use tinynccl_comm::{Attached, RawCall};
 use tinynccl_plan::Call;
 use tinynccl_plan::dtype::DType;
 use tinynccl_plan::error::{Error, Result};
@@ -33,19 +34,31 @@ pub(super) struct Shared {
     /// Chunks of all calls made, and those that went through.
     pub(super) asked: AtomicU64,
     done: AtomicU64,
+    /// The path of calls inside the host, whose data go through here, too.
+    inside: OnceLock<Arc<dyn DataPath>>,
 }
 
 impl Shared {
     pub(super) fn new(signals: Signals, on_failure: CudaFailure) -> Shared {
-        let (failed, failure, closing) = Default::default();
+        let (failed, failure, closing, inside) = Default::default();
         let hold = AtomicBool::new(on_failure == CudaFailure::Hold);
-        Shared { signals, failed, failure, hold, closing, asked: AtomicU64::new(0), done: AtomicU64::new(0) }
+        let (asked, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        Shared { signals, failed, failure, hold, closing, asked, done, inside }
+    }
+
+    /// From here on `inside` hears of failures, and is asked for its own before data of its calls leave the host.
+    pub(super) fn is_around(&self, inside: Arc<dyn DataPath>) {
+        let _ = self.inside.set(inside);
     }
 
     /// Ends all calls of this rank and keeps the first cause. Streams that wait for the host continue, with undefined
     /// data in the slots, unless they are to be held.
     pub(super) fn fail(&self, error: Error) {
-        lock(&self.failure).get_or_insert_with(|| (error, Instant::now()));
+        let first = lock(&self.failure).get_or_insert_with(|| (error, Instant::now())).0.clone();
+        if let Some(inside) = self.inside.get() {
+            // Before streams go on: what did not come must not be passed on inside the host.
+            inside.hear(&first);
+        }
         self.failed.store(true, Ordering::SeqCst);
         // After `failed`, as `set_hold` looks at them in the other order: one of the two sees the other's store.
         if !self.hold.load(Ordering::SeqCst) {
@@ -121,7 +134,7 @@ pub(super) struct Worker {
     index: usize,
     /// Number of workers of the rank.
     of: usize,
-    comm: Comm,
+    lanes: Lanes,
     shared: Arc<Shared>,
     staging: Staging,
     /// Other ranks need the core.
@@ -137,20 +150,27 @@ impl Worker {
     /// Worker `index` of `of`.
     pub(super) fn new(
         (index, of): (usize, usize),
-        comm: Comm,
+        mut lanes: Lanes,
         shared: &Arc<Shared>,
         staging: Staging,
         background: bool,
     ) -> Worker {
-        let weak: Weak<Shared> = Arc::downgrade(shared);
-        comm.attach(weak);
+        for reach in std::iter::once(&mut lanes.all).chain(&mut lanes.lane) {
+            let weak: Weak<Shared> = Arc::downgrade(shared);
+            reach.attach(weak);
+        }
         let (shared, (waiting, carried, jobs, changed)) = (shared.clone(), Default::default());
-        Worker { index, of, comm, shared, staging, background, waiting, carried, jobs, changed }
+        Worker { index, of, lanes, shared, staging, background, waiting, carried, jobs, changed }
     }
 
     /// Ends the worker's calls on all ranks.
     pub(super) fn abort(&self, reason: &str) {
-        self.comm.abort(reason);
+        std::iter::once(&self.lanes.all).chain(&self.lanes.lane).for_each(|reach| reach.comm.abort(reason));
+    }
+
+    /// Fails on all ranks.
+    pub(super) fn fail_everywhere(&self, error: Error) {
+        self.lanes.all.comm.fail_everywhere(error);
     }
 
     /// The first byte of a slot.
@@ -226,8 +246,12 @@ impl Worker {
         let chunks = (self.index..job.route.chunks()).step_by(self.of);
         for (turn, chunk) in chunks.enumerate() {
             let number = job.first.wrapping_add(turn as u32);
-            if !self.arrived(number)? {
+            if !self.arrived(number)? || self.shared.has_failed() {
                 return Ok(());
+            }
+            if let Some(inside) = self.shared.inside.get() {
+                // A call inside the host that failed has left no data.
+                inside.check(Some(&self.lanes.all.comm))?;
             }
             self.carried.store(CARRIED | BEGUN | u64::from(job.call), Ordering::Release);
             // SAFETY: the stream has filled the slot and leaves it to us until we signal completion.
@@ -258,16 +282,34 @@ impl Worker {
     /// # Safety
     /// The slot must be filled, and nothing else may access it.
     unsafe fn exchange(&self, route: &Route, chunk: usize, slot: *mut u8) -> Result<()> {
+        let Lanes { all, lane } = &self.lanes;
+        let reach = lane.as_ref().filter(|_| route.in_lane).unwrap_or(all);
+        // SAFETY: forwarded from the caller.
+        let error = match unsafe { self.carry_over(reach, route, chunk, slot) } {
+            Ok(()) => return Ok(()),
+            Err(error) => reach.error(error),
+        };
+        if route.in_lane {
+            // The ranks of the other lanes need what ours do not get.
+            all.comm.fail_everywhere(error.clone());
+        }
+        Err(error)
+    }
+
+    /// # Safety
+    /// As [`Worker::exchange`].
+    unsafe fn carry_over(&self, reach: &Reach, route: &Route, chunk: usize, slot: *mut u8) -> Result<()> {
+        let comm = &reach.comm;
         match route.wire {
             Wire::Collective { call, input, output } => {
                 let row = route.row_bytes(chunk) as usize;
                 let call = call.chunk(row / call.dtype.size());
                 let (input, output) = (slot.wrapping_add(input * row), slot.wrapping_add(output * row));
                 // SAFETY: forwarded from the caller; the route keeps all rows within the slot.
-                unsafe { self.comm.inner().collective(&call, Buffers { input, output }, self.background) }
+                unsafe { comm.inner().collective(&call, Buffers { input, output }, self.background) }
             }
             Wire::Messages { to, from } => {
-                let rank = self.comm.rank();
+                let rank = comm.rank();
                 let message = |side: Option<Side>, ends: Option<(usize, usize)>| {
                     let (side, (sender, receiver)) = side.zip(ends)?;
                     let (_, len) = side.part(chunk)?;
@@ -279,7 +321,7 @@ impl Worker {
                     [message(route.down, to.map(|to| (rank, to))), message(route.up, from.map(|from| (from, rank)))];
                 let calls: Vec<RawCall> = both.into_iter().flatten().collect();
                 // SAFETY: as above.
-                unsafe { self.comm.inner().run_checked("send/recv", &calls, self.background) }
+                unsafe { comm.inner().run_checked("send/recv", &calls, self.background) }
             }
         }
     }
@@ -297,7 +339,7 @@ struct Pause {
 
 impl Pause {
     fn new(worker: &Worker) -> Pause {
-        Pause { begin: Instant::now(), backoff: worker.comm.inner().wait_policy(worker.background).backoff }
+        Pause { begin: Instant::now(), backoff: worker.lanes.all.comm.inner().wait_policy(worker.background).backoff }
     }
 
     /// False once enough time was spent with spinning.

@@ -13,21 +13,22 @@
 
 use std::ops::Range;
 
+use super::shares::Shares;
 use crate::checked::call::{End, Own};
 use tinynccl_comm::RawCall;
 use tinynccl_plan::Call;
 use tinynccl_plan::wire::Collective;
 
 /// Alignment of chunks in bytes: a cache line, and a whole number of elements of every type.
-const LINE: u64 = 64;
+pub(super) const LINE: u64 = 64;
 /// Chunks of a call per worker, unless they would be shorter than [`Grid::least`]: enough for all three stages to
 /// overlap.
 const PIECES: u64 = 4;
 
 /// Parameters of the cut besides the call; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Grid {
-    pub(super) ranks: usize,
+pub(crate) struct Grid {
+    pub(crate) ranks: usize,
     pub(super) workers: usize,
     /// Bytes of a slot.
     pub(super) slot: u64,
@@ -37,7 +38,7 @@ pub(super) struct Grid {
 
 impl Grid {
     /// Bytes of each row in a chunk, where `rows` rows of `bytes` bytes share a slot.
-    fn chunk(&self, bytes: u64, rows: u64) -> u64 {
+    pub(super) fn chunk(&self, bytes: u64, rows: u64) -> u64 {
         let most = (self.slot / rows / LINE * LINE).max(LINE);
         let wanted = bytes.div_ceil(PIECES * self.workers as u64).max(self.least / rows).min(most);
         // All of about the same length, rather than a short one at the end.
@@ -62,11 +63,18 @@ pub(super) struct Side {
     /// Location of row 0 in the slot: `base` bytes, and then `first` rows.
     pub(super) base: u64,
     pub(super) first: usize,
+    /// Shares of a buffer that the ranks of a host share out, if chunks are that, and whether those of this rank lie
+    /// behind each other.
+    pub(super) shares: Option<(Shares, bool)>,
 }
 
 impl Side {
     /// Chunk `k`'s part of each row, as offset and length; an empty side has one empty chunk.
     pub(super) fn part(&self, k: usize) -> Option<(u64, u64)> {
+        if let Some((shares, packed)) = &self.shares {
+            let piece = shares.piece(k)?;
+            return Some((if *packed { piece.packed } else { shares.own(&piece) }, piece.each));
+        }
         let offset = k as u64 * self.chunk;
         (k == 0 || offset < self.bytes).then(|| (offset, self.chunk.min(self.bytes - offset)))
     }
@@ -98,18 +106,21 @@ pub(super) enum Wire {
 
 /// A call, cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Route {
+pub(crate) struct Route {
     pub(super) down: Option<Side>,
     pub(super) up: Option<Side>,
     pub(super) own: Option<Own>,
     pub(super) wire: Wire,
-    /// Bytes of a row, and of a row in a chunk, as all ranks have them; not of messages.
+    /// Bytes of a row, and of a row in a chunk, as all ranks have them; not of messages, nor of shares.
     row: (u64, u64),
+    shares: Option<Shares>,
+    /// It goes over the ranks of this lane, not over all.
+    pub(super) in_lane: bool,
 }
 
 impl Route {
     /// The route of a collective, seen by `rank`; `None` of one that has no device form.
-    pub(super) fn of(call: &RawCall, rank: usize, grid: &Grid) -> Option<Route> {
+    pub(crate) fn of(call: &RawCall, rank: usize, grid: &Grid) -> Option<Route> {
         let n = grid.ranks;
         let bytes = (call.count * call.dtype.size()) as u64;
         let rows = match call.collective {
@@ -119,7 +130,7 @@ impl Route {
             _ => return None,
         };
         let chunk = grid.chunk(bytes, rows as u64);
-        let one = |at| Side { at, bytes, stride: bytes, rows: 1, skip: None, chunk, base: 0, first: 0 };
+        let one = |at| Side { at, bytes, stride: bytes, rows: 1, skip: None, chunk, base: 0, first: 0, shares: None };
         let all = |at| Side { rows: n, ..one(at) };
         let ((input, output), at_root) = (call.device_addresses(), call.root == rank);
         let (down, up) = match call.collective {
@@ -150,7 +161,38 @@ impl Route {
             Collective::AllToAll => (0, n),
             _ => (0, 0),
         };
-        Some(Route { down, up, own, wire: Wire::Collective { call: **call, input, output }, row: (bytes, chunk) })
+        let wire = Wire::Collective { call: **call, input, output };
+        Some(Route { down, up, own, wire, row: (bytes, chunk), shares: None, in_lane: false })
+    }
+
+    /// The route of a lane: from this rank's shares of the buffer at `down` to those of the one at `up`; `packed`:
+    /// there they lie behind each other.
+    pub(crate) fn of_shares(call: Call, shares: Shares, down: Option<u64>, up: Option<u64>, packed: bool) -> Route {
+        let bytes = shares.bytes();
+        let side = |at| Side {
+            at,
+            bytes,
+            stride: bytes,
+            rows: 1,
+            skip: None,
+            chunk: LINE,
+            base: 0,
+            first: 0,
+            shares: Some((shares, packed)),
+        };
+        let wire = Wire::Collective { call, input: 0, output: 0 };
+        let (down, up) = (down.map(side), up.map(side));
+        Route { down, up, own: None, wire, row: (bytes, LINE), shares: Some(shares), in_lane: true }
+    }
+
+    /// This route over the ranks of a lane, where the call itself makes our own part of the output.
+    pub(crate) fn in_lane(self) -> Route {
+        Route { own: None, in_lane: true, ..self }
+    }
+
+    /// This route with the rows of its output at `at`, `stride` bytes apart.
+    pub(crate) fn spaced(self, at: u64, stride: u64) -> Route {
+        Route { up: self.up.map(|up| Side { at, stride, ..up }), ..self }
     }
 
     /// Returns the route of a message to a rank and a message from one, each as (address, bytes, peer).
@@ -159,7 +201,7 @@ impl Route {
             let bytes = bytes as u64;
             // Half of a slot for each direction, because the peer does not know whether we use one or both.
             let chunk = grid.chunk(bytes, 2);
-            Side { at, bytes, stride: bytes, rows: 1, skip: None, chunk, base, first: 0 }
+            Side { at, bytes, stride: bytes, rows: 1, skip: None, chunk, base, first: 0, shares: None }
         };
         let peer = |one: Option<End>| one.map(|(_, _, peer)| peer);
         let half = grid.slot / 2 / LINE * LINE;
@@ -169,13 +211,16 @@ impl Route {
             own: None,
             wire: Wire::Messages { to: peer(to), from: peer(from) },
             row: (0, LINE),
+            shares: None,
+            in_lane: false,
         }
     }
 
     /// Chunks of the call, on this rank: of a collective as many as on every other, of messages as many as the longer
     /// one has.
-    pub(super) fn chunks(&self) -> usize {
+    pub(crate) fn chunks(&self) -> usize {
         match self.wire {
+            Wire::Collective { .. } if self.shares.is_some() => self.shares.map_or(1, |shares| shares.pieces()),
             Wire::Collective { .. } => self.row.0.div_ceil(self.row.1).max(1) as usize,
             Wire::Messages { .. } => [self.down, self.up].iter().flatten().map(Side::chunks).max().unwrap_or(0),
         }
@@ -183,6 +228,9 @@ impl Route {
 
     /// Bytes of a row in chunk `k` of a collective.
     pub(super) fn row_bytes(&self, k: usize) -> u64 {
+        if let Some(shares) = &self.shares {
+            return shares.piece(k).map_or(0, |piece| piece.each);
+        }
         self.row.1.min(self.row.0.saturating_sub(k as u64 * self.row.1))
     }
 }

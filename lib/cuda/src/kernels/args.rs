@@ -24,6 +24,8 @@ pub(crate) struct Team {
     pub(crate) call: u64,
     pub(crate) rank: u32,
     pub(crate) number: u32,
+    pub(crate) guarded: u32,
+    pub(crate) unused: u32,
 }
 
 impl Team {
@@ -160,7 +162,7 @@ pub(crate) use mirrored;
 #[cfg(test)]
 pub(super) fn layouts() -> Vec<(String, usize)> {
     [
-        mirrored!(Team as "Team" { windows as "window", extensions as "extension", report, patience, call, rank, number }),
+        mirrored!(Team as "Team" { windows as "window", extensions as "extension", report, patience, call, rank, number, guarded }),
         mirrored!(Remote as "Remote" { input, output }),
         mirrored!(Args as "Args" { team, input, output, bytes, stride, remote, scratch, root, flow }),
         vec![

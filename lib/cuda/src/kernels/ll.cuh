@@ -230,6 +230,7 @@ __device__ __forceinline__ void greet(const Team& team, const Channel& channel) 
 
 __device__ __forceinline__ Channel enter(const Team& team) {
     await_kernel_before();
+    if (was_cut_off(team)) end_thread();
     const Channel channel = channel_after(*epoch_of(team), gridDim.x);
     greet(team, channel);
     count_started(team, team.number);

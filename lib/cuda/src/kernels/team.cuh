@@ -31,6 +31,8 @@ struct Team {
     u64 call;     // what this call is: collective, dtype, op, root and a checksum of the count
     u32 rank;
     u32 number; // of this call, for messages
+    u32 guarded; // whether calls look at GUARD when they begin
+    u32 unused;
 };
 
 __device__ __forceinline__ u64 now() {
@@ -133,6 +135,7 @@ __device__ __forceinline__ void end_thread() {
 #define TABLE (MESSAGES + 16ull * SENDERS * SLOT_COUNT * MESSAGE_LINES)
 #define DIRECT_COUNT (TABLE + 8ull * RANKS * REGISTRATIONS)
 #define PROGRESS (DIRECT_COUNT + 8)
+#define GUARD (PROGRESS + 8)
 
 // Places in its extension.
 #define LINES128 0
@@ -153,6 +156,14 @@ __device__ __forceinline__ void count_started(const Team& team, u32 number) {
 
 __device__ __forceinline__ void count_finished(const Team& team, u32 number) {
     count_at(team, 4, number);
+}
+
+// Whether this call begins behind a wait that a failure has released (`cuda/hosts`): its input may not have come, and it
+// must not reach the other ranks, who wait until they hear of the failure.
+__device__ __forceinline__ bool was_cut_off(const Team& team) {
+    if (!team.guarded || load_relaxed((const u32*)(team.window[team.rank] + GUARD)) == 0) return false;
+    if (threadIdx.x == 0) store_relaxed(&team.report->cut, 1);
+    return true;
 }
 
 // A rank's number among those that send to `to`, which are all others.

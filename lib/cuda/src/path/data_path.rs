@@ -49,8 +49,9 @@ pub(crate) trait DataPath: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Makes ready what messages need, so that enqueuing them only launches.
-    fn prepare_messages(&self) -> Result<()> {
+    /// Makes ready what messages need, so that enqueuing them only launches. `long` are the other
+    /// ends of those that need slots.
+    fn prepare_messages(&self, _long: &[usize]) -> Result<()> {
         Ok(())
     }
 
@@ -106,6 +107,20 @@ pub(crate) trait DataPath: fmt::Debug + Send + Sync {
 
     /// Ends waiting calls; later ones give `error`.
     fn abort(&self, error: Error);
+
+    /// Ends waiting calls as the failure of another rank does, which may hold them instead ([`DataPath::set_hold`]).
+    fn hear(&self, error: &Error) {
+        self.abort(error.clone());
+    }
+
+    /// Enqueues, behind a wait that a failure may have released, what keeps the calls behind it from passing on data
+    /// that did not come.
+    ///
+    /// # Safety
+    /// `stream` must be a stream of this context.
+    unsafe fn guard(&self, _stream: sys::CUstream) -> Result<()> {
+        Ok(())
+    }
 
     /// Sets if calls that wait go on doing so when another rank fails
     /// ([`CudaFailure`](tinynccl_sys::config::CudaFailure)). With `false`, calls that wait for a rank that has failed

@@ -10,6 +10,7 @@ use cudarc::driver::result::stream;
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::data_path::Progress;
+use super::names::Names;
 use crate::checked::call::Signature;
 use crate::driver::{Uncaptured, cuda};
 use tinynccl_comm::{Attached, Comm};
@@ -51,6 +52,8 @@ pub(crate) struct Report {
     context: Arc<CudaContext>,
     words: NonNull<Words>,
     rank: usize,
+    /// The ranks' numbers in the communicator that errors speak of, where this is one of its parts.
+    names: Option<Names>,
     /// Longest wait of kernels.
     patience: Duration,
     /// The communicator's failure, once it is known.
@@ -82,6 +85,7 @@ impl Report {
     pub(crate) fn new(
         context: &Arc<CudaContext>,
         rank: usize,
+        names: Option<Names>,
         patience: Duration,
         on_failure: CudaFailure,
     ) -> Result<Report> {
@@ -98,7 +102,8 @@ impl Report {
         let mut report = Report {
             context: context.clone(),
             words,
-            rank,
+            rank: names.as_ref().map_or(rank, |names| names.of(rank)),
+            names,
             patience,
             cause: Mutex::new(None),
             failed_at: OnceLock::new(),
@@ -195,6 +200,16 @@ impl Report {
         words.state.load(Ordering::Acquire) != 0 || words.cut.load(Ordering::Acquire) != 0
     }
 
+    /// Makes the stream copy, in order, whether waiting kernels must exit to `to`, a word of the device's memory.
+    ///
+    /// # Safety
+    /// `stream` must be a stream of this context, and `to` stay until it has passed the copy.
+    pub(crate) unsafe fn copy_abort(&self, stream: sys::CUstream, to: sys::CUdeviceptr) -> Result<(), DriverError> {
+        let word: *const AtomicU32 = &raw const self.words().abort;
+        // SAFETY: a word of page-locked memory that lives as long as this; the rest is the caller's word.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, word.cast(), size_of::<u32>(), stream) }.result()
+    }
+
     /// Makes the stream record, in order, that it has begun or finished call `number`.
     ///
     /// # Safety
@@ -283,6 +298,7 @@ impl Report {
         }
         let of = |word: &AtomicU32| word.load(Ordering::Relaxed);
         let (peer, call) = (of(&words.peer) as usize, of(&words.call));
+        let peer = self.names.as_ref().map_or(peer, |names| names.of(peer));
         let ours = Signature(words.ours.load(Ordering::Relaxed));
         if of(&words.kind) == MISMATCH {
             let theirs = Signature(words.theirs.load(Ordering::Relaxed));

@@ -23,6 +23,8 @@ mod select;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cudarc::driver::sys;
+
 pub(crate) use chooser::Chooser;
 pub use decide::Reason;
 pub(crate) use fused::{MOST as MOST_FUSED, types};
@@ -39,9 +41,8 @@ use super::kernels::{Args, Family, Framing as KernelFraming, Function, Kernel, K
 use super::path::report::Report;
 use super::path::{DataPath, Progress, Turn};
 use super::window::{Extension, Layout};
-use tinynccl_comm::Comm;
-use tinynccl_comm::RawCall;
 use tinynccl_comm::reduce::exact;
+use tinynccl_comm::{Attached, Comm, RawCall};
 use tinynccl_plan::device::{Choice, Path, Protocol};
 use tinynccl_plan::dtype::DType;
 use tinynccl_plan::error::{Error, Result};
@@ -188,7 +189,7 @@ impl DataPath for Peer {
         self.function(call, choice).map(drop)
     }
 
-    fn prepare_messages(&self) -> Result<()> {
+    fn prepare_messages(&self, _: &[usize]) -> Result<()> {
         self.message_function().map(drop)
     }
 
@@ -276,6 +277,17 @@ impl DataPath for Peer {
 
     fn abort(&self, error: Error) {
         self.report.abort(error);
+    }
+
+    fn hear(&self, error: &Error) {
+        self.report.failed(error);
+    }
+
+    unsafe fn guard(&self, stream: sys::CUstream) -> Result<()> {
+        let own = self.team.windows[self.team.rank as usize];
+        // SAFETY: a word of our own window, which lives as long as the streams' work with this path.
+        unsafe { self.report.copy_abort(stream, own + self.chooser.layout.guard() as u64) }
+            .map_err(|e| cuda("DeviceComm", "copying whether calls may begin", e))
     }
 
     fn set_hold(&self, hold: bool) -> bool {

@@ -23,8 +23,8 @@ use super::kernels::{Args, Family, Framing, Kernel, Kernels, Team, Types, launch
 use super::path::report::Report;
 use super::path::{DataPath, Progress, Turn};
 use super::window::{AREAS, Layout, MAX_RANKS};
-use tinynccl_comm::Comm;
 use tinynccl_comm::RawCall;
+use tinynccl_comm::{Attached, Comm};
 use tinynccl_plan::device::{Choice, Path};
 use tinynccl_plan::error::{Error, Result};
 use tinynccl_plan::wire::Collective;
@@ -243,6 +243,10 @@ impl DataPath for Phased {
 
     fn abort(&self, error: Error) {
         self.report.abort(error);
+    }
+
+    fn hear(&self, error: &Error) {
+        self.report.failed(error);
     }
 
     fn set_hold(&self, hold: bool) -> bool {

@@ -6,11 +6,14 @@ use std::sync::{Arc, Mutex, Weak};
 use cudarc::driver::CudaContext;
 
 use super::alone::Alone;
+use super::divided::{Part, not_divided};
 use super::path_check;
 use crate::comm::{DeviceComm, Ledger, Order};
 use crate::driver::{available, cuda};
+use crate::hosted::reach::{Lanes, Reach};
 use crate::hosted::{self, Hosted};
 use crate::kernels::{Kernels, Team};
+use crate::path::names::Names;
 use crate::path::report::Report;
 use crate::path::{self, DataPath};
 use crate::peer::{Chooser, Peer, Registry, Scratch};
@@ -26,11 +29,12 @@ impl DeviceComm {
     /// Joins the ranks of `comm`, each with the device of its `context`. Every rank must call it.
     ///
     /// Calls take the peer path if all ranks reach each other's memory, otherwise the hosted path: see
-    /// [`DeviceComm::path`].
+    /// [`DeviceComm::path`]. With `TINYNCCL_CUDA_PATH=hosts` those of several hosts with as many ranks each take the
+    /// peer path inside each host, and go through the hosts' memory between them.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when the peer path is requested (`TINYNCCL_CUDA_PATH=peer`) and the peers' memory cannot
-    /// be reached.
+    /// [`Error::Unsupported`] when a path is requested (`TINYNCCL_CUDA_PATH=peer` or `hosts`) that these ranks cannot
+    /// take.
     pub fn new(comm: &Comm, context: &Arc<CudaContext>) -> Result<DeviceComm> {
         available()?;
         let op = "DeviceComm::new";
@@ -47,10 +51,16 @@ impl DeviceComm {
         };
         let device = match reached {
             Ok(Reached { windows, shares_gpu, .. }) => {
-                Self::over_windows(windows, (rank, host.size()), context, &config, Some(host), shares_gpu)?
+                Self::over_windows(windows, (rank, host.size()), context, &config, Some(host), shares_gpu, None)?
             }
             Err(why) if config.cuda_path == CudaPath::Peer => return Err(refused(why)),
-            Err(why) => Self::hosted(host, context, why)?,
+            Err(_) if config.cuda_path == CudaPath::Hosts && !host.is_one_host() => {
+                match Self::inside(&host, context)? {
+                    Ok((division, inner)) => Self::over_lanes(host, context, division, inner)?,
+                    Err(why) => return Err(not_divided(why)),
+                }
+            }
+            Err(why) => Self::hosted(host, context, why, None)?,
         };
         device.meet()?;
         Ok(device)
@@ -65,7 +75,7 @@ impl DeviceComm {
     }
 
     /// The windows of all ranks, checked. The inner error is the reason why kernels do not reach them.
-    fn reach(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Reached, String>> {
+    pub(super) fn reach(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Reached, String>> {
         let reached = match Reached::open(host, context)? {
             Ok(reached) => reached,
             Err(why) => return Ok(Err(why)),
@@ -98,7 +108,7 @@ impl DeviceComm {
             Ok(windows) => {
                 let one = |(windows, context): (Windows, &Arc<CudaContext>)| {
                     let ranks = (windows.rank, size);
-                    Self::over_windows(windows, ranks, context, config, None, false)
+                    Self::over_windows(windows, ranks, context, config, None, false, None)
                 };
                 windows.into_iter().zip(contexts).map(one).collect()
             }
@@ -126,19 +136,21 @@ impl DeviceComm {
     }
 
     /// The hosted path, because of `why`.
-    fn hosted(host: Comm, context: &Arc<CudaContext>, why: String) -> Result<DeviceComm> {
+    pub(super) fn hosted(
+        host: Comm,
+        context: &Arc<CudaContext>,
+        why: String,
+        part: Option<&Part<'_>>,
+    ) -> Result<DeviceComm> {
+        let comms = Self::workers(&host)?;
+        Self::over_hosts(comms, context, Some(host), why, part.map(|part| part.names.clone()))
+    }
+
+    /// A communicator of these ranks for each worker.
+    pub(super) fn workers(host: &Comm) -> Result<Vec<Comm>> {
         let wanted = hosted::workers(host.config(), host.ranks_here());
         let workers: Vec<usize> = host.exchange("DeviceComm: workers", &wanted)?;
-        let comm = |_| {
-            let comm = host
-                .split(Some(0), 0)?
-                .ok_or_else(|| Error::invalid("DeviceComm", "the split returned no communicator"))?;
-            host.attach_child(&comm);
-            comm.hide();
-            Ok(comm)
-        };
-        let comms = (0..workers.into_iter().min().unwrap_or(1)).map(comm).collect::<Result<_>>()?;
-        Self::over_hosts(comms, context, Some(host), why)
+        (0..workers.into_iter().min().unwrap_or(1)).map(|_| part_of(host, 0)).collect()
     }
 
     /// As [`DeviceComm::hosted`] for ranks that one thread drives. Each is made by its own thread, because they
@@ -164,14 +176,21 @@ impl DeviceComm {
             }
         }
         std::thread::scope(|scope| {
-            let make = |(comms, context)| scope.spawn(move || Self::over_hosts(comms, context, None, why.to_owned()));
+            let make =
+                |(comms, context)| scope.spawn(move || Self::over_hosts(comms, context, None, why.to_owned(), None));
             let threads: Vec<_> = comms.into_iter().zip(contexts).map(make).collect();
             let lost = || Err(Error::invalid("DeviceComm::local", "a thread that made a rank panicked"));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
         })
     }
 
-    fn over_hosts(comms: Vec<Comm>, context: &Arc<CudaContext>, host: Option<Comm>, why: String) -> Result<DeviceComm> {
+    fn over_hosts(
+        comms: Vec<Comm>,
+        context: &Arc<CudaContext>,
+        host: Option<Comm>,
+        why: String,
+        names: Option<Names>,
+    ) -> Result<DeviceComm> {
         let Some(first) = comms.first() else { return Err(Error::invalid("DeviceComm", "no communicators")) };
         let (rank, size, config) = (first.rank(), first.size(), first.config().clone());
         if rank == 0 {
@@ -180,22 +199,26 @@ impl DeviceComm {
         }
         let registry = Registry::new(context, rank, host.is_some());
         let chooser = Chooser::new(rank, Layout::new(size.min(MAX_RANKS), 1, &config), registry, &config);
-        let path = Arc::new(Hosted::new(comms, context)?);
+        let lanes = comms.into_iter().map(|comm| Lanes { all: Reach::new(comm, names.clone()), lane: None });
+        let path = Arc::new(Hosted::new(lanes.collect(), context)?);
         Self::assemble((rank, size), context, &config, host, (path, why), chooser.into(), None)
     }
 
     /// By kernels. `in_turns`: ranks of several processes have one GPU.
-    fn over_windows(
+    pub(super) fn over_windows(
         windows: Windows,
         (rank, size): (usize, usize),
         context: &Arc<CudaContext>,
         config: &Config,
         host: Option<Comm>,
         in_turns: bool,
+        part: Option<&Part<'_>>,
     ) -> Result<DeviceComm> {
         let (layout, patience) = (windows.layout, config.timeout);
-        let report = Arc::new(Report::new(context, rank, patience, config.cuda_failure)?);
-        if let Some(host) = &host {
+        let names = part.map(|part| part.names.clone());
+        let report = Arc::new(Report::new(context, rank, names, patience, config.cuda_failure)?);
+        // Of a part the whole tells, whose errors name the ranks that the caller knows.
+        if let Some(host) = part.map(|part| part.whole).or(host.as_ref()) {
             let weak: Weak<Report> = Arc::downgrade(&report);
             host.attach(weak);
         }
@@ -207,6 +230,8 @@ impl DeviceComm {
             call: 0,
             rank: rank as u32,
             number: 0,
+            guarded: part.is_some().into(),
+            unused: 0,
         };
         let kernels = Kernels::shared(context, layout)?;
         let registry = Registry::new(context, rank, host.is_some());
@@ -224,7 +249,7 @@ impl DeviceComm {
         Self::assemble((rank, size), context, config, host, path, chooser, Some(windows))
     }
 
-    fn assemble(
+    pub(super) fn assemble(
         (rank, size): (usize, usize),
         context: &Arc<CudaContext>,
         config: &Config,
@@ -275,6 +300,15 @@ fn peer_access(contexts: &[Arc<CudaContext>]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// A communicator of the ranks of `host` that give this number: it fails when `host` does, and reports leave it out.
+pub(super) fn part_of(host: &Comm, number: usize) -> Result<Comm> {
+    let none = || Error::invalid("DeviceComm", "the split returned no communicator");
+    let comm = host.split(Some(number as u32), 0)?.ok_or_else(none)?;
+    host.attach_child(&comm);
+    comm.hide();
+    Ok(comm)
 }
 
 fn refused(why: String) -> Error {

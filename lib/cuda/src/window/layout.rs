@@ -213,6 +213,11 @@ impl Layout {
         self.direct_count() + 8
     }
 
+    /// Place of the word that keeps calls behind a failed one from beginning.
+    pub(crate) fn guard(&self) -> usize {
+        self.progress() + 8
+    }
+
     /// Place of a registration of a rank in it.
     pub(crate) fn registration(&self, rank: usize, id: u16) -> usize {
         self.table() + 8 * (rank * REGISTRATIONS + usize::from(id))
@@ -284,6 +289,7 @@ pub(crate) fn places(layout: &Layout) -> Vec<(String, usize)> {
         ("TABLE", lines.end),
         ("DIRECT_COUNT", layout.direct_count()),
         ("PROGRESS", layout.progress()),
+        ("GUARD", layout.guard()),
         ("SLOTS", layout.slots_begin()),
         ("FLAGS", layout.flag(0, 0)),
     ]

@@ -10,6 +10,7 @@
 //! table     per rank and registration: where this rank has that allocation      (ours alone)
 //! count     calls and messages that used no slots, in a line of the cache       (ours alone)
 //! progress  the last calls that have begun and that are over, behind the count   (ours alone)
+//! guard     whether calls must not begin, behind the progress                    (ours alone)
 //! ```
 //! It is there from the start and takes 2 to 5 MiB (more without LL128: LL lines then carry longer calls). The
 //! *extension* of the window is allocated when a call first needs it ([`Extension`]):

@@ -160,13 +160,15 @@ words! {
 
 words! {
     /// Path of collectives on GPUs to the other ranks.
-    CudaPath, "auto, peer or hosted" {
+    CudaPath, "auto, peer, hosted or hosts" {
         /// Through the peers' memory where all ranks reach each other's, through the hosts' memory otherwise.
         Auto = "auto",
         /// Through the peers' memory, or not at all.
         Peer = "peer",
         /// Through page-locked memory of the hosts and the links between them.
         Hosted = "hosted",
+        /// As auto, but over several hosts divided: inside each host and between them.
+        Hosts = "hosts",
     }
 }
 

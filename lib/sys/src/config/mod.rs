@@ -167,6 +167,8 @@ config! {
          pairwise: every addition is rounded. On GPUs as on the CPU; algorithms that pass partial sums on are not taken, TINYNCCL_ALGO included.", same;
     interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; = in front: whole names; ^ in front excludes",
         "Network interfaces whose addresses are advertised to the peers; empty: all that are up. Ranks that are all of one host use loopback alone.", own;
+    host_id: Option<String> = None, "TINYNCCL_HOST_ID", "a name",
+        "Name of the host, besides the running kernel: ranks with different names count as ranks of different hosts, which share no memory and no GPU (as NCCL_HOSTID). For containers that must not reach each other's GPUs, and for tests. Empty: all ranks under one kernel are on one host.", own, advanced;
     port_range: Option<PortRange> = None, "TINYNCCL_PORT_RANGE", "LOW-HIGH, 1 to 65535",
         "TCP ports at which ranks listen for links (RDMA links begin there, too): one for each rank of a host. Empty: any free port. The rendezvous is at MASTER_PORT.", own;
     secret: Option<Secret> = None, "TINYNCCL_SECRET", "16 characters or more",
@@ -219,8 +221,10 @@ config! {
         "Asks CUDA about every buffer of a call on a GPU: is it memory that the GPU reaches, and long enough? Takes 0.1 to 0.2 us a call; a kernel that touches other memory costs the whole process its GPU.", own;
     cuda_path_check: PathCheck = PathCheck::On, "TINYNCCL_CUDA_PATH_CHECK", "off, on, fail",
         "GPUs write a pattern into each other's memory at the start, and verify it; fail corrupts the pattern, for tests.", same, advanced;
-    cuda_path: CudaPath = CudaPath::Auto, "TINYNCCL_CUDA_PATH", "auto, peer, hosted",
-        "Data path of collectives on GPUs: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory.", same;
+    cuda_path: CudaPath = CudaPath::Auto, "TINYNCCL_CUDA_PATH", "auto, peer, hosted, hosts",
+        "Data path of collectives on GPUs: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory. hosts: as auto, but several hosts with as many GPUs each take kernels inside each host (without kernels its memory) and the network between; not yet tried with GPUs of several hosts.", same;
+    cuda_divide: usize = 1 << 20, "TINYNCCL_CUDA_DIVIDE", "bytes",
+        "With TINYNCCL_CUDA_PATH=hosts: smallest buffer of an all_reduce, a broadcast or a reduce that is divided by hosts; all_gather and reduce_scatter are from twice as many bytes of all ranks together on. Shorter calls, and all_to_all, go through the hosts' memory.", same, advanced;
     cuda_failure: CudaFailure = CudaFailure::End, "TINYNCCL_CUDA_FAILURE", "end, hold",
         "Calls on a GPU that wait for another rank when it fails: end: they end, and their outputs are undefined; hold: they wait until the communicator is aborted, destroyed or waited for, so that nothing behind them on the stream reads an output that was never written. Either way the error is there at once. libnccl.so holds those of non-blocking communicators unless this is set.", own;
     cuda_handles: CudaHandles = CudaHandles::Auto, "TINYNCCL_CUDA_HANDLES", "auto, ipc, fd",

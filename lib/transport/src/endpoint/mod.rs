@@ -191,7 +191,7 @@ impl Endpoint {
             verbs: Vec::new(),
             other: BTreeMap::new(),
             beacon: beacon::ours(),
-            host: Host::current(),
+            host: Host::of(config),
             pid: std::process::id(),
         };
         for fabric in &fabrics {

@@ -12,9 +12,10 @@ mod timing;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use clap::Parser;
 use cudarc::driver::{CudaContext, CudaStream};
+use tinynccl::bootstrap::Server;
 use tinynccl::config::CudaPath;
 use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Path, Protocol};
 use tinynccl::launch::{self, Launcher};
@@ -31,6 +32,9 @@ pub(crate) struct Options {
     /// Ranks to start, one per GPU; 0: as many as there are GPUs.
     #[arg(long, default_value_t = 0)]
     ranks: usize,
+    /// Ranks of each process, as threads that share its GPU. NCCL takes one rank per GPU: needs --alone.
+    #[arg(long, default_value_t = 1, requires = "alone")]
+    threads: usize,
     /// Operations to measure, in nccl-tests' sense: all-reduce, all-gather, reduce-scatter, broadcast, reduce,
     /// all-to-all; gather (to rank 0; bytes are those of its output), scatter (from rank 0; bytes are those of its
     /// input); send-recv (each rank sends to the next and receives from the one before).
@@ -60,8 +64,8 @@ pub(crate) struct Options {
     /// Launches the calls as one CUDA graph.
     #[arg(long)]
     graph: bool,
-    /// Path of the data (auto, peer or hosted); overrides TINYNCCL_CUDA_PATH. For the hosted path the table has the
-    /// times of its stages instead of NCCL's; ranks may then share GPUs.
+    /// Path of the data (auto, peer, hosted or hosts); overrides TINYNCCL_CUDA_PATH. For the hosted path on one host the
+    /// table has the times of its stages instead of NCCL's; ranks may then share GPUs.
     #[arg(long)]
     path: Option<CudaPath>,
     /// Use buffers that are registered with the communicator; NCCL then also runs with windows of its own.
@@ -162,22 +166,49 @@ pub(crate) fn run(options: &Options) -> Result<i32> {
     }
     let mut config = Config::from_env()?;
     config.cuda_path = options.path.unwrap_or(config.cuda_path);
-    let comm = Comm::from_env_with(config)?;
+    let comm = Comm::from_env_with(config.clone())?;
     let context = CudaContext::new(comm.local_rank() % gpus).context("cannot open this rank's GPU")?;
     // One stream runs all work in order, so no event between calls is needed.
     // SAFETY: all memory here is used in one stream.
     unsafe { context.disable_event_tracking() };
-    let device = DeviceComm::new(&comm, &context)?;
-    let bench = Bench { options, comm: &comm, device, stream: context.new_stream()? };
+    if options.threads == 1 {
+        return measure(options, &comm, &context).map(|()| 0);
+    }
+    let size = comm.size() * options.threads;
+    let server = match comm.rank() {
+        0 => Some(Server::start("127.0.0.1:0".parse()?, size, &config)?),
+        _ => None,
+    };
+    let ids: Vec<Option<String>> =
+        comm.exchange("perf: id", &server.as_ref().map(|server| server.unique_id().to_string()))?;
+    let id = ids.into_iter().flatten().next().context("rank 0 has no rendezvous")?.parse()?;
+    std::thread::scope(|scope| {
+        let rank = |thread: usize| {
+            let (id, config, first) = (&id, config.clone(), comm.rank() * options.threads);
+            let context = &context;
+            scope.spawn(move || measure(options, &Comm::init(id, first + thread, size, config)?, context))
+        };
+        let threads: Vec<_> = (0..options.threads).map(rank).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| anyhow!("a rank's thread panicked"))?)
+    })?;
+    // The ranks of the first process meet the others at its rendezvous.
+    comm.barrier()?;
+    Ok(0)
+}
+
+/// One rank.
+fn measure(options: &Options, comm: &Comm, context: &Arc<CudaContext>) -> Result<()> {
+    let device = DeviceComm::new(comm, context)?;
+    let bench = Bench { options, comm, device, stream: context.new_stream()? };
     if options.explain {
         bench.explain();
-    } else if bench.device.path() == Path::Hosted {
+    } else if bench.device.path() == Path::Hosted && comm.is_one_host() {
         bench.stages()?;
     } else {
-        let peer = if options.alone { None } else { Nccl::new(&comm, &context)? };
+        let peer = if options.alone { None } else { Nccl::new(comm, context)? };
         bench.compare(peer.as_ref())?;
     }
-    Ok(0)
+    Ok(())
 }
 
 impl Bench<'_> {
@@ -211,6 +242,7 @@ impl Bench<'_> {
         let Options { dtype, iters, rounds, .. } = self.options;
         let launches = if self.options.graph { "one CUDA graph" } else { "plain launches" };
         let (ranks, gpu) = (self.comm.size(), self.device.context().name()?);
+        self.say(&format!("path {} ({})", self.device.path(), self.device.path_reason()));
         self.say(&format!("{ranks} x {gpu}, {dtype}, {iters} calls between events, median of {rounds}, {launches}"));
         match peer {
             Some(peer) => self.say(&format!("NCCL {}", peer.version()?)),
@@ -260,8 +292,9 @@ impl Bench<'_> {
         let best = auto.map_or_else(|| ours.iter().copied().fold(f64::INFINITY, f64::min), |auto| ours[auto]);
         let mut cells = vec![task.bytes.to_string()];
         cells.extend(ours.iter().map(|time| format!("{:.2}", time * 1e6)));
+        let chooses = device.path().chooses();
         cells.extend([
-            format!("{}:{}", chosen.protocol, chosen.blocks),
+            if chooses { format!("{}:{}", chosen.protocol, chosen.blocks) } else { "-".to_owned() },
             format!("{:.1}", task.busbw(best)),
             format!("{:.2}", plain * 1e6),
             format!("{:.2}", registered * 1e6),

@@ -2,6 +2,7 @@
 //! connect over loopback.
 
 use serde::{Deserialize, Serialize};
+use tinynccl_sys::config::Config;
 
 /// Identity of the host on which a process runs. Sent with a rank's endpoints.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -14,6 +15,9 @@ pub struct Host {
     pub net_namespace: u64,
     /// Effective user id.
     pub uid: u32,
+    /// Name by which the settings divide a machine into hosts (`TINYNCCL_HOST_ID`); empty without one.
+    #[serde(default)]
+    pub name: String,
 }
 
 impl Host {
@@ -25,12 +29,23 @@ impl Host {
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             net_namespace: std::fs::metadata("/proc/self/ns/net").map_or(0, |m| m.ino()),
             uid: rustix::process::geteuid().as_raw(),
+            name: String::new(),
         }
+    }
+
+    /// Returns the host of this process, as the settings name it.
+    pub fn of(config: &Config) -> Host {
+        Host { name: config.host_id.clone().unwrap_or_default(), ..Host::current() }
     }
 
     /// True when both run under the same kernel. Where the boot id is unknown, the host name decides.
     pub fn same_machine(&self, other: &Host) -> bool {
         self.boot_id == other.boot_id && (!self.boot_id.is_empty() || self.hostname == other.hostname)
+    }
+
+    /// True when both count as one host: they run under the same kernel, and no setting divides them.
+    pub fn same_host(&self, other: &Host) -> bool {
+        self.same_machine(other) && self.name == other.name
     }
 
     /// True when both see the same network interfaces, loopback and abstract sockets.
@@ -45,6 +60,8 @@ impl Host {
             Some("this machine's boot id is unknown")
         } else if !self.same_machine(other) {
             Some("they run on different machines")
+        } else if self.name != other.name {
+            Some("TINYNCCL_HOST_ID makes them ranks of different hosts")
         } else if !self.same_network(other) {
             Some("they run in different network namespaces")
         } else if self.uid != other.uid {
@@ -71,8 +88,11 @@ mod tests {
         assert_eq!(here.separation(&same), None);
         assert!(here.separation(&container).is_some());
         assert!(here.separation(&Host { uid: here.uid + 1, ..here.clone() }).is_some());
+        let named = Host { name: "another".into(), ..here.clone() };
+        assert!(here.separation(&named).is_some_and(|why| why.contains("TINYNCCL_HOST_ID")));
+        assert!(here.same_network(&named) && !here.same_host(&named) && here.same_host(&same));
         let other = Host { boot_id: "another".into(), ..here.clone() };
         assert!(here.separation(&other).is_some());
-        assert!(!here.same_machine(&other) && !here.same_network(&other));
+        assert!(!here.same_machine(&other) && !here.same_network(&other) && !here.same_host(&other));
     }
 }
