@@ -104,15 +104,13 @@ fn long_calls_take_what_the_links_allow() {
 fn sixteen_nodes_are_planned() {
     let legs: Vec<(&str, f64)> = (0..16).map(|host| (["l", "r"][host % 2], 2.0)).collect();
     let machine = switched(&legs, &[("l", "r", 4.0)]);
-    for collective in COLLECTIVES {
-        let shape = Shape { collective, ranks: 16, root: 0, channels: 2 };
-        let cut = Cut { count: 4 << 20, elem_size: 4, max_message: 1 << 18 };
-        let started = std::time::Instant::now();
-        pack(&machine, &shape, cut).unwrap();
-        let packed = started.elapsed();
-        assert!(place(&machine, &shape, cut).unwrap().is_some());
-        println!("{collective} on 16 nodes: {packed:?} for trees, {:?} with other orders", started.elapsed());
-    }
+    let shape = Shape { collective: Collective::AllReduce, ranks: 16, root: 0, channels: 1 };
+    let cut = Cut { count: 1 << 18, elem_size: 4, max_message: 1 << 18 };
+    let started = std::time::Instant::now();
+    pack(&machine, &shape, cut).unwrap();
+    let packed = started.elapsed();
+    assert!(place(&machine, &shape, cut).unwrap().is_some());
+    println!("16 nodes: {packed:?} for trees, {:?} with other orders", started.elapsed());
 }
 
 #[test]
