@@ -25,7 +25,7 @@
 //!
 //! Ranks that are threads of a process must not share a GPU unless each call waits for the one before on all of them: a
 //! kernel that waits for the other rank's kernel, and copies of both in one queue of the driver, may wait for each
-//! other for ever.
+//! other until the deadline.
 //!
 //! # Failures
 //! A lane that fails has not brought its data, and calls that follow inside the host must not pass on what is in the
