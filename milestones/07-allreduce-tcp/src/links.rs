@@ -4,13 +4,12 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use tinynccl::algorithm::program;
 use tinynccl::schedule::verify::VerifyError;
 use tinynccl::schedule::{Lane, Loc, Program, Schedule, Shape, Step};
 use tinynccl::simulate::machine::Graph;
 use tinynccl::simulate::{Cut, Machine, simulate_schedule};
-use tinynccl::wire::Collective;
-
-use crate::program;
+use tinynccl::wire::{Algorithm, Collective};
 
 /// Ranks whose orders can all be tried.
 const MOST: usize = 8;
@@ -109,22 +108,26 @@ fn trees(links: &Links) -> Vec<Vec<usize>> {
     trees.into_iter().enumerate().map(|(at, tree)| root(at, tree)).collect()
 }
 
-/// The ring of [`program::ring`], in another order of the ranks.
+/// The library's ring, in another order of the ranks.
 fn ring_in(order: &[usize]) -> Result<Schedule, VerifyError> {
-    let ring = program::ring(order.len())?;
-    let mut programs: Vec<Program> = ring.programs().to_vec();
-    for (place, program) in ring.programs().iter().enumerate() {
-        let lanes = program.lanes.iter().map(|lane| {
-            let named = |step: &Step| {
-                let Ok(step) =
-                    step.map(|rank| Ok::<_, std::convert::Infallible>(order[rank as usize] as u32), |loc| loc);
-                step
-            };
-            Lane { channel: lane.channel, steps: lane.steps.iter().map(named).collect() }
-        });
-        programs[order[place]] = Program { lanes: lanes.collect(), ..program.clone() };
+    let shape = Shape { collective: Collective::AllReduce, ranks: order.len(), root: 0, channels: 1 };
+    let mut programs = Vec::new();
+    for rank in 0..order.len() {
+        // The program of its place, with the names of those that are there.
+        let place = order.iter().position(|&there| there == rank).unwrap_or(rank);
+        let named = |step: &Step| {
+            let Ok(step) = step.map(|at| Ok::<_, std::convert::Infallible>(order[at as usize] as u32), |loc| loc);
+            step
+        };
+        programs.extend(program(Algorithm::Ring, &shape, place).map(|ring| {
+            let lanes = ring.lanes.iter().map(|lane| {
+                let steps = lane.steps.iter().map(named).collect();
+                Lane { channel: lane.channel, steps }
+            });
+            Program { lanes: lanes.collect(), ..ring.clone() }
+        }));
     }
-    Schedule::new(*ring.shape(), programs)
+    Schedule::new(shape, programs)
 }
 
 /// An all_gather along a tree for each root, each with a lane and a channel of its own.
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_as_fast_as_the_best_of_all() {
+    fn order_is_as_fast_as_the_best_of_all() {
         for machine in machines() {
             let ours = order(&Links::new(&machine));
             let mut sorted = ours.clone();
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trees_reach_every_rank_and_are_near_the_bound() {
+    fn trees_reach_every_rank_and_are_near_the_bound() {
         for machine in machines() {
             let ours = trees(&Links::new(&machine));
             let schedule = gather(&ours).unwrap_or_else(|error| panic!("{ours:?}: {error}"));

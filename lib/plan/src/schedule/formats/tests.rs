@@ -128,7 +128,8 @@ proptest! {
 
     #[test]
     fn any_schedule_there_and_back(
-        algorithm in prop::sample::select(Algorithm::ALL.to_vec()), collective in prop::sample::select(Collective::ALL.to_vec()),
+        algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
+        collective in prop::sample::select(Collective::ALL.to_vec()),
         ranks in 1usize..17, root in 0usize..17, channels in 1usize..5, in_place: bool,
     ) {
         let root = if collective.has_root() { root % ranks } else { 0 };
@@ -163,7 +164,9 @@ proptest! {
 
     /// Numbers that are out of place, in a text that stays one.
     #[test]
-    fn any_other_number_is_no_panic(format in 0usize..2, ranks in 2usize..4, which in 0.0f64..1.0, new in 0u64..70, large: bool) {
+    fn any_other_number_is_no_panic(
+        format in 0usize..2, ranks in 2usize..4, which in 0.0f64..1.0, new in 0u64..70, large: bool,
+    ) {
         let shape = Shape { collective: Collective::AllGather, ranks, root: 0, channels: 1 };
         let (_, write, read) = FORMATS[format];
         let text = write(&built_in(Algorithm::Ring, shape).unwrap(), false).unwrap();
