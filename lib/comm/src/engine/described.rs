@@ -28,6 +28,8 @@ use tinynccl_plan::wire::{Algorithm, Collective};
 
 /// Bytes of a segment from which trees are packed: below, latency decides, which a description has only roughly.
 const LEAST: usize = 16 << 10;
+/// Messages of a segment that are simulated.
+const SIMULATED: usize = 16;
 /// Setting that names the file.
 pub(crate) const SETTING: &str = "TINYNCCL_TOPOLOGY";
 
@@ -187,7 +189,9 @@ impl Inner {
             true => self.options.max_message.min(REDUCED_MESSAGE),
             false => choice.message,
         };
-        let cut = Cut { count: (1 << key.2) / 4, elem_size: 4, max_message };
+        // A longer call takes as much longer by any schedule.
+        let bytes = (1usize << key.2).min(SIMULATED * max_message);
+        let cut = Cut { count: bytes / 4, elem_size: 4, max_message };
         let Cut { count, elem_size, .. } = cut;
         let today = Scenario { algorithm: choice.algorithm, shape, count, elem_size, max_message };
         let rank = self.state.rank;

@@ -44,8 +44,9 @@ const CHANNELS: [usize; 4] = [1, 2, 4, 8];
 /// Longest messages that are tried are halves of the longest one, down to this many bytes: the first message of a long
 /// tree arrives sooner, but each takes time of both ends' processors, which descriptions seldom have.
 const SHORTEST: usize = 32 << 10;
-/// Messages of a segment that are simulated.
-const SIMULATED: usize = 16;
+/// Messages of a segment that are simulated, at most and at least, and those of all ranks at most.
+const SIMULATED: [usize; 2] = [16, 4];
+const ALL_SIMULATED: usize = 30_000;
 /// Gain that pays for more channels or shorter messages.
 const GAIN: f64 = 1.03;
 
@@ -138,8 +139,11 @@ pub fn pack_beside(
     // Messages short enough that pipelining does not hide how full the links are. A longer call takes as much longer,
     // whatever the packing is.
     let message = (cut.max_message / 4).max(SHORTEST).min(cut.max_message);
+    let [most, least] = SIMULATED;
+    let at_once: usize = groups.iter().map(|ranks| ranks.len() * ranks.len()).sum();
+    let windows = (ALL_SIMULATED / at_once.max(1)).clamp(least, most);
     let short = |message: usize| Cut {
-        count: cut.count.min(SIMULATED * message / cut.elem_size.max(1)),
+        count: cut.count.min(windows * message / cut.elem_size.max(1)),
         max_message: message,
         ..cut
     };
@@ -164,7 +168,16 @@ pub fn pack_beside(
         }
     }
     let longest = best.map_or(cut.max_message, |(_, longest)| longest);
-    let time = time(&programs, Cut { max_message: longest, ..cut })?;
+    // The time of the whole call, from those of two shorter ones.
+    let of = |count: usize| time(&programs, Cut { count, max_message: longest, ..cut });
+    let Cut { count: long, .. } = short(cut.max_message);
+    let time = match cut.count > long {
+        true => {
+            let [half, whole] = [of(long / 2)?, of(long)?];
+            whole + (whole - half) * (cut.count - long) as f64 / (long - long / 2) as f64
+        }
+        false => of(cut.count)?,
+    };
     let (shape, programs) = (Shape { channels, ..*shape }, programs.into_iter().nth(ours).unwrap_or_default());
     let schedule = Schedule::new(shape, programs).map_err(|error| Error::invalid("pack", error.to_string()))?;
     Ok((schedule.with_message(longest), time))
