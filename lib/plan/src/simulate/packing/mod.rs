@@ -33,6 +33,9 @@ use crate::error::{Error, Result};
 use crate::schedule::{Program, Schedule, Shape};
 use crate::wire::Collective;
 
+/// The ways of sums and of copies, each by group.
+type Both = (Option<Vec<Way>>, Option<Vec<Way>>);
+
 /// Most ranks of a packing.
 pub const MOST_RANKS: usize = 64;
 /// Trees of each root that are tried: more trees follow the links' bandwidths more closely.
@@ -122,7 +125,7 @@ pub fn pack_beside(
         };
         packings.extend(ways.into_iter().map(|way| (each, way)));
     }
-    let programs = |(each, (home, there)): &(usize, (Option<Vec<Way>>, Option<Vec<Way>>)), channels: usize| {
+    let programs = |(each, (home, there)): &(usize, Both), channels: usize| {
         let programs = |group: usize| {
             let ranks = groups[group].len();
             let shape = Shape { channels, ranks, root: shape.root.min(ranks - 1), ..*shape };
