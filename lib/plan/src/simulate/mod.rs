@@ -181,7 +181,7 @@ pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Resu
     Ok(Report::new(&system, machine, run, method))
 }
 
-/// Simulates a call as ranks on these hosts make it: [hierarchical](crate::algorithm::hierarchical), or with the ranks
+/// Simulates a call as ranks on these hosts make it: [hierarchical], or with the ranks
 /// of a host one after the other.
 ///
 /// # Errors
