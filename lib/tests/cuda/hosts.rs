@@ -206,7 +206,7 @@ fn messages(device: &DeviceComm, stream: &Arc<CudaStream>) {
     }
 }
 
-/// Of integers the whole sum is divided, once.
+/// An average of integers divides the whole sum, once.
 fn averages(device: &DeviceComm, stream: &Arc<CudaStream>) {
     let (rank, n) = (device.rank(), device.size());
     for count in [3usize, 5000, 70_001] {
@@ -335,7 +335,7 @@ fn aborts(device: &DeviceComm, stream: &Arc<CudaStream>) {
     stream.synchronize().unwrap();
 }
 
-/// What this path does not have says so, and breaks nothing.
+/// Calls that this path does not have are errors, and break nothing.
 fn refusals(device: &DeviceComm, stream: &Arc<CudaStream>) {
     let memory = stream.clone_htod(&vec![1i32; 100_000]).unwrap();
     let at = memory.device_ptr(stream).0;

@@ -67,7 +67,7 @@ impl Described {
         Ok(Described { machine: Arc::new(machine), groups, mine: 0, known: Vec::new(), order: None })
     }
 
-    /// That of the communicator `mine` among those into which this one is split: the ranks of each, by their numbers
+    /// The description for the communicator `mine` of a split: the ranks of each of its communicators, by their numbers
     /// here.
     pub(crate) fn split(&self, groups: &[Vec<usize>], mine: usize) -> Described {
         let ours = &self.groups[self.mine];
@@ -126,7 +126,7 @@ impl Described {
     }
 }
 
-/// What the setting of rank 0 says.
+/// The setting's value, as rank 0 has read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Given {
     /// The machines are to be discovered.

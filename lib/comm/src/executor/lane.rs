@@ -88,8 +88,8 @@ impl LaneState {
     }
 }
 
-/// Runs instructions until one has to wait or the lane ends; `true` when at least one made progress. `VERIFIED`: the call
-/// is one that is verified.
+/// Runs instructions until one has to wait or the lane ends; `true` when at least one made progress. `VERIFIED`: the
+/// call is verified.
 ///
 /// # Safety
 /// As [`super::run`]; `scratch` must hold the task's scratch memory from word `state.scratch` on.

@@ -32,7 +32,7 @@ impl Comm {
     /// found once for a communicator; later calls return at once.
     ///
     /// # Errors
-    /// Those of a collective: a lost rank, a time-out.
+    /// As a collective's: a lost rank, a time-out.
     pub fn discover(&self) -> Result<Description> {
         let state = &self.inner.state;
         state.check(|| "discover".to_owned())?;

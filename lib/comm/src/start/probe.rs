@@ -116,7 +116,7 @@ pub(super) fn pair(comm: &Comm, peer: usize, length: Duration) -> Result<Option<
     *link.clock = fresh();
     let Link { probe, clock, .. } = &mut link;
     let ns = clock.sample(1.0, samples(PAIR_BYTES), PAIR_SLICE, |calls| {
-        // From before the peer may begin until all has arrived at both ends, whoever had no core meanwhile: the time is
+        // From before the peer may begin until all has arrived at both ends, even if a rank had no core: the time is
         // never less than the link took.
         let start = Instant::now();
         let order = probe.order(Order::Exchange { bytes: PAIR_BYTES, calls })?;

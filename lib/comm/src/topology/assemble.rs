@@ -224,7 +224,7 @@ impl Found<'_> {
         })
     }
 
-    /// What a port can do, by its card or by what was measured with the others of its networks; `None` if neither.
+    /// Speed of a port, from its card or from measurements with others of its networks; `None` without both.
     fn port_gb_s(&self, site: usize, port: usize) -> Option<f64> {
         if let Some(mbit) = self.told[self.sites[site].ranks[0]].ports[port].mbit {
             return Some(port_gb_s(f64::from(mbit)));

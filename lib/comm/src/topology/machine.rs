@@ -55,7 +55,7 @@ impl Machine {
         Machine::of_kernel().with_gpus()
     }
 
-    /// What the kernel tells of it, which takes less than a millisecond.
+    /// Reads what the kernel tells of the machine, which takes less than a millisecond.
     pub(crate) fn of_kernel() -> Machine {
         Machine::below(Path::new("/"))
     }

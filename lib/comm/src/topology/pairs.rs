@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::machine::{Machine, Port};
 use tinynccl_transport::bootstrap::interface::subnet;
 
-/// What a rank tells the others.
+/// A rank's report to the others.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Told {
     /// The lowest rank of its machine.
@@ -102,7 +102,7 @@ pub(crate) fn networks(told: &[Told], sites: &[Site], far: impl Fn(usize, usize)
     networks
 }
 
-/// What the speed between two ranks of a site depends on: equal for pairs of which one is measured for all.
+/// Class of a pair of ranks of a site: one pair of a class is measured for all.
 pub(crate) fn class(told: &[Told], [a, b]: [usize; 2]) -> Class {
     let machine = told[told[a].host].machine.as_ref();
     Class {

@@ -6,7 +6,7 @@
 //! buffer   | piece 0         | piece 1         | piece 2         | tail |
 //! shares   | 0 | 1 | 2 | 3   | 0 | 1 | 2 | 3   | 0 | 1 | 2 | 3   |      |
 //! ```
-//! What cannot be shared out evenly, and all of a short buffer, is the *tail*: every rank passes all of it on.
+//! The *tail* is the part that cannot be shared out evenly, and all of a short buffer: every rank passes all of it on.
 
 use super::route::{Grid, LINE};
 

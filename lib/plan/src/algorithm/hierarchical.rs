@@ -222,7 +222,7 @@ impl<'a> View<'a> {
         if self.shape.is_all_reduce() { Loc::output(0, self.part(item)) } else { Loc::scratch(0, self.group) }
     }
 
-    /// What was gathered.
+    /// The gathered data.
     fn gathered(&self, item: Item) -> Loc {
         match self.owner(item) {
             _ if self.shape.is_all_reduce() => Loc::output(0, self.part(item)),

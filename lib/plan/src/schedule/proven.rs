@@ -71,7 +71,7 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// Returns the schedule with messages over links of at most this many bytes: a long way fills faster with short ones.
+    /// Returns the schedule with messages of at most this many bytes: a long way fills faster with short ones.
     pub fn with_message(self, bytes: usize) -> Schedule {
         let mut schedule = Schedule { message: Some(bytes.max(1)), ..self };
         schedule.fingerprint = fingerprint(&schedule.to_string());

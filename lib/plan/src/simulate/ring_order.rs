@@ -64,7 +64,7 @@ impl Loads {
 /// The links between each two ranks, there and back.
 struct Routes {
     ranks: usize,
-    /// Where the links of a pair begin in `links`, by the lower and the higher rank.
+    /// Place in `links` at which those of a pair begin, by the lower and the higher rank.
     begin: Vec<u32>,
     links: Vec<u32>,
     /// Seconds per byte of each link.

@@ -404,7 +404,7 @@ fn a_hierarchy_sends_less_between_hosts_than_a_ring() {
     }
 }
 
-/// The same hosts with ranks numbered in turn: a ring in rank order leaves a host at every hop.
+/// Hosts whose ranks are numbered in turn: a ring in rank order leaves a host at every hop.
 #[test]
 fn rings_take_the_ranks_of_a_host_one_after_the_other() {
     let nodes: Vec<_> = (0..6).map(|rank| serde_json::json!({"name": rank.to_string(), "ranks": 1})).collect();

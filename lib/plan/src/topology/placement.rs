@@ -30,7 +30,7 @@ impl Placement {
         Placement { block: block.max(1) }
     }
 
-    /// Of the ranks, taken host by host. Hosts of different sizes count as blocks of their mean; the last may be
+    /// Placement of ranks, taken host by host. Hosts of different sizes count as blocks of their mean; the last may be
     /// smaller.
     pub fn on(hosts: &Hosts) -> Placement {
         let (count, first) = (hosts.count(), hosts.on(0).len());

@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<i32> {
     }
 }
 
-/// What was proved, in words.
+/// Words for what was proved.
 fn summary(schedule: &Schedule) -> Result<String> {
     let (shape, programs) = (schedule.shape(), schedule.programs());
     let report = verify(programs, shape, 2, 1, false).context("the schedule is wrong")?;

@@ -62,7 +62,7 @@ fn alone(config: &Config) -> Result<Description> {
     })
 }
 
-/// Why there are no GPUs, or no NVLinks of them.
+/// Reason why there are no GPUs, or no NVLinks of them.
 fn remark() -> Option<String> {
     let machine = Machine::here();
     let why = machine.no_nvml?;

@@ -61,7 +61,7 @@ fn words(link: &Link) -> String {
     words.join(", ")
 }
 
-/// What hangs from what.
+/// Tree of the nodes.
 struct Tree<'a> {
     description: &'a Description,
     /// Per node: the node that it hangs from, and the link.

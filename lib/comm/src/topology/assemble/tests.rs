@@ -163,7 +163,7 @@ fn three_digits_of_a_measurement() {
 }
 
 proptest! {
-    /// Whatever the ranks tell and measure, the graph is a machine with all of them, also from its text.
+    /// For any reports and measurements, the graph is a machine with all of them, also from its text.
     #[test]
     fn every_job_has_a_graph(
         places in prop::collection::vec((0usize..4, 0usize..2, 0u64..2), 1..12),

@@ -135,7 +135,7 @@ pub(super) fn played(programs: &[Program]) -> Vec<(usize, usize, Step)> {
     order
 }
 
-/// The same steps, in threadblocks of which each has the steps of one link alone (two, if a step receives from one and
+/// These steps in threadblocks of which each has the steps of one link alone (two, if a step receives from one and
 /// sends into the other), with the dependencies that keep the order of `sequence` where memory needs it.
 ///
 /// # Errors

@@ -18,7 +18,7 @@ use crate::schedule::{Buf, Loc, Step};
 /// Blocked threadblocks that an error lists.
 const LISTED: usize = 6;
 
-/// Why a run stopped.
+/// Reason for the end of a run.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// These steps of several chunks, as (rank, threadblock, step), are none of a schedule; chunk by chunk they may be.
@@ -83,7 +83,7 @@ struct Access {
     readers: Vec<(usize, u32)>,
 }
 
-/// How links are run.
+/// Rule by which links are run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules<'a> {
     /// The link of each of [`Threads::conns`].
@@ -201,7 +201,7 @@ impl<'a> Player<'a> {
         player
     }
 
-    /// Where the schedule has a part that is written to a cell.
+    /// Place in the schedule of a part that is written to a cell.
     fn home(&mut self, rank: usize, place: usize, part: usize) -> Loc {
         let parts = self.plan.parts;
         if let Some(chunk) = self.output[rank][place]
@@ -223,7 +223,7 @@ impl<'a> Player<'a> {
         state.op == self.plan.ranks[state.rank][state.thread].ops.len()
     }
 
-    /// What the next step waits for, in words.
+    /// Words for what the next step waits for.
     fn wait(&self, t: usize, round: usize) -> Option<String> {
         let state = &self.threads[t];
         let threads = &self.plan.ranks[state.rank];

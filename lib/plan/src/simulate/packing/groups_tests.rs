@@ -3,16 +3,9 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::tests::COLLECTIVES;
 use super::*;
 use crate::simulate::machine::Graph;
-
-const COLLECTIVES: [Collective; 5] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-];
 
 /// Hosts with these ranks, and links of 1 GB/s between nodes.
 fn graph(ranks: &[usize], switches: usize, links: &[(usize, usize)]) -> Graph {
@@ -58,7 +51,7 @@ fn a_group_leaves_a_link_to_another_one_that_has_no_other() {
     }
 }
 
-/// Where both must cross the same link there is nothing to gain, and nothing is lost.
+/// If both must cross the same link there is nothing to gain, and nothing is lost.
 #[test]
 fn groups_without_a_choice_lose_nothing() {
     let machine = graph(&[1; 4], 2, &[(0, 4), (1, 5), (2, 4), (3, 5), (4, 5)]);

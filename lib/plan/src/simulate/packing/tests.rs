@@ -58,7 +58,7 @@ fn networks() -> Vec<(&'static str, Graph)> {
     ]
 }
 
-const COLLECTIVES: [Collective; 5] = [
+pub(super) const COLLECTIVES: [Collective; 5] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,

@@ -41,7 +41,7 @@ impl Split {
 struct Messages {
     /// Segments in one.
     size: f64,
-    /// Those of all ranks.
+    /// Sums over all ranks.
     all: Split,
     /// Ends of messages of the busiest rank.
     busiest: Split,

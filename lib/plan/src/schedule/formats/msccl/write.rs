@@ -23,7 +23,7 @@ struct Split {
     /// Place of the threadblock that sends to, or receives from, a peer.
     to: HashMap<usize, usize>,
     from: HashMap<usize, usize>,
-    /// That of the step before.
+    /// Threadblock of the step before.
     last: usize,
 }
 

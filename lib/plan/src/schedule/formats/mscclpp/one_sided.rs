@@ -32,7 +32,7 @@ pub(super) struct Block {
 
 #[derive(Debug)]
 pub(super) struct Action {
-    /// Of the operation in the file.
+    /// Place of the operation in the file.
     pub(super) number: usize,
     pub(super) kind: &'static str,
     pub(super) what: What,
@@ -63,7 +63,7 @@ pub(super) enum What {
     Combine { operands: Vec<Operand>, packets: Range<usize>, to: Vec<Operand>, as_packets: Range<usize>, count: usize },
 }
 
-/// What a threadblock knows of the operations of all.
+/// Operations of all threadblocks that one of them knows to be done.
 #[derive(Debug, Clone)]
 struct Known {
     /// They are over.
@@ -96,7 +96,7 @@ struct State {
     block: usize,
     action: usize,
     known: Known,
-    /// What it knew after each operation.
+    /// Its knowledge after each operation.
     history: Vec<Rc<[u32]>>,
     /// Threadblocks that signalled to it, the latest one last.
     signalled: Vec<usize>,
@@ -128,7 +128,7 @@ struct Put {
     to: Operand,
     count: usize,
     packet: bool,
-    /// What its sender knew then.
+    /// Knowledge of its sender at that time.
     read: Rc<[u32]>,
 }
 

@@ -128,7 +128,7 @@ struct Reader<'a> {
     ends: Ends,
 }
 
-/// Where an operation stands, for errors.
+/// Place of an operation, for errors.
 #[derive(Clone, Copy)]
 struct At<'a> {
     rank: usize,

@@ -41,7 +41,7 @@ struct Writer<'a> {
     in_place: bool,
     /// Chunks of scratch memory, by rank.
     scratch: Vec<usize>,
-    /// Where the receiver has each message of a link, in its scratch memory.
+    /// Place of each message of a link in the receiver's scratch memory.
     slots: HashMap<Link, Vec<usize>>,
     /// Numbers of each rank's channels.
     channels: Vec<BTreeMap<Link, usize>>,

@@ -1,4 +1,4 @@
-//! What a chunk holds.
+//! Content of a chunk.
 
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ impl Value {
         Value { segment: 0, part: 0, ranks: set.into() }
     }
 
-    /// The same of another part.
+    /// This value of another part.
     pub(super) fn at(&self, segment: usize, part: usize) -> Value {
         Value { segment, part, ranks: Rc::clone(&self.ranks) }
     }

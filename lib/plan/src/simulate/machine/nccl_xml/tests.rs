@@ -71,7 +71,7 @@ fn a_cube_of_nvlinks() {
     assert_eq!(link(&read, "numa0", "numa1").bandwidth_gb_s, 6.0);
 }
 
-/// What clouds ship: devices by their class alone, which NCCL completes at run time.
+/// Files as clouds ship them: devices by their class alone, which NCCL completes at run time.
 #[test]
 fn gpus_and_cards_that_are_known_by_their_class() {
     let bridge = |at: u32| {
