@@ -6,6 +6,11 @@ import subprocess
 import sys
 
 
+# The same for all programs. BBR takes the burst that `tbf` lets pass for the rate of the link, and then stops for tens of
+# milliseconds. Namespaces may choose cubic where the machine's net.ipv4.tcp_allowed_congestion_control has it.
+CONGESTION = "for name in cubic reno; do echo $name 2>&- > /proc/sys/net/ipv4/tcp_congestion_control && break; done 2>&-"
+
+
 def run(*words, **options):
     return subprocess.run([str(word) for word in words], check=True, **options)
 
@@ -56,6 +61,7 @@ class Network:
         for node in self.nodes:
             self.within(node["name"], "hostname", node["name"])
             self.within(node["name"], "ip", "link", "set", "lo", "up")
+            self.within(node["name"], "sh", "-c", CONGESTION)
         for switch in self.switches:
             self.within(switch, "ip", "link", "add", "name", "bridge0", "type", "bridge")
             self.within(switch, "ip", "link", "set", "bridge0", "up")

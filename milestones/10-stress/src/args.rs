@@ -16,6 +16,7 @@ use crate::case::{self, Case, Way};
 use crate::measure::Effort;
 use crate::memory::Buffers;
 use crate::row::{Places, Settings};
+use crate::split::Split;
 use crate::sweep::{self, Increment};
 
 /// Correctness and speed of every collective, with the flags and columns of nccl-tests.
@@ -83,9 +84,10 @@ pub(crate) struct Args {
     /// Make each call in a group, together with a message of 8 bytes round the ring.
     #[arg(long, conflicts_with = "explain")]
     group: bool,
-    /// Split the ranks by their number modulo this, and run all groups at the same time; rank 0's group prints.
-    #[arg(long, value_name = "PARTS", conflicts_with = "explain", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) split: Option<u32>,
+    /// Split the ranks by their number modulo this, or these ranks (several numbers) from the others, and run all groups
+    /// at the same time; rank 0's group prints.
+    #[arg(long, value_name = "PARTS|RANK,RANK...", conflicts_with = "explain")]
+    pub(crate) split: Option<Split>,
     /// Repetitions of each measurement; the table shows their median.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,

@@ -17,6 +17,7 @@ mod record;
 mod room;
 mod row;
 mod session;
+mod split;
 mod stats;
 mod sweep;
 mod table;
@@ -32,6 +33,7 @@ use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Error, ReduceOp};
 
 use args::{Args, Plan};
+use split::Split;
 
 /// Exit code when the machine or the build lacks something that the options need.
 const CANNOT_RUN_HERE: u8 = 3;
@@ -87,8 +89,8 @@ fn run(args: &Args, plan: &Plan) -> Result<u8> {
 
 /// One rank, from its communicator to the end. Its failure ends the other ranks too, which would wait for it.
 fn rank(comm: Comm, args: &Args, plan: &Plan) -> Result<u64> {
-    let wrong = match (args.split, args.explain) {
-        (Some(parts), _) => part(&comm, parts, args, plan),
+    let wrong = match (&args.split, args.explain) {
+        (Some(split), _) => part(&comm, split, args, plan),
         (None, true) => explain::run(&comm, args, plan),
         (None, false) => session::run(&comm, comm.rank() == 0, args, plan),
     };
@@ -98,8 +100,8 @@ fn rank(comm: Comm, args: &Args, plan: &Plan) -> Result<u64> {
 }
 
 /// Runs this rank's group of a split; returns the wrong elements of all groups.
-fn part(comm: &Comm, parts: u32, args: &Args, plan: &Plan) -> Result<u64> {
-    let Some(part) = comm.split(Some(comm.rank() as u32 % parts), 0)? else {
+fn part(comm: &Comm, split: &Split, args: &Args, plan: &Plan) -> Result<u64> {
+    let Some(part) = comm.split(Some(split.colour(comm.rank() as u32)), 0)? else {
         bail!("a rank with a colour got no part")
     };
     let wrong = session::run(&part, comm.rank() == 0, args, plan)?;

@@ -35,7 +35,7 @@ fn of_a_rank(args: &Args, plan: &Plan, ranks: usize) -> Result<u64> {
     if args.explain && !args.measure {
         return Ok(0);
     }
-    let ranks = args.split.map_or(ranks, |parts| ranks.div_ceil(parts as usize));
+    let ranks = args.split.as_ref().map_or(ranks, |split| split.largest(ranks));
     let cases = plan.cases(ranks).map_err(anyhow::Error::msg)?;
     let row = |case: &Case, bytes| {
         let layout = case.layout(bytes, ranks);

@@ -123,8 +123,8 @@ fn neighbours_groups_and_parts_of_a_split() {
         assert_eq!(rows(&all_right(&format!("{line} --ranks {ranks}"))).len(), 12 * 3 + 1);
         assert_eq!(rows(&all_right(&format!("{line} --ranks {ranks} --group"))).len(), 12 * 3 + 1);
     }
-    for transport in ["shm", "inproc"] {
-        let text = all_right(&format!("{line} --ranks 5 --split 2 --group --transport {transport}"));
+    for (transport, split) in [("shm", "2"), ("inproc", "1,3")] {
+        let text = all_right(&format!("{line} --ranks 5 --split {split} --group --transport {transport}"));
         assert!(text.contains("ranks 3 minBytes"), "the part with ranks 0, 2 and 4: {text}");
         assert_eq!(text.matches("Out of bounds values").count(), 1, "one part prints: {text}");
     }

@@ -21,15 +21,15 @@ use tinynccl_plan::schedule::{Program, Schedule};
 use tinynccl_plan::simulate::bound::Bound;
 use tinynccl_plan::simulate::machine::description::Description;
 use tinynccl_plan::simulate::machine::{Graph, Machine as _};
-use tinynccl_plan::simulate::packing::{MOST_RANKS, pack, pack_beside, place};
+use tinynccl_plan::simulate::packing::{MOST_RANKS, of_long, pack_beside, place};
 use tinynccl_plan::simulate::ring_order::ring_order;
-use tinynccl_plan::simulate::{Cut, Limits, Scenario, simulate_on, simulate_schedule, simulate_together};
+use tinynccl_plan::simulate::{Cut, Limits, Scenario, simulate_on, simulate_together};
 use tinynccl_plan::wire::{Algorithm, Collective};
 
 /// Bytes of a segment from which trees are packed: below, latency decides, which a description has only roughly.
 const LEAST: usize = 16 << 10;
-/// Messages of a segment that are simulated.
-const SIMULATED: usize = 16;
+/// Predicted gain that pays for another schedule: descriptions know nothing of processors and of other traffic.
+const GAIN: f64 = 1.03;
 /// Setting that names the file.
 pub(crate) const SETTING: &str = "TINYNCCL_TOPOLOGY";
 
@@ -88,14 +88,17 @@ impl Described {
 
     /// The fastest schedule that is made for these links: its name, its predicted seconds, and those of `today`.
     fn fastest(&self, today: &Scenario, hosts: &Hosts, cut: Cut) -> Result<(String, [f64; 2], Schedule)> {
-        let (machine, shape, limits) = (self.ours(), &today.shape, Limits::default());
+        let shape = &today.shape;
+        let (packed, time) = pack_beside(&*self.machine, &self.groups, self.mine, shape, cut)?;
         if self.is_beside_others() {
-            let (packed, time) = pack_beside(&*self.machine, &self.groups, self.mine, shape, cut)?;
             return Ok(("trees packed beside other groups".to_owned(), [time, self.together(today, cut)?], packed));
         }
-        let packed = pack(&machine, shape, cut)?;
-        let time = simulate_schedule(&packed, cut, &machine, &limits)?.time;
-        let today = simulate_on(today, hosts, &machine, &limits)?.time;
+        let machine = self.ours();
+        let seconds = |Cut { count, .. }| {
+            simulate_on(&Scenario { count, ..*today }, hosts, &machine, &Limits::default()).map(|call| call.time)
+        };
+        let program = |rank| algorithm::program_on(today.algorithm, shape, hosts, rank);
+        let today = of_long(cut, &(0..shape.ranks).filter_map(program).collect::<Vec<_>>(), seconds)?;
         match place(&machine, shape, cut)? {
             Some((algorithm, other, schedule)) if other < time => {
                 Ok((format!("{algorithm} placed"), [other, today], schedule))
@@ -122,7 +125,8 @@ impl Described {
         // Another one has no schedule on a group of another size.
         let Some(programs) = programs else { return Ok(f64::INFINITY) };
         let calls: Vec<(&[usize], &[Program])> = busy.zip(&programs).map(|(group, all)| (&**group, &**all)).collect();
-        simulate_together(&calls, cut, &*self.machine, &Limits::default()).map(|report| report.time)
+        let seconds = |cut| simulate_together(&calls, cut, &*self.machine, &Limits::default()).map(|call| call.time);
+        of_long(cut, programs.iter().flatten(), seconds)
     }
 }
 
@@ -189,9 +193,7 @@ impl Inner {
             true => self.options.max_message.min(REDUCED_MESSAGE),
             false => choice.message,
         };
-        // A longer call takes as much longer by any schedule.
-        let bytes = (1usize << key.2).min(SIMULATED * max_message);
-        let cut = Cut { count: bytes / 4, elem_size: 4, max_message };
+        let cut = Cut { count: (1 << key.2) / 4, elem_size: 4, max_message };
         let Cut { count, elem_size, .. } = cut;
         let today = Scenario { algorithm: choice.algorithm, shape, count, elem_size, max_message };
         let rank = self.state.rank;
@@ -201,7 +203,7 @@ impl Inner {
             log::debug!("rank {rank}: {collective} of {bytes} bytes: {name} {us:.0} us, {algorithm} {other:.0} us");
             // A call may come in place.
             let in_place = (0..shape.ranks).all(|rank| shape.in_place(rank).is_none()) || schedule.in_place().is_ok();
-            (time < today && in_place).then_some(schedule)
+            (time * GAIN < today && in_place).then_some(schedule)
         });
         let found = found.unwrap_or_else(|error| {
             log::debug!("rank {rank}: no schedule is made for {}: {error}", call.collective);

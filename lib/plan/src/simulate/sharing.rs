@@ -43,6 +43,8 @@ struct Bundle {
     /// Ends in units of `served`, and their transfers.
     ends: BinaryHeap<std::cmp::Reverse<(Time, u32)>>,
     version: u32,
+    /// Rate and first end for which an event is due; none if it was taken.
+    due: Option<(f64, f64)>,
     /// The link that limits the rate; none if `fastest` does.
     limit: Option<u32>,
     mark: u32,
@@ -93,6 +95,7 @@ impl Sharing {
                     since: 0.0,
                     ends: BinaryHeap::new(),
                     version: 0,
+                    due: None,
                     limit: None,
                     mark: 0,
                 });
@@ -126,7 +129,7 @@ impl Sharing {
             return;
         }
         let Some(&std::cmp::Reverse((Time(end), _))) = this.ends.peek() else { return };
-        (this.served, this.since) = (end, now);
+        (this.served, this.since, this.due) = (end, now, None);
         // Those that are to end at the same time, to rounding.
         let same = end * (1.0 + 1e-12);
         while let Some(&std::cmp::Reverse((Time(end), fifo))) = this.ends.peek() {
@@ -159,8 +162,13 @@ impl Sharing {
         self.fill(&links, &bundles);
         for at in bundles {
             let bundle = &mut self.bundles[at as usize];
-            bundle.version = bundle.version.wrapping_add(1);
             if let Some(&std::cmp::Reverse((Time(end), _))) = bundle.ends.peek() {
+                // Most changes leave most rates as they are, and the events of those transfers with them.
+                if bundle.due == Some((bundle.rate, end)) {
+                    continue;
+                }
+                bundle.due = Some((bundle.rate, end));
+                bundle.version = bundle.version.wrapping_add(1);
                 next(at, bundle.version, now + (end - bundle.served).max(0.0) / bundle.rate);
             }
         }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::tests::COLLECTIVES;
 use super::*;
 use crate::simulate::machine::Graph;
+use crate::simulate::{Limits, simulate_together};
 
 /// Hosts with these ranks, and links of 1 GB/s between nodes.
 fn graph(ranks: &[usize], switches: usize, links: &[(usize, usize)]) -> Graph {

@@ -3,6 +3,7 @@
 //! | file | idea |
 //! |---|---|
 //! | this one | the fastest of several packings |
+//! | `choice` | which packing, over how many channels, by messages of which length |
 //! | `placed` | the library's algorithms, with the ranks where they suit the links |
 //! | `trees` | which trees |
 //! | `arborescence` | the cheapest tree |
@@ -15,6 +16,7 @@
 //! for all collectives below. Both pack for flows that may take any path; messages here take the machine's routes.
 
 mod arborescence;
+mod choice;
 #[cfg(test)]
 mod groups_tests;
 mod order;
@@ -24,11 +26,12 @@ mod programs;
 mod tests;
 mod trees;
 
+pub use self::choice::of_long;
 pub use self::placed::place;
 use self::programs::{Packing, Way};
 use self::trees::{Group, Routes, Tree};
+use super::Cut;
 use super::machine::Machine;
-use super::{Cut, Limits, simulate_together};
 use crate::error::{Error, Result};
 use crate::schedule::{Program, Schedule, Shape};
 use crate::wire::Collective;
@@ -37,21 +40,11 @@ use crate::wire::Collective;
 type Both = (Option<Vec<Way>>, Option<Vec<Way>>);
 
 /// Most ranks of a packing.
-pub const MOST_RANKS: usize = 64;
+pub const MOST_RANKS: usize = 24;
 /// Trees of each root that are tried: more trees follow the links' bandwidths more closely.
 const TREES: [usize; 5] = [1, 2, 3, 4, 8];
 /// Most trees of a packing with more than one tree of a root.
 const MOST_TREES: usize = 128;
-/// Numbers of channels that are tried. Trees of two channels do not wait for each other, but they share the links.
-const CHANNELS: [usize; 4] = [1, 2, 4, 8];
-/// Longest messages that are tried are halves of the longest one, down to this many bytes: the first message of a long
-/// tree arrives sooner, but each takes time of both ends' processors, which descriptions seldom have.
-const SHORTEST: usize = 32 << 10;
-/// Messages of a segment that are simulated, at most and at least, and those of all ranks at most.
-const SIMULATED: [usize; 2] = [16, 4];
-const ALL_SIMULATED: usize = 30_000;
-/// Gain that pays for more channels or shorter messages.
-const GAIN: f64 = 1.03;
 
 /// The schedule of packed trees that is predicted to be the fastest for `shape` on `machine`, cut as `cut` says, over
 /// its own number of channels and with its own longest message. Reductions are not in rank order.
@@ -134,53 +127,7 @@ pub fn pack_beside(
         };
         (0..groups.len()).map(programs).collect::<Vec<Vec<Program>>>()
     };
-    let time = |programs: &[Vec<Program>], cut: Cut| {
-        let pairs = groups.iter().zip(programs);
-        let calls: Vec<(&[usize], &[Program])> = pairs.map(|(ranks, programs)| (&**ranks, &**programs)).collect();
-        simulate_together(&calls, cut, machine, &Limits::default()).map(|report| report.time)
-    };
-    // Messages short enough that pipelining does not hide how full the links are. A longer call takes as much longer,
-    // whatever the packing is.
-    let message = (cut.max_message / 4).max(SHORTEST).min(cut.max_message);
-    let [most, least] = SIMULATED;
-    let at_once: usize = groups.iter().map(|ranks| ranks.len() * ranks.len()).sum();
-    let windows = (ALL_SIMULATED / at_once.max(1)).clamp(least, most);
-    let short = |message: usize| Cut {
-        count: cut.count.min(windows * message / cut.elem_size.max(1)),
-        max_message: message,
-        ..cut
-    };
-    let mut found: Option<(f64, usize, Vec<Vec<Program>>)> = None;
-    for (channels, packing) in CHANNELS.into_iter().flat_map(|channels| packings.iter().map(move |one| (channels, one)))
-    {
-        let programs = programs(packing, channels);
-        let time = time(&programs, short(message))?;
-        let gain = if found.as_ref().is_some_and(|(_, fewest, _)| channels > *fewest) { GAIN } else { 1.0 };
-        if found.as_ref().is_none_or(|(least, ..)| time * gain < *least) {
-            found = Some((time, channels, programs));
-        }
-    }
-    let Some((_, channels, programs)) = found else { return wrong("no packing was tried".to_owned()) };
-    // The longest message first.
-    let mut best: Option<(f64, usize)> = None;
-    let halves = (0..usize::BITS).map(|halvings| cut.max_message >> halvings);
-    for longest in halves.take_while(|&longest| longest >= SHORTEST || longest == cut.max_message) {
-        let time = time(&programs, Cut { max_message: longest, ..short(cut.max_message) })?;
-        if best.is_none_or(|(least, _)| time * GAIN < least) {
-            best = Some((time, longest));
-        }
-    }
-    let longest = best.map_or(cut.max_message, |(_, longest)| longest);
-    // The time of the whole call, from those of two shorter ones.
-    let of = |count: usize| time(&programs, Cut { count, max_message: longest, ..cut });
-    let Cut { count: long, .. } = short(cut.max_message);
-    let time = match cut.count > long {
-        true => {
-            let [half, whole] = [of(long / 2)?, of(long)?];
-            whole + (whole - half) * (cut.count - long) as f64 / (long - long / 2) as f64
-        }
-        false => of(cut.count)?,
-    };
+    let (channels, longest, time, programs) = choice::fastest(&packings, programs, machine, &groups, cut)?;
     let (shape, programs) = (Shape { channels, ..*shape }, programs.into_iter().nth(ours).unwrap_or_default());
     let schedule = Schedule::new(shape, programs).map_err(|error| Error::invalid("pack", error.to_string()))?;
     Ok((schedule.with_message(longest), time))

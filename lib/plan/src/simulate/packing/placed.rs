@@ -1,6 +1,7 @@
 //! The library's algorithms with the ranks in an order that suits a machine's links, and hierarchical on its hosts.
 
 use super::MOST_RANKS;
+use super::choice::of_long;
 use crate::algorithm::{Hosts, hierarchical, program_in_order, program_on, supports};
 use crate::error::{Error, Result};
 use crate::schedule::{Program, Schedule, Shape};
@@ -41,7 +42,9 @@ pub fn place(machine: &dyn Machine, shape: &Shape, cut: Cut) -> Result<Option<(A
     let all: Vec<usize> = (0..shape.ranks).collect();
     let mut fastest: Option<(f64, Algorithm, Shape, Vec<Program>)> = None;
     for (algorithm, shape, programs) in candidates {
-        let time = simulate_together(&[(&all, &programs)], cut, machine, &Limits::default())?.time;
+        let seconds =
+            |cut| simulate_together(&[(&all, &programs)], cut, machine, &Limits::default()).map(|call| call.time);
+        let time = of_long(cut, &programs, seconds)?;
         if fastest.as_ref().is_none_or(|(least, ..)| time < *least) {
             fastest = Some((time, algorithm, shape, programs));
         }
