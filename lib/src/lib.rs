@@ -14,7 +14,8 @@
 //! tinynccl = { git = "https://github.com/tinynccl/tinynccl" }
 //! ```
 //!
-//! With `default-features = false` it has no [`cuda`], and builds in four fifths of the time.
+//! With `default-features = false` it has no [`cuda`], and builds in four fifths of the time. The program above is
+//! `cargo run -p tinynccl --example all_reduce`; `own_algorithm` makes a collective of its own.
 //!
 //! # Types
 //!
@@ -34,8 +35,15 @@
 //! | [`Config`] | the settings, also from variables `TINYNCCL_…` |
 //! | [`Error`] | names the call, the ranks, the expected and the received value, and the next step |
 //!
-//! `lib/examples` has programs: `cargo run -p tinynccl --example all_reduce`; `own_algorithm` makes a collective of its
-//! own.
+//! # To read
+//!
+//! [The book](https://github.com/tinynccl/tinynccl/blob/main/docs/book/src/index.md) builds the library step by step, and has
+//! pages on [the way of a call](https://github.com/tinynccl/tinynccl/blob/main/docs/book/src/topics/stack.md), on
+//! [choosing an algorithm](https://github.com/tinynccl/tinynccl/blob/main/docs/book/src/topics/algorithms.md), on
+//! [ranks that are lost](https://github.com/tinynccl/tinynccl/blob/main/docs/book/src/topics/survive.md) and on
+//! [a job that hangs](https://github.com/tinynccl/tinynccl/blob/main/docs/book/src/topics/hang.md).
+//! [All settings](https://github.com/tinynccl/tinynccl/blob/main/docs/config.md),
+//! [measurements](https://github.com/tinynccl/tinynccl/blob/main/docs/speed/README.md).
 //!
 //! # Below the calls
 //!

@@ -79,14 +79,6 @@ macro_rules! float8 {
             }
         }
 
-        // SAFETY: one byte, of which all bits are a value; on the device it is the same byte.
-        #[cfg(feature = "cudarc")]
-        unsafe impl cudarc::driver::DeviceRepr for $t {}
-
-        // SAFETY: zeros are zero.
-        #[cfg(feature = "cudarc")]
-        unsafe impl cudarc::driver::ValidAsZeroBits for $t {}
-
         impl PartialEq for $t {
             fn eq(&self, other: &Self) -> bool {
                 self.to_f32() == other.to_f32()

@@ -33,3 +33,8 @@ pub use call::Call;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
+
+/// Compiles the example of the crate's README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

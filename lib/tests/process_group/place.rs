@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DeviceRepr};
+use cudarc::driver::CudaStream;
 use tinynccl::process_group::{Buffer, BufferMut, OnDevice, Owned, ProcessGroup};
 
 use super::common::values::Number;
@@ -14,8 +14,8 @@ pub(crate) enum Site {
 }
 
 /// Elements that a GPU can hold too.
-pub(crate) trait Datum: Number + DeviceRepr {}
-impl<T: Number + DeviceRepr> Datum for T {}
+pub(crate) trait Datum: Number {}
+impl<T: Number> Datum for T {}
 
 /// A buffer at a site.
 pub(crate) enum Held<T: Datum> {
@@ -32,7 +32,10 @@ impl Site {
         match self {
             Site::Host => Held::Host(values),
             Site::Gpu(stream) => {
-                let data = stream.clone_htod(&values).expect("copying to the GPU");
+                // As bytes: cudarc does not know the 8-bit floats.
+                let bytes = stream.clone_htod(bytemuck::cast_slice::<T, u8>(&values)).expect("copying to the GPU");
+                // SAFETY: memory of cudarc's that is owned by nothing else now, with the bytes of these elements.
+                let data = unsafe { stream.upgrade_device_ptr::<T>(bytes.leak(), values.len()) };
                 Held::Gpu(OnDevice { stream: stream.clone(), data })
             }
         }
@@ -43,7 +46,13 @@ impl<T: Datum> Held<T> {
     pub(crate) fn values(&self) -> Vec<T> {
         match self {
             Held::Host(values) => values.clone(),
-            Held::Gpu(OnDevice { stream, data }) => stream.clone_dtoh(data).expect("copying from the GPU"),
+            Held::Gpu(OnDevice { stream, data }) => {
+                let len = data.len() * size_of::<T>();
+                // SAFETY: every element is plain bytes.
+                let bytes = unsafe { data.transmute::<u8>(len) }.expect("the bytes of the elements");
+                let bytes = stream.clone_dtoh(&bytes).expect("copying from the GPU");
+                bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+            }
         }
     }
 }

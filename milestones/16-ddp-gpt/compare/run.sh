@@ -3,8 +3,8 @@
 #
 #   milestones/16-ddp-gpt/compare/run.sh TEXT [GPUS] [STEPS] [SEED...]
 #
-# Needs on the machine: ddp-gpt (DDP_GPT names the program, else target/release/ddp-gpt), its libraries where the loader finds
-# them, and a python3 with PyTorch, whose torchrun is on the PATH; Triton and a C compiler for the compiled runs. PYTORCH picks
+# Needs on the machine: ddp-gpt, built with --features cuda (DDP_GPT names the program, else target/release/ddp-gpt), its
+# libraries where the loader finds them, and a python3 with PyTorch, whose torchrun is on the PATH; Triton and a C compiler for the compiled runs. PYTORCH picks
 # the runs, by default "eager compiled graph": graph is compiled, and the whole step in one CUDA graph. BACKENDS picks what carries
 # DDP's gradients, by default "nccl"; tinynccl needs the package of bindings/python. Logs and histories of losses are left in
 # $OUT, or out/compare.

@@ -59,6 +59,9 @@ pub struct TrainArgs {
     /// Steps of the whole run.
     #[arg(long, value_parser = positive)]
     pub steps: Option<usize>,
+    /// 200 steps, half a minute on two cores: the text has words and lines, not yet sense.
+    #[arg(long, conflicts_with_all = ["steps", "resume"])]
+    pub quick: bool,
     /// Sequences per step over all ranks; a multiple of their number.
     #[arg(long, value_parser = positive)]
     pub batch: Option<usize>,
@@ -158,6 +161,9 @@ pub struct Job {
     pub notes: Vec<String>,
 }
 
+/// Steps of `--quick`.
+const QUICK_STEPS: usize = 200;
+
 /// Cores of this machine over `ranks`, at least 1.
 pub fn default_threads(ranks: usize) -> usize {
     (std::thread::available_parallelism().map_or(1, usize::from) / ranks.max(1)).max(1)
@@ -175,7 +181,7 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
 
     let base = stored.map_or(preset.train(), |h| h.train);
     let lr = args.lr.unwrap_or(base.lr);
-    let steps = args.steps.unwrap_or(base.steps);
+    let steps = args.steps.or(args.quick.then_some(QUICK_STEPS)).unwrap_or(base.steps);
     let config = TrainConfig {
         steps,
         batch: args.batch.unwrap_or(base.batch),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::comm::DeviceComm;
 use tinynccl_comm::RawCall;
@@ -21,7 +21,7 @@ macro_rules! enqueued {
     (@ $form:ident - $($rest:tt)*) => {};
     (@ apart device $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
         #[doc = concat!("[`Comm::", stringify!($name), "`](tinynccl_comm::Comm::", stringify!($name), ") of memory of GPUs, put into a stream.")]
-        pub fn $name<T: Element + DeviceRepr>(
+        pub fn $name<T: Element>(
             &self,
             stream: &Arc<CudaStream>,
             input: &impl DevicePtr<T>,
@@ -33,7 +33,7 @@ macro_rules! enqueued {
     };
     (@ place device $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
         #[doc = concat!("[`Comm::", stringify!($name), "`](tinynccl_comm::Comm::", stringify!($name), ") of memory of GPUs, put into a stream.")]
-        pub fn $name<T: Element + DeviceRepr>(
+        pub fn $name<T: Element>(
             &self,
             stream: &Arc<CudaStream>,
             buffer: &mut impl DevicePtrMut<T>
@@ -49,12 +49,7 @@ impl DeviceComm {
     /// Sends to `peer`, which must receive as many elements. The stream waits until the peer receives when the message
     /// is longer than the slots (about 5 MiB with 32 blocks): two ranks that send such messages to each other first
     /// and receive then must use [`DeviceComm::send_recv`].
-    pub fn send<T: Element + DeviceRepr>(
-        &self,
-        stream: &Arc<CudaStream>,
-        buffer: &impl DevicePtr<T>,
-        peer: usize,
-    ) -> Result<()> {
+    pub fn send<T: Element>(&self, stream: &Arc<CudaStream>, buffer: &impl DevicePtr<T>, peer: usize) -> Result<()> {
         self.here(stream, "send")?;
         let bytes = buffer.len() * size_of::<T>();
         let (at, _read) = buffer.device_ptr(stream);
@@ -64,7 +59,7 @@ impl DeviceComm {
     }
 
     /// Receives a message of `peer`.
-    pub fn recv<T: Element + DeviceRepr>(
+    pub fn recv<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
         buffer: &mut impl DevicePtrMut<T>,
@@ -78,7 +73,7 @@ impl DeviceComm {
     }
 
     /// Sends to one rank and receives from one (maybe another, maybe the same) at the same time.
-    pub fn send_recv<T: Element + DeviceRepr>(
+    pub fn send_recv<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
         send: &impl DevicePtr<T>,
@@ -96,7 +91,7 @@ impl DeviceComm {
     }
 
     /// One buffer for input and output, which lie in it as [`Shape::in_place`] says.
-    fn in_place<T: Element + DeviceRepr>(
+    fn in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
         call: Call,
@@ -118,7 +113,7 @@ impl DeviceComm {
         unsafe { self.enqueue(stream, &RawCall::on_device(call, segment(input), segment(output))) }
     }
 
-    fn apart<T: Element + DeviceRepr>(
+    fn apart<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
         call: Call,

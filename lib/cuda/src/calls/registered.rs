@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys};
 
 use crate::comm::DeviceComm;
 use crate::driver::cuda;
@@ -118,7 +118,7 @@ impl DeviceComm {
     ///
     /// # Errors
     /// [`Error::Cuda`] when this rank's allocation fails, [`Error::InvalidArgument`] when another rank's does.
-    pub fn alloc<T: Element + DeviceRepr>(&self, stream: &Arc<CudaStream>, len: usize) -> Result<Registered<T>> {
+    pub fn alloc<T: Element>(&self, stream: &Arc<CudaStream>, len: usize) -> Result<Registered<T>> {
         let memory = self.memory::<T>(len);
         let ours = memory.as_ref().map(|m| Some((m.address, m.bytes as u64))).map_err(Clone::clone);
         let registration = self.meet_to_register(ours)?;
@@ -130,7 +130,7 @@ impl DeviceComm {
     ///
     /// # Errors
     /// As [`DeviceComm::alloc`]; [`Error::InvalidArgument`] when these are not all ranks in order.
-    pub fn alloc_local<T: Element + DeviceRepr>(
+    pub fn alloc_local<T: Element>(
         comms: &[&DeviceComm],
         streams: &[Arc<CudaStream>],
         len: usize,

@@ -31,6 +31,9 @@ use tinynccl_sys::fork::Origin;
 /// were made, also when they go to different streams. They can be captured in a CUDA graph, whose replays then count as
 /// calls: all ranks must make and replay the same calls in the same order.
 ///
+/// cudarc allocates and copies elements that it knows, to which the 8-bit floats do not belong: their memory is allocated
+/// as bytes, of which `CudaSlice::transmute` makes elements, or by [`DeviceComm::alloc`].
+///
 /// Dropping it waits for its kernels and for the other ranks to drop theirs, except after a failure.
 pub struct DeviceComm {
     pub(crate) rank: usize,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::process_group::Owned;
 use crate::process_group::buffer::{Buffer, BufferMut, Place, Span};
@@ -11,7 +11,7 @@ use tinynccl_plan::dtype::{DType, Element};
 
 impl<'a> Buffer<'a> {
     /// Device memory of cudarc. The call is enqueued on `stream`, after its earlier and before its later work.
-    pub fn device<T: Element + DeviceRepr>(stream: &'a Arc<CudaStream>, slice: &'a impl DevicePtr<T>) -> Buffer<'a> {
+    pub fn device<T: Element>(stream: &'a Arc<CudaStream>, slice: &'a impl DevicePtr<T>) -> Buffer<'a> {
         let len = slice.len();
         let (address, guard) = slice.device_ptr(stream);
         let span = Span { address: address as *mut u8, len, dtype: T::DTYPE };
@@ -30,10 +30,7 @@ impl<'a> Buffer<'a> {
 
 impl<'a> BufferMut<'a> {
     /// As [`Buffer::device`], to write to.
-    pub fn device<T: Element + DeviceRepr>(
-        stream: &'a Arc<CudaStream>,
-        slice: &'a mut impl DevicePtrMut<T>,
-    ) -> BufferMut<'a> {
+    pub fn device<T: Element>(stream: &'a Arc<CudaStream>, slice: &'a mut impl DevicePtrMut<T>) -> BufferMut<'a> {
         let len = slice.len();
         let (address, guard) = slice.device_ptr_mut(stream);
         let span = Span { address: address as *mut u8, len, dtype: T::DTYPE };
@@ -58,7 +55,7 @@ pub struct OnDevice<T> {
     pub data: CudaSlice<T>,
 }
 
-impl<T: Element + DeviceRepr> Owned for OnDevice<T> {
+impl<T: Element> Owned for OnDevice<T> {
     fn input(&self) -> Buffer<'_> {
         Buffer::device(&self.stream, &self.data)
     }

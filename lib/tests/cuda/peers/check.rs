@@ -1,6 +1,6 @@
 //! One collective on all ranks, element by element.
 
-use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr, ValidAsZeroBits};
+use cudarc::driver::{CudaSlice, DevicePtr};
 use half::{bf16, f16};
 use tinynccl::comm::RawCall;
 use tinynccl::cuda::{Choice, Path, Protocol};
@@ -10,7 +10,7 @@ use tinynccl::{Call, Element, F8E4M3, F8E5M2, ReduceOp};
 use super::Rank;
 
 /// Elements whose reductions are exact: small whole numbers. (Averages of floats too, of 2, 4 or 8 ranks.)
-pub(super) trait Exact: Element + DeviceRepr + ValidAsZeroBits {
+pub(super) trait Exact: Element {
     fn of(value: i64) -> Self;
     /// Floats: products with 1/n, each rounded to the type, as is their sum. Integers: the sum, which wraps, over n.
     fn average(values: impl Iterator<Item = Self>, n: usize) -> Self;
@@ -103,7 +103,8 @@ pub(super) fn check_values<T: Exact>(
         Collective::AllToAll => (n * count, n * count),
         _ => (count, count),
     };
-    let mut memory: Vec<(CudaSlice<T>, CudaSlice<T>)> = Vec::new();
+    // As bytes: cudarc does not know the 8-bit floats.
+    let mut memory: Vec<(CudaSlice<u8>, CudaSlice<u8>)> = Vec::new();
     for (rank, r) in ranks.iter().enumerate() {
         let mut input = vec![T::of(9); shift];
         input.extend((0..in_len).map(|i| value(rank, i)));
@@ -111,7 +112,8 @@ pub(super) fn check_values<T: Exact>(
         if in_place {
             output[GUARD + shift..][..in_len].copy_from_slice(&input[shift..]);
         }
-        memory.push((r.stream.clone_htod(&input).unwrap(), r.stream.clone_htod(&output).unwrap()));
+        let copy = |values: &[T]| r.stream.clone_htod(bytemuck::cast_slice::<T, u8>(values)).unwrap();
+        memory.push((copy(&input), copy(&output)));
     }
     for (r, (input, output)) in ranks.iter().zip(&memory) {
         let size = size_of::<T>() as u64;
@@ -130,6 +132,7 @@ pub(super) fn check_values<T: Exact>(
     for (rank, (r, (_, output))) in ranks.iter().zip(&memory).enumerate() {
         r.comm.synchronize().unwrap_or_else(|e| panic!("{}: {e}", what(rank)));
         let got = r.stream.clone_dtoh(output).unwrap();
+        let got: Vec<T> = got.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect();
         let (before, rest) = got.split_at(GUARD + shift);
         let (got, behind) = rest.split_at(out_len);
         assert!(before.iter().chain(behind).all(|&x| x == T::of(5)), "{}: wrote beside its output", what(rank));

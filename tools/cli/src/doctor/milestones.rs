@@ -166,7 +166,9 @@ fn train(facts: &Facts) -> Answer {
 fn gpt(facts: &Facts) -> Answer {
     let (verdict, how, mend) = ranks(facts);
     match (verdict, facts.cuda.runs_kernels()) {
-        (Verdict::Runs, true) => (verdict, "on CPUs, and on GPUs with --device cuda".to_owned(), None),
+        (Verdict::Runs, true) => {
+            (verdict, "on CPUs, and on GPUs with --features cuda and --device cuda".to_owned(), None)
+        }
         (Verdict::Runs, false) => (verdict, "on CPUs; no GPU for the larger preset".to_owned(), None),
         _ => (verdict, how, mend),
     }

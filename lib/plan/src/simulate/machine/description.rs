@@ -1,7 +1,7 @@
 //! The description of a machine, as a file holds it: TOML, JSON, or the XML of NCCL's topologies.
 //!
 //! ```toml
-#![doc = include_str!("../../../../../docs/topologies/two-hosts.toml")]
+#![doc = include_str!("../../../topologies/two-hosts.toml")]
 //! ```
 
 use serde::{Deserialize, Serialize};

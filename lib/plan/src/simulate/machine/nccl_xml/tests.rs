@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::simulate::machine::{Graph, Machine as _};
 
-const DGX_1: &str = include_str!("../../../../../../docs/topologies/dgx-1.xml");
+const DGX_1: &str = include_str!("../../../../topologies/dgx-1.xml");
 
 /// Two GPUs below one bridge with a card, joined by NVSwitches.
 const PAIR: &str = r#"<system version="1">
