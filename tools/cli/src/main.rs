@@ -7,6 +7,8 @@ mod doctor;
 mod html;
 #[cfg(feature = "doctor")]
 mod mesh;
+#[cfg(feature = "pages")]
+mod pages;
 mod picture;
 mod played;
 mod program;
@@ -46,6 +48,8 @@ enum Command {
     Doctor(doctor::Options),
     #[cfg(feature = "doctor")]
     Mesh(mesh::Options),
+    #[cfg(feature = "pages")]
+    Pages(pages::Options),
     #[cfg(feature = "doctor")]
     Program(program::run::Options),
     #[cfg(feature = "doctor")]
@@ -74,6 +78,8 @@ fn run() -> Result<i32> {
         Command::Doctor(options) => doctor::run(&options),
         #[cfg(feature = "doctor")]
         Command::Mesh(options) => return mesh::run(&options),
+        #[cfg(feature = "pages")]
+        Command::Pages(options) => pages::run(&options),
         #[cfg(feature = "doctor")]
         Command::Program(options) => return program::run::run(&options),
         #[cfg(feature = "doctor")]

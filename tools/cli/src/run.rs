@@ -12,8 +12,9 @@ use program_kit::process;
 
 use crate::doctor::nccl;
 
-/// Our library, and the loader's audit library, as cargo names them.
-const LIBRARY: &str = "libnccl.so";
+/// Our library as cargo names it, and as it is installed.
+const LIBRARY: [&str; 2] = ["libnccl.so", "libnccl.so.2"];
+/// The loader's audit library.
 const AUDIT: &str = "libnccl_audit.so";
 /// The commands that build them.
 pub(crate) const BUILD: &str = "cargo build --release -p tinynccl-nccl";
@@ -27,7 +28,8 @@ pub(crate) struct Options {
     /// Sets LD_AUDIT, too: for programs that open the library by its path, as JAX does.
     #[arg(long)]
     audit: bool,
-    /// The library [default: libnccl.so in the folder of this program, in target/release or in target/debug].
+    /// The library [default: libnccl.so in the folder of this program, in lib/tinynccl beside it, in target/release
+    /// or in target/debug].
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     /// The program and its arguments.
@@ -43,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let [program, arguments @ ..] = options.command.as_slice() else { bail!("no program given") };
     let library = match &options.library {
         Some(file) => absolute(file)?,
-        None => find(LIBRARY, BUILD)?,
+        None => find(&LIBRARY, BUILD)?,
     };
     nccl::open_elsewhere(&library).with_context(|| format!("{} cannot be loaded", library.display()))?;
     let mut command = Command::new(program);
@@ -52,7 +54,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let beside = library.with_file_name(AUDIT);
         let audit = match beside.is_file() {
             true => absolute(&beside)?,
-            false => find(AUDIT, BUILD_AUDIT)?,
+            false => find(&[AUDIT], BUILD_AUDIT)?,
         };
         command.env("LD_AUDIT", list(&audit, std::env::var_os("LD_AUDIT"))?).env(AUDITED, &library);
     }
@@ -63,7 +65,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Our library, if it was built.
 pub(crate) fn ours() -> Option<PathBuf> {
-    folders().into_iter().map(|folder| folder.join(LIBRARY)).find(|library| library.is_file())
+    first(&folders(), &LIBRARY)
 }
 
 /// The command that starts this program, as a user in this folder types it.
@@ -74,15 +76,16 @@ pub(crate) fn this_program() -> String {
     below.unwrap_or(program).display().to_string()
 }
 
-/// Folders that cargo may have built the libraries into: this program's, that of either profile beside it, and those of
-/// the checkout, best first.
+/// Folders of the libraries, best first: this program's; `lib/tinynccl` beside it, where `cargo xtask dist` installs them;
+/// those that cargo may have built them into, which are that of either profile beside it, and those of the checkout.
 fn folders() -> Vec<PathBuf> {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map(|root| root.join("target"));
     let own = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned));
     let target = own.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let installed = target.as_deref().map(|prefix| prefix.join("lib/tinynccl"));
     let profiles = target.into_iter().chain(checkout).flat_map(|target| ["release", "debug"].map(|p| target.join(p)));
     let mut folders: Vec<PathBuf> = Vec::new();
-    for folder in own.into_iter().chain(profiles) {
+    for folder in own.into_iter().chain(installed).chain(profiles) {
         if !folders.contains(&folder) {
             folders.push(folder);
         }
@@ -90,12 +93,18 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
+/// The first file of one of these names in one of these folders.
+fn first(folders: &[PathBuf], names: &[&str]) -> Option<PathBuf> {
+    folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name))).find(|file| file.is_file())
+}
+
 /// A library of ours in one of the [`folders`].
-fn find(name: &str, build: &str) -> Result<PathBuf> {
+fn find(names: &[&str], build: &str) -> Result<PathBuf> {
     let folders = folders();
-    if let Some(file) = folders.iter().map(|folder| folder.join(name)).find(|file| file.is_file()) {
+    if let Some(file) = first(&folders, names) {
         return absolute(&file);
     }
+    let name = names.first().copied().unwrap_or_default();
     let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     bail!(
         "{name} is not built (looked in {}): run `{build}` in the checkout, then this command again; or name the library \
@@ -109,8 +118,9 @@ fn absolute(file: &Path) -> Result<PathBuf> {
     let found = file.canonicalize().ok().filter(|path| path.is_file());
     found.ok_or_else(|| {
         anyhow!(
-            "{} is not there: `{BUILD}` makes target/release/{LIBRARY}, which is found without --library",
-            file.display()
+            "{} is not there: `{BUILD}` makes target/release/{}, which is found without --library",
+            file.display(),
+            LIBRARY[0]
         )
     })
 }
@@ -135,7 +145,7 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_an_error_with_the_command_that_builds_it() {
-        let error = find("libnone.so", BUILD).unwrap_err().to_string();
+        let error = find(&["libnone.so"], BUILD).unwrap_err().to_string();
         assert!(error.starts_with("libnone.so is not built (looked in /"), "{error}");
         assert!(error.contains("/target/release") && error.contains("run `cargo build --release -p tinynccl-nccl` in"));
     }

@@ -15,12 +15,14 @@
 //! quantity   numbers with units, and how far one is from another
 //! predict    predictions: taken before the answers are shown, and kept
 //! interview  questions by topic and level, their follow-ups, and tasks with a checker
+//! dist       the C libraries and tinynccl-cli, laid out for an installation or packed
 //! ```
 //! No stub is stored: xtask makes them from the solutions on demand.
 
 pub mod body;
 pub mod check;
 pub mod course;
+pub mod dist;
 pub mod exercise;
 pub mod faults;
 pub mod files;

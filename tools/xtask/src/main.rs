@@ -79,6 +79,7 @@ enum Task {
         /// Show ours of this exercise only.
         exercise: Option<u32>,
     },
+    Dist(xtask::dist::Options),
 }
 
 #[derive(Debug, clap::Args)]
@@ -141,6 +142,11 @@ fn start(task: &Task) -> Result<i32> {
             let old = learn.reset(step)?;
             say!("The old one is in {}.", learn.shown(&old))?;
             begun(&learn, step)?;
+        }
+        Task::Dist(options) => {
+            for file in xtask::dist::run(&learn.root, options)? {
+                say!("{}", file.display())?;
+            }
         }
         Task::Solution { step, exercise: None } => difference(&learn, step)?,
         Task::Solution { step, exercise: Some(number) } => ours(&learn, step, *number)?,
