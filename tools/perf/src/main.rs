@@ -5,9 +5,11 @@
 //! verbs     messages between two ranks over RDMA, in perftest's manner, and over the kernel's sockets
 //! net       connections of `tinynccl::transport::rails`: scripts/net-rails.sh runs their ends in namespaces
 //! peers     collectives of MPI libraries, of Gloo and ours, in turn: scripts/compare-peers
+//! chart     the pictures of docs/speed, from the raw values of records
 //! wakeups   lost wake-ups for each way to order a waker and a sleeper
 //! ```
 
+mod chart;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod messages;
@@ -34,6 +36,7 @@ enum Perf {
     #[command(subcommand)]
     Net(net::End),
     Peers(Box<peers::args::Args>),
+    Chart(chart::Options),
     Wakeups(wakeups::Args),
 }
 
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Perf::Verbs(options) => verbs::run(&options),
         Perf::Net(end) => net::run(&end),
         Perf::Peers(args) => peers::run(&args.settled()),
+        Perf::Chart(options) => chart::run(&options),
         Perf::Wakeups(args) => wakeups::run(&args),
     };
     program_kit::exit_code(outcome, |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
