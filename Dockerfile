@@ -17,12 +17,15 @@ ENV PATH=/usr/local/cargo/bin:${PATH}
 COPY --from=cpu /usr/local/rustup /usr/local/rustup
 COPY --from=cpu /usr/local/cargo /usr/local/cargo
 
-FROM ${DEVICE} AS course
-# A linker; git, by which `cargo xtask solution` compares; Python for the scripts.
+# What .devcontainer opens over the sources of the host, and what the course is built on. A linker; git, by which
+# `cargo xtask solution` compares; Python for the scripts.
+FROM ${DEVICE} AS tools
 RUN apt-get update -q \
     && apt-get install -y -q --no-install-recommends ca-certificates gcc git libc6-dev python3 \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /tinynccl
+
+FROM tools AS course
 COPY . .
 RUN cargo build --locked -p xtask -p tinynccl-cli -p lib-hello -p whiteboard
 RUN cargo build --release --locked -p tcp-echo -p allreduce-tcp -p allreduce-gpu -p stress
