@@ -1,11 +1,12 @@
 //! Ranks that are threads, for the tests.
 
+use std::panic::resume_unwind;
 use std::time::Duration;
 
 use tinynccl::{Comm, Config};
 
 /// Longest wait for another rank. All are threads here, and what they do takes a moment.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The defaults, without long waits.
 pub(crate) fn config() -> Config {
@@ -21,6 +22,7 @@ pub(crate) fn on_threads<T: Send>(ranks: usize, config: Config, rank: impl Fn(&C
     std::thread::scope(|scope| {
         // A rank that panics takes its communicator with it, so the others fail instead of waiting.
         let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(&comm))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        // The panic of the thread is the test's: it was printed where it happened.
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
 }

@@ -13,8 +13,10 @@ use program_kit::process::{Outcome, run, run_shown, run_watched};
 use crate::course::Step;
 use crate::exercise::{self, Exercise, Needs};
 use crate::faults::{self, Shown, Sources};
+use crate::hint;
 use crate::learn::{CONNECT_TIMEOUT, Learn};
 use crate::stub;
+use crate::verdict::{self, Verdict};
 use crate::watch::{self, Look, Watch};
 
 /// The longest time of a build: everything, from nothing, on a slow machine.
@@ -36,8 +38,8 @@ pub struct Report {
     pub compiles: bool,
     /// A test program was ended because none of its tests did.
     pub endless: bool,
-    /// The state of each exercise, a line each; none where one exercise alone is checked.
-    pub states: Vec<String>,
+    /// The state of each exercise; none where one exercise alone is checked, or nothing was built.
+    pub verdicts: Vec<Verdict>,
     /// Output of the compiler, the tests and the program, when something is wrong.
     pub output: String,
     /// Advice where to continue; empty when nothing is wrong.
@@ -123,17 +125,18 @@ pub fn check(learn: &Learn, step: &Step, scope: Scope) -> Result<Report> {
         report.output += &format!("not run: {more} other tests\n");
     }
     let shown = faults::read(&stdout, &report.failed, &sources);
+    let text = stdout + &stderr;
+    let skipped: BTreeSet<&str> = text.lines().map(str::trim).filter(|l| l.starts_with("SKIPPED")).collect();
+    let lacks = !skipped.is_empty();
     report.output.insert_str(0, &shown.text);
-    if only.is_none() && exercises.len() > 1 {
-        report.states =
-            exercises.iter().map(|e| state(&exercises, e, &open, &report.failed, &passed, &shown)).collect();
+    if only.is_none() {
+        let whole = report.failed.is_empty() && open.is_empty();
+        let ends = (whole, report.endless, lacks);
+        report.verdicts = verdict::of(&exercises, &open, (&report.failed, &passed), &shown, ends);
     }
     // One exercise alone is not to blame for the others.
     report.failed.retain(|name| only.is_none() || !shown.waiting.contains(name));
     report.passed = passed.len();
-    let text = stdout + &stderr;
-    let skipped: BTreeSet<&str> = text.lines().map(str::trim).filter(|l| l.starts_with("SKIPPED")).collect();
-    let lacks = !skipped.is_empty();
     let these: Vec<Exercise> = wanted.map_or_else(|| exercises.clone(), |e| vec![e.clone()]);
     report.unchecked = unchecked(&these, &skipped);
     let todo = these.iter().find(|e| open.contains(&e.number) && !(lacks && e.needs.is_some()));
@@ -259,31 +262,6 @@ fn names(program: &Path, chosen: &[&str]) -> Result<Vec<String>> {
     Ok(all.lines().filter_map(|l| l.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// One line on an exercise of a step that is checked as a whole.
-fn state(
-    exercises: &[Exercise],
-    e: &Exercise,
-    open: &[u32],
-    failed: &[String],
-    passed: &[String],
-    shown: &Shown,
-) -> String {
-    let own = |tests: &[String]| tests.iter().filter(|test| faults::is_own(exercises, e, test)).cloned().collect();
-    let (own_failed, own_passed): (Vec<String>, Vec<String>) = (own(failed), own(passed));
-    let state = if open.contains(&e.number) {
-        "not written yet"
-    } else if shown.faults.iter().any(|f| f.number == e.number) {
-        "panics"
-    } else if own_failed.iter().any(|test| !shown.waiting.contains(test)) {
-        "failed"
-    } else if own_failed.is_empty() && !own_passed.is_empty() {
-        "passed"
-    } else {
-        "its tests need other exercises, too"
-    };
-    format!("exercise {} (`{}`): {state}", e.number, e.function)
-}
-
 /// The unchecked parts: exercises that need something missing here, and tests that were skipped.
 fn unchecked(exercises: &[Exercise], skipped: &BTreeSet<&str>) -> Vec<String> {
     let mut lines = Vec::new();
@@ -329,23 +307,24 @@ fn chosen<'a>(exercises: &'a [Exercise], open: &[u32], report: &Report, shown: &
         .or(exercises.first())
 }
 
-/// One line: which exercise, where, what to write, which section of which README.
+/// Which exercise, where, and what helps: for one that is written the README's hint, which is not its task again.
 fn pointer(learn: &Learn, step: &Step, exercise: Option<&Exercise>, open: &[u32], endless: bool) -> String {
     let readme = format!("milestones/{}/README.md", step.folder());
     let Some(e) = exercise else { return format!("read {readme}") };
-    let state = match (open.contains(&e.number), endless) {
-        (true, _) => "is still to be written",
-        (false, false) => "may be where to look",
-        (false, true) => "may be where to look (an endless loop? a message that no rank sends?)",
+    let name = format!("exercise {} (`{}` in {})", e.number, e.function, learn.shown(&learn.step(step).join(&e.file)));
+    let (number, k, section) = (step.number, e.number, &e.section);
+    if open.contains(&e.number) {
+        return format!(
+            "{name} is still to be written. Its comment says what; read \"{section}\" in {readme}; \
+             `cargo xtask hint {number:02} {k}` helps."
+        );
+    }
+    let endless = if endless { " (an endless loop? a message that no rank sends or receives?)" } else { "" };
+    let help = match hint::of(learn, step, e) {
+        Ok(text) => text,
+        Err(_) => format!("read \"{section}\" in {readme}"),
     };
-    format!(
-        "exercise {} (`{}` in {}) {state}: {} Read \"{}\" in {readme}.",
-        e.number,
-        e.function,
-        learn.shown(&learn.step(step).join(&e.file)),
-        e.text,
-        e.section
-    )
+    format!("{name} may be where to look{endless}.\n{help}\nOurs: `cargo xtask solution {number:02} {k}`.")
 }
 
 #[cfg(test)]
@@ -384,8 +363,15 @@ mod tests {
         let hint = pointer(&learn, &step, Some(&all[1]), &[2], false);
         assert_eq!(
             hint,
-            "exercise 2 (`g` in learn/07-allreduce-tcp/src/a.rs) is still to be written: two. Read \"Why\" in milestones/07-allreduce-tcp/README.md."
+            "exercise 2 (`g` in learn/07-allreduce-tcp/src/a.rs) is still to be written. Its comment says what; read \"Why\" in milestones/07-allreduce-tcp/README.md; `cargo xtask hint 07 2` helps."
         );
+        let learn = Learn::new(&crate::course::checkout(), "learn").unwrap();
+        let hint = pointer(&learn, &step, Some(&all[1]), &[], true);
+        assert!(
+            hint.contains("may be where to look (an endless loop?") && hint.contains("The incoming part"),
+            "{hint}"
+        );
+        assert!(!hint.contains("two."), "the task again: {hint}");
     }
 
     #[test]

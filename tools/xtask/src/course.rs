@@ -20,8 +20,10 @@ pub struct Step {
     pub patience: Duration,
 }
 
-/// For tests of a second or two.
+/// For tests of a second or two, which may wait for another rank as long as [`crate::learn`] lets them.
 const SHORT: Duration = Duration::from_secs(20);
+/// For tests that take less than half a second.
+const BRIEF: Duration = Duration::from_secs(8);
 /// For tests that start many processes, train, or compile kernels for a GPU.
 const LONG: Duration = Duration::from_secs(90);
 /// The tests of these build the extension for Python first.
@@ -33,7 +35,7 @@ const fn step(number: u8, name: &'static str) -> Step {
 
 /// The course, in order.
 pub const STEPS: [Step; 16] = [
-    step(1, "tcp-echo"),
+    Step { patience: BRIEF, ..step(1, "tcp-echo") },
     Step { verbs: true, ..step(2, "verbs-hello") },
     step(3, "cuda-vec-add"),
     Step { verbs: true, patience: LONG, ..step(4, "cuda-verbs") },

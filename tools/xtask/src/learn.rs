@@ -140,7 +140,7 @@ fn config() -> String {
 }
 
 /// Environment variable and its value in seconds: the time that a learner's ranks wait for each other.
-pub(crate) const CONNECT_TIMEOUT: (&str, &str) = ("TINYNCCL_CONNECT_TIMEOUT", "15");
+pub(crate) const CONNECT_TIMEOUT: (&str, &str) = ("TINYNCCL_CONNECT_TIMEOUT", "10");
 
 /// The packages that `steps` need by the lock file `ours`, directly or not.
 fn used(ours: &str, steps: impl Iterator<Item = &'static str>) -> Result<BTreeSet<String>> {

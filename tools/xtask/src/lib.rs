@@ -9,8 +9,11 @@
 //! learn      the learner's folder: a separate workspace, made from ours
 //! progress   which steps have passed
 //! check      builds and runs a step's tests, and reports the faults
+//! verdict    each exercise: passed, failed, not written
 //! watch      the tests of a running test program, and an end for one that hangs
 //! faults     what the compiler and the tests said: the function at fault, and the line
+//! hint       the README's hint for an exercise
+//! save       waits until a learner saves a file
 //! readme     a milestone's README in parts: sections, numbered lists, folded blocks
 //! quantity   numbers with units, and how far one is from another
 //! predict    predictions: taken before the answers are shown, and kept
@@ -26,11 +29,14 @@ pub mod dist;
 pub mod exercise;
 pub mod faults;
 pub mod files;
+pub mod hint;
 pub mod interview;
 pub mod learn;
 pub mod predict;
 pub mod progress;
 pub mod quantity;
 pub mod readme;
+pub mod save;
 pub mod stub;
+pub mod verdict;
 mod watch;

@@ -14,7 +14,9 @@ use xtask::interview::{self, End, Wanted};
 use xtask::learn::Learn;
 use xtask::predict::{self, Request};
 use xtask::progress::{Passed, Progress};
-use xtask::{check, exercise, files, stub};
+use xtask::save::Saved;
+use xtask::verdict::Verdict;
+use xtask::{check, exercise, files, hint, stub, verdict};
 
 /// Work through the sixteen milestones: each with its heart taken out, for you to write.
 #[derive(Debug, Parser)]
@@ -63,6 +65,20 @@ enum Task {
         /// Over the kernel's RDMA device, in the virtual machine of scripts/rxe-vm.sh.
         #[arg(long)]
         vm: bool,
+    },
+    /// Check again at each save, until it passes.
+    Watch {
+        #[arg(value_parser = Step::find)]
+        step: Step,
+        /// Check this exercise only.
+        exercise: Option<u32>,
+    },
+    /// Show the hint for an exercise.
+    Hint {
+        #[arg(value_parser = Step::find)]
+        step: Step,
+        /// The first one that is not written, without it.
+        exercise: Option<u32>,
     },
     /// Put what I wrote aside, in learn/backup, and start again.
     Reset {
@@ -125,7 +141,7 @@ fn start(task: &Task) -> Result<i32> {
     let learn = Learn::new(&course::checkout(), &folder)?;
     match task {
         Task::Status => status(&learn)?,
-        Task::Next => say!("{}", next(&learn)?)?,
+        Task::Next => say!("{}", next(&learn, None)?)?,
         Task::List => list(&learn)?,
         Task::Predict { step, question, answer, again } => {
             let request = Request { only: *question, answers: answer, again: *again };
@@ -137,6 +153,8 @@ fn start(task: &Task) -> Result<i32> {
             begun(&learn, step)?;
         }
         Task::Check { step, exercise, vm } => return checked(&learn, step, Scope { vm: *vm, only: *exercise }),
+        Task::Watch { step, exercise } => return watched(&learn, step, Scope { vm: false, only: *exercise }),
+        Task::Hint { step, exercise } => hinted(&learn, step, *exercise)?,
         Task::Reset { step, yes } => {
             ensure!(*yes || agreed(&learn, step)?, "nothing was changed");
             let old = learn.reset(step)?;
@@ -222,12 +240,12 @@ fn status(learn: &Learn) -> Result<()> {
         passed += usize::from(matches!(state, State::Passed(_)));
         say!("  {:02}  {:<18} {state}", step.number, step.name)?;
     }
-    say!("\n{passed} of {} passed. {}", STEPS.len(), next(learn)?)?;
+    say!("\n{passed} of {} passed. {}", STEPS.len(), next(learn, None)?)?;
     Ok(())
 }
 
-/// The first step that is begun and not done, else the first that is not begun.
-fn next(learn: &Learn) -> Result<String> {
+/// The first step that is begun and not done, else the first that is not begun: of those behind `done`, if there is one.
+fn next(learn: &Learn, done: Option<&Step>) -> Result<String> {
     let progress = Progress::read(&learn.folder)?;
     let mut left = Vec::new();
     for step in &STEPS {
@@ -235,7 +253,9 @@ fn next(learn: &Learn) -> Result<String> {
             left.push(step);
         }
     }
-    Ok(match left.iter().find(|s| learn.started(s)).or(left.first()) {
+    let behind = |s: &&&Step| done.is_some_and(|done| s.number > done.number);
+    let found = left.iter().find(|s| learn.started(s)).or(left.iter().find(behind)).or(left.first());
+    Ok(match found {
         None => "That is all of them.".to_owned(),
         Some(step) => {
             let verb = if learn.started(step) { "check" } else { "start" };
@@ -262,7 +282,11 @@ fn begun(learn: &Learn, step: &Step) -> Result<()> {
     for e in exercise::of(step, &step.solution(&learn.root))? {
         say!("  {}. `{}` in {} (\"{}\"): {}", e.number, e.function, e.file.display(), e.section, e.text)?;
     }
-    say!("Then `cargo xtask check {:02}`. `cargo run` in that folder runs your program.", step.number)?;
+    say!("Then `cargo xtask check {0:02}`, or `cargo xtask watch {0:02}`, which checks at each save;", step.number)?;
+    say!(
+        "`cargo xtask hint {:02} 1` helps with the first. `cargo run` in that folder runs your program.",
+        step.number
+    )?;
     Ok(())
 }
 
@@ -289,30 +313,65 @@ fn checked(learn: &Learn, step: &Step, scope: Scope) -> Result<i32> {
     let name = scope.only.map_or_else(|| step.folder(), |number| stub::tag(step, number));
     let terminal = std::io::stdout().is_terminal();
     let count = |n: usize| format!("{n} test{}", if n == 1 { "" } else { "s" });
-    match (report.ok(), scope.only) {
-        (true, only) => {
-            say!("{name}: {}, {}", green("passed", terminal), count(report.passed))?;
-            match only {
-                Some(_) => say!("Next: `cargo xtask check {:02}`, the whole milestone", step.number)?,
-                None => say!("{}", next(learn)?)?,
-            }
-        }
-        (false, _) => {
-            for state in &report.states {
-                say!("{state}")?;
-            }
-            let word = red("FAILED", terminal);
-            let failed = format!("{} failed, {} passed", count(report.failed.len()), report.passed);
-            let why = match (report.compiles, report.failed.len() + report.passed) {
-                (false, _) => "it does not compile, so no test ran",
-                (true, 0) => "it is not written, so no test ran",
-                (true, _) => &failed,
-            };
-            say!("{name}: {word}: {why}")?;
-            say!("hint: {}", report.hint)?;
-        }
+    for verdict in &report.verdicts {
+        say!("{}", coloured(verdict, terminal))?;
     }
-    Ok(i32::from(!report.ok()))
+    if report.ok() {
+        say!("{name}: {}, {}", green("passed", terminal), count(report.passed))?;
+        match scope.only {
+            Some(number) => {
+                say!("Ours: `cargo xtask solution {:02} {number}`", step.number)?;
+                say!("Next: `cargo xtask check {:02}`, the whole milestone", step.number)?;
+            }
+            None => {
+                say!("Yours beside ours: `cargo xtask solution {:02}`", step.number)?;
+                say!("{}", next(learn, Some(step))?)?;
+            }
+        }
+        return Ok(0);
+    }
+    let word = red("FAILED", terminal);
+    let failed = format!("{} failed, {} passed", count(report.failed.len()), report.passed);
+    let why = match (report.compiles, report.failed.len() + report.passed) {
+        (false, _) => "it does not compile, so no test ran",
+        (true, 0) => "it is not written, so no test ran",
+        (true, _) => &failed,
+    };
+    say!("{name}: {word}: {why}")?;
+    say!("hint: {}", report.hint)?;
+    Ok(1)
+}
+
+/// A line on an exercise, green or red where it is known.
+fn coloured(verdict: &Verdict, terminal: bool) -> String {
+    let line = verdict.to_string();
+    match verdict.state {
+        verdict::State::Passed => green(&line, terminal),
+        verdict::State::Failed | verdict::State::Panics => red(&line, terminal),
+        _ => line,
+    }
+}
+
+/// Checks, and again at each save, until it passes.
+fn watched(learn: &Learn, step: &Step, scope: Scope) -> Result<i32> {
+    let folder = learn.step(step);
+    loop {
+        let saved = if learn.started(step) { Some(Saved::now(&folder)?) } else { None };
+        let status = checked(learn, step, scope)?;
+        let (1, Some(saved)) = (status, saved) else { return Ok(status) };
+        say!("\nwaiting for a save in {} (Ctrl-C ends it)", learn.shown(&folder))?;
+        saved.wait(&folder)?;
+    }
+}
+
+/// Prints the hint for an exercise.
+fn hinted(learn: &Learn, step: &Step, number: Option<u32>) -> Result<()> {
+    let all = exercise::of(step, &step.solution(&learn.root))?;
+    let open = if learn.started(step) { stub::open(step, &learn.step(step), &all)? } else { Vec::new() };
+    let number = number.or(open.first().copied()).unwrap_or(1);
+    let e = exercise::find(step, &all, number)?;
+    say!("exercise {number} (`{}` in {}):\n{}", e.function, e.file.display(), hint::of(learn, step, e)?)?;
+    Ok(())
 }
 
 /// Asks at the terminal.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Time without an end of any test after which the running ones are named. They are named again after twice as long.
-const FIRST: Duration = Duration::from_secs(5);
+const FIRST: Duration = Duration::from_secs(2);
 
 /// A view of one test program, from what it has printed so far.
 #[derive(Debug)]
@@ -97,17 +97,18 @@ mod tests {
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut watch = Watch::new(names("a b::c b::cd e"), 2, Duration::from_secs(20), begin);
         let said = |text: &str| Look::Say(text.to_owned());
-        assert_eq!(watch.look("", at(4)), Look::Wait);
-        assert_eq!(watch.look("", at(5)), said("still running: a, b::c (5 s)"));
-        assert_eq!(watch.look("", at(6)), Look::Wait, "once");
+        assert_eq!(watch.look("", at(1)), Look::Wait);
+        assert_eq!(watch.look("", at(2)), said("still running: a, b::c (2 s)"));
+        assert_eq!(watch.look("", at(3)), Look::Wait, "once");
         // A test that ends gives the others time.
         let out = "running 4 tests\ntest b::cd ... ok\n";
         assert_eq!(watch.look(out, at(12)), Look::Wait);
         let out = "running 4 tests\ntest b::c ... ok\ntest b::cd ... ignored\ntest e ... FAILED\n";
         assert_eq!(watch.look(out, at(19)), Look::Wait);
-        assert_eq!(watch.look(out, at(24)), said("still running: a (5 s)"));
+        assert_eq!(watch.look(out, at(21)), said("still running: a (2 s)"));
+        assert_eq!(watch.look(out, at(23)), said("still running: a (4 s)"));
         assert_eq!(watch.look(out, at(29)), said("still running: a (10 s)"));
-        assert_eq!(watch.look(out, at(38)), Look::Wait);
+        assert_eq!(watch.look(out, at(34)), Look::Wait);
         assert_eq!(watch.look(out, at(39)), Look::End);
         assert_eq!(watch.running(out), (names("a"), Vec::new()));
         assert_eq!(watch.running(""), (names("a b::c"), names("b::cd e")));

@@ -1,6 +1,8 @@
 //! The commands as a learner types them, on the milestone that is built fastest.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use assert_cmd::assert::Assert;
@@ -67,9 +69,13 @@ fn from_start_to_passed() {
     assert!(out.lines().count() < 40, "a learner reads it: {out}");
     let hint = out.lines().last().unwrap();
     let expected =
-        "hint: exercise 1 (`read_full` in learn-test-cli/01-tcp-echo/src/framing.rs) is still to be written: ";
+        "hint: exercise 1 (`read_full` in learn-test-cli/01-tcp-echo/src/framing.rs) is still to be written. ";
     assert!(hint.starts_with(expected), "{hint}");
-    assert!(hint.ends_with("Read \"How it works\" in milestones/01-tcp-echo/README.md."), "{hint}");
+    assert!(hint.contains("read \"How it works\" in milestones/01-tcp-echo/README.md;"), "{hint}");
+    assert!(hint.ends_with("`cargo xtask hint 01 1` helps."), "{hint}");
+    assert!(folder.says("hint 1").starts_with("exercise 1 (`read_full` in src/framing.rs):\n"));
+    assert!(folder.says("hint 01 3").contains("`decode`"));
+    assert!(folder.refuses("hint 01 4").contains("exercises 1 to 3, no 4"));
 
     // A mistake of the learner's: what the test says is shown, and that it does not compile.
     let file = folder.0.join("01-tcp-echo/src/framing.rs");
@@ -91,17 +97,20 @@ fn from_start_to_passed() {
     let expected = format!("exercise 2 panics at src/framing.rs:{line}: attempt to subtract with overflow");
     assert_eq!(out.lines().nth(1), Some(expected.as_str()), "{out}");
     assert!(out.contains("exercise 1 of 01-tcp-echo is not written yet, and these tests need it: "), "{out}");
-    assert!(out.lines().last().unwrap().contains("hint: exercise 2 (`write_full` in "), "{out}");
-    assert!(!out.contains("panicked at") && out.lines().count() < 12, "a learner reads it: {out}");
+    assert!(
+        out.contains("\nhint: exercise 2 (`write_full` in ") && out.contains("  - exercise 3 (`decode`): not"),
+        "{out}"
+    );
+    assert!(out.contains("  ✗ exercise 2 (`write_full`): panics\n"), "{out}");
+    assert!(!out.contains("panicked at") && out.lines().count() < 16, "a learner reads it: {out}");
 
     // One exercise at a time.
     let out = text(folder.xtask("check 01 2").failure().get_output().stdout.clone());
     assert!(out.contains("exercise 2 of 01-tcp-echo: FAILED: 1 test failed, 0 passed\n"), "{out}");
     std::fs::write(&file, &two).unwrap();
     let out = folder.says("check 01 2");
-    assert!(
-        out.ends_with("exercise 2 of 01-tcp-echo: passed, 1 test\nNext: `cargo xtask check 01`, the whole milestone\n")
-    );
+    assert!(out.contains("exercise 2 of 01-tcp-echo: passed, 1 test\nOurs: `cargo xtask solution 01 2`\n"), "{out}");
+    assert!(out.ends_with("Next: `cargo xtask check 01`, the whole milestone\n"), "{out}");
     let out = text(folder.xtask("check 01 3").failure().get_output().stdout.clone());
     assert!(out.contains("hint: exercise 3 (`decode` in ") && out.contains("is still to be written"), "{out}");
     assert!(folder.refuses("check 01 4").contains("exercises 1 to 3, no 4"));
@@ -130,13 +139,35 @@ fn from_start_to_passed() {
     assert_eq!(report.failed, [hangs], "{report:?}");
     let stopped = format!("stopped, still running after 3 s: {hangs}\nnot run: ");
     assert!(report.output.contains(&stopped), "{report:?}");
-    let states = ["1 (`read_full`): failed", "2 (`write_full`): passed", "3 (`decode`): passed"];
-    assert_eq!(report.states, states.map(|state| format!("exercise {state}")));
+    let states = [
+        "✗ exercise 1 (`read_full`): failed",
+        "✓ exercise 2 (`write_full`): passed",
+        "✓ exercise 3 (`decode`): passed",
+    ];
+    assert_eq!(report.verdicts.iter().map(|v| v.to_string().trim().to_owned()).collect::<Vec<_>>(), states);
     assert!(report.hint.contains("exercise 1 (`read_full` in ") && report.hint.contains("(an endless loop? "));
 
-    std::fs::write(&file, &solved).unwrap();
-    let out = folder.says("check 01");
-    assert!(out.contains("01-tcp-echo: passed, ") && out.contains("Go on with 02-verbs-hello"), "{out}");
+    // Saved while it is watched: the next check passes, and the watch ends.
+    std::fs::write(&file, &two).unwrap();
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .env("TINYNCCL_LEARN", "learn-test-cli")
+        .args(["watch", "01"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut out = String::new();
+    for line in BufReader::new(watch.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if line.starts_with("waiting for a save in learn-test-cli/01-tcp-echo") {
+            std::fs::write(&file, &solved).unwrap();
+        }
+        out += &(line + "\n");
+    }
+    assert!(watch.wait().unwrap().success(), "{out}");
+    assert!(out.contains("  - exercise 1 (`read_full`): not written yet\n  ✓ exercise 2"), "{out}");
+    assert!(out.contains("  ✓ exercise 1 (`read_full`): passed\n") && out.contains("01-tcp-echo: passed, "), "{out}");
+    assert!(out.contains("`cargo xtask solution 01`\nGo on with 02-verbs-hello"), "{out}");
     assert!(folder.says("solution 1").contains("yours is ours"));
     assert!(folder.says("status").contains("1 of 16 passed."));
 
