@@ -2,13 +2,14 @@
 # A learner's path, walked: runs the commands of a section of docs/book/src/topics/paths.md in their order and prints a table with
 # status and seconds. Questions get no answer, so nothing is asked for ever.
 #
-#   scripts/walk.sh evening|week|monday
+#   scripts/walk.sh ten|evening|week|monday
 #
 # Works in learn-test-walk/ and target/walk/, and removes both at the end. Exit status: 0 every command ended as the page says (a
 # comment "status N", else 0; 77 where this machine lacks something), 1 one did not, 2 usage.
 set -u -o pipefail
 cd "$(dirname "$0")/.." || exit 1
 case ${1-} in
+    ten) section='Ten minutes' ;;
     evening) section='One evening' ;;
     week) section='One week' ;;
     monday) section='Interview on Monday' ;;

@@ -1,2 +1,3 @@
 # compare: numbers
-cargo run -q -p allreduce-tcp -- --bytes 1K,32K --iters 5
+# shown in: milestones/07-allreduce-tcp/README.md
+cargo run -q -p allreduce-tcp

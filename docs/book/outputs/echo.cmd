@@ -1,2 +1,3 @@
 # compare: numbers
-cargo run -q -p tcp-echo -- --max-size 32K
+# shown in: milestones/01-tcp-echo/README.md
+cargo run -q -p tcp-echo

@@ -11,3 +11,12 @@ const fade = box => {
 };
 for (const box of wide) box.addEventListener("scroll", () => fade(box), { passive: true });
 new ResizeObserver(() => wide.forEach(fade)).observe(document.body);
+
+// On a phone a table with sentences becomes cards (look.css): each cell names its column. Numbers stay in columns.
+for (const table of document.querySelectorAll(".content table")) {
+    const heads = [...table.querySelectorAll("thead th")].map(head => head.textContent.trim());
+    const cells = [...table.querySelectorAll("tbody td")];
+    if (heads.length < 3 || !cells.some(cell => cell.textContent.length > 36)) continue;
+    table.classList.add("cards");
+    for (const cell of cells) if (heads[cell.cellIndex]) cell.dataset.column = heads[cell.cellIndex];
+}

@@ -31,7 +31,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Mode {
-    /// Send every frame back to whoever sent it, until stopped.
+    /// Send every frame back to its sender, until stopped.
     Server {
         /// Address to listen on, HOST:PORT; port 0 takes a free one.
         #[arg(long, default_value = "127.0.0.1:4701")]

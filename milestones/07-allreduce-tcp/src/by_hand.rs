@@ -24,9 +24,9 @@ pub(crate) fn sent(rank: usize, hop: usize, ranks: usize) -> usize {
 }
 
 /// The first round: afterwards this rank's `data` holds the finished sum of the part numbered like its right neighbour.
-// EXERCISE 2 (How it works): ranks - 1 hops. In each, `comm.send_recv(data, to, into, from)`: the part of `data` that
-// `sent(rank, hop, ranks)` names to the next rank, the previous rank's into the beginning of `scratch`. Add what
-// came to your own of that part; `part` gives its range.
+// EXERCISE 2 (How it works): loop over ranks - 1 hops. In each hop, one `comm.send_recv(data, to, into, from)` sends part
+// `sent(rank, hop, ranks)` of `data` to the next rank and receives the previous rank's part into the beginning of
+// `scratch`. Add the received part to the same part of `data`. `part` gives a part's range.
 fn reduce_scatter(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     let (rank, ranks, count) = (comm.rank(), comm.size(), data.len());
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);

@@ -1,6 +1,6 @@
 //! `{{#code PATH HEAD}}`, `{{#output NAME}}`, `{{#animation COLLECTIVE ALGORITHM RANKS}}`, `{{#picture ...}}`,
 //! `{{#plot COLLECTIVE ALGORITHMS RANKS SIZES}}` (simulated), `{{#replay COLLECTIVE ALGORITHMS RANKS SIZE}}` (of one
-//! run or of two), `{{#expected MILESTONE}}` (from its README).
+//! run or of two), `{{#figure NAME CAPTION}}` (of docs/book/pictures). `{{#readme FROM..TO}}` is the preprocessor's own.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::code;
-use crate::expected;
+use crate::diagram;
 use crate::outputs::Recorded;
 use crate::paths::{repository, to_top};
 
@@ -20,7 +20,7 @@ pub(crate) fn expand(line: &str, page: &Path) -> Option<Result<String>> {
     Some(match name {
         "code" => show_code(rest, page),
         "output" => Recorded::read(rest).map(|r| r.shown()),
-        "expected" => expected::show(rest),
+        "figure" => figure(rest),
         "animation" => Drawn::parse(rest).map(|d| d.animation(page)),
         "picture" => Drawn::parse(rest).map(|d| d.picture(page)),
         "plot" => Plot::parse(rest).map(|p| p.shown(page)),
@@ -47,6 +47,18 @@ fn show_code(rest: &str, page: &Path) -> Result<String> {
     Ok(format!(
         "<div class=\"origin\"><a href=\"{top}code/{path}.html#L{0}\">{path}, line {0}</a></div>\n\n```{info}\n{1}\n```",
         item.line, item.text
+    ))
+}
+
+/// A drawn picture within the page, so that it has the theme's colours, and its caption.
+fn figure(rest: &str) -> Result<String> {
+    let (name, caption) = rest.split_once(' ').context("expected the name of a picture and a caption")?;
+    let path = format!("docs/book/pictures/{name}.svg");
+    let svg = fs::read_to_string(repository().join(&path)).with_context(|| format!("reading {path}"))?;
+    let svg = svg.trim_end();
+    Ok(format!(
+        "<figure class=\"art\"><div class=\"wide\">{svg}</div><figcaption>{}</figcaption></figure>\n",
+        diagram::escape(caption)
     ))
 }
 
@@ -216,6 +228,14 @@ mod tests {
         assert_eq!(drawn.arguments().join(" "), "schedule all-reduce ring --ranks 4");
         assert!(drawn.animation(Path::new("a/b.md")).contains("\"../animations/all-reduce.ring.4.html\""));
         assert!(Drawn::parse("all-reduce ring").is_err());
+    }
+
+    #[test]
+    fn a_figure_is_drawn_in_the_page() {
+        let shown = expand("{{#figure 07 A <ring>.}}", Path::new("a/b.md")).unwrap().unwrap();
+        assert!(shown.contains("<svg viewBox") && shown.contains("<figcaption>A &lt;ring&gt;.<"), "{shown}");
+        assert!(!shown.trim_end().contains("\n\n"), "an empty line ends a block of HTML");
+        assert!(expand("{{#figure none A caption.}}", Path::new("x.md")).unwrap().is_err());
     }
 
     #[test]

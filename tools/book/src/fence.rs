@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use crate::paths::repository;
 
 /// Programs of the field that a reader may call.
-const PROGRAMS: &str = "all_reduce_perf cd cargo git jq export mpirun torchfrtrace torchrun python3 rustup perf ss ip nft openssl scp kill \
+const PROGRAMS: &str = "all_reduce_perf cd cargo git jq export mpirun torchfrtrace torchrun python3 maturin rustup perf ss ip nft openssl scp kill \
      nvidia-smi";
 
 /// Refuses a block in the chapter's own text that is not allowed, with the reason.

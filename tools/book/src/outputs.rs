@@ -2,7 +2,8 @@
 //!
 //! The first line of a `.cmd` says how to compare: `# compare: exact`, `numbers` (all numbers are equal, and so are all
 //! runs of spaces) or `lines` (like `numbers`, and neither the order of lines nor their repetition matters). bash runs
-//! the rest from the repository's root.
+//! the rest from the repository's root. A second line `# shown in: milestones/NN-x/README.md` says that the output is
+//! the first one of that README's *Expected output*, and no file beside it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use program_kit::process::{self, Outcome};
 
+use crate::expected;
 use crate::paths::repository;
 
 /// Time limit of a command; the slowest builds a program first.
@@ -31,6 +33,8 @@ pub(crate) struct Recorded {
     compare: Compare,
     command: String,
     output: String,
+    /// The README that shows it.
+    readme: Option<String>,
 }
 
 fn folder() -> PathBuf {
@@ -49,8 +53,15 @@ impl Recorded {
             Some("lines") => Compare::Lines,
             _ => bail!("{name}.cmd begins with '{first}', expected '# compare: exact', 'numbers' or 'lines'"),
         };
-        let output = fs::read_to_string(folder().join(format!("{name}.txt"))).unwrap_or_default();
-        Ok(Recorded { name: name.to_owned(), compare, command: command.trim().to_owned(), output })
+        let (readme, command) = match command.strip_prefix("# shown in: ").and_then(|rest| rest.split_once('\n')) {
+            Some((readme, command)) => (Some(readme.to_owned()), command),
+            None => (None, command),
+        };
+        let output = match &readme {
+            Some(readme) => expected::read(readme)?,
+            None => fs::read_to_string(folder().join(format!("{name}.txt"))).unwrap_or_default(),
+        };
+        Ok(Recorded { name: name.to_owned(), compare, command: command.trim().to_owned(), output, readme })
     }
 
     /// As the book shows it.
@@ -84,6 +95,7 @@ impl Recorded {
 /// `text` with each number and each run of spaces replaced by one character.
 fn masked(text: &str) -> Vec<String> {
     text.lines()
+        .map(|line| line.split_inclusive(|c: char| !c.is_ascii_alphanumeric()).map(one_digit).collect::<String>())
         .map(|line| {
             let mut out = String::new();
             let mut last = ' ';
@@ -99,6 +111,14 @@ fn masked(text: &str) -> Vec<String> {
             out.trim_end().to_owned()
         })
         .collect()
+}
+
+/// An address (`0x…`) or a fingerprint (12 hexadecimal digits and more) as one digit; other words as they are.
+fn one_digit(word: &str) -> String {
+    let (name, end) = word.split_at(word.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).len());
+    let hex = |text: &str| text.bytes().all(|b| b.is_ascii_hexdigit());
+    let number = name.strip_prefix("0x").is_some_and(hex) || (name.len() >= 12 && hex(name));
+    if number { format!("0{end}") } else { word.to_owned() }
 }
 
 fn sorted(text: &str) -> Vec<String> {
@@ -145,7 +165,9 @@ pub(crate) fn run(bless: bool, only: &[String]) -> Result<()> {
         let start = Instant::now();
         let printed = print(&recorded)?;
         let took = start.elapsed().as_secs_f64();
-        if bless {
+        if let (true, Some(readme)) = (bless, &recorded.readme) {
+            println!("{name}: for {readme}, written by hand, {took:.1} s\n{printed}");
+        } else if bless {
             fs::write(folder().join(format!("{name}.txt")), &printed)?;
             println!("{name}: written, {took:.1} s");
         } else if recorded.same(&printed) {
@@ -169,14 +191,35 @@ mod tests {
     fn masks_numbers_and_spaces_only() {
         assert_eq!(masked("a  12.5 us"), masked("a 7 us"));
         assert_ne!(masked("a 12.5 us"), masked("b 12.5 us"));
+        assert_eq!(masked("at 0x5fe0, b905eb9c5ce2e8e8 same"), masked("at 0x12, 7bfa34e8d9585d15 same"));
+        assert_ne!(masked("feedback dead"), masked("feedback beef"), "words");
         assert_ne!(masked("one\ntwo"), masked("two\none"));
         assert_eq!(sorted("b 1\na 2\na 3"), sorted("a 9\nb 10"));
     }
 
+    /// What a README expects is what its first command prints, in a build for tests.
+    #[test]
+    fn an_output_of_a_readme_is_that_of_its_first_command() {
+        let mut found = 0;
+        for name in names().unwrap() {
+            let recorded = Recorded::read(&name).unwrap();
+            let Some(readme) = &recorded.readme else { continue };
+            let text = fs::read_to_string(repository().join(readme)).unwrap();
+            let run = text.split("\n## Run\n").nth(1).unwrap();
+            let first = run.split("```sh\n").nth(1).unwrap().lines().next().unwrap();
+            let first = first.replace("--release ", "").replace("cargo run ", "cargo run -q ");
+            let command = recorded.command.lines().last().unwrap().split(" | sed").next().unwrap();
+            assert_eq!(command, first, "{readme}");
+            assert!(!recorded.output.is_empty() && !recorded.output.starts_with('$'), "{readme}");
+            found += 1;
+        }
+        assert!(found >= 8, "{found} READMEs");
+    }
+
     #[test]
     fn exact_is_exact() {
-        let recorded =
-            Recorded { name: "x".into(), compare: Compare::Exact, command: "true".into(), output: "1\n".into() };
+        let (name, command, output) = ("x".into(), "true".into(), "1\n".into());
+        let recorded = Recorded { name, compare: Compare::Exact, command, output, readme: None };
         assert!(recorded.same("1\n") && !recorded.same("2\n"));
         let numbers = Recorded { compare: Compare::Numbers, ..recorded };
         assert!(numbers.same("2\n") && !numbers.same("two\n"));

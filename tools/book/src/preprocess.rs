@@ -55,25 +55,9 @@ impl Expanded {
             let checked = !self.exempt.iter().any(|e| path.starts_with(e));
             let content = chapter["content"].as_str().unwrap_or("").to_owned();
             chapter["content"] = self.page(&content, &Page { path: path.clone(), base }, checked).into();
-            // A milestone's README is a page below its chapter.
-            let readme = path.with_extension("").join("README.md");
-            if path.starts_with("milestones") && repository().join(&readme).is_file() {
-                self.documents.remove(&readme);
-                let mut page = self.document(&readme);
-                // A page numbered below its chapter is listed below it.
-                if let Some(number) = chapter["number"].as_array() {
-                    page["Chapter"]["number"] = number.iter().cloned().chain([1.into()]).collect();
-                }
-                if let Some(below) = chapter["sub_items"].as_array_mut() {
-                    below.push(page);
-                }
-            }
         }
-        if let Some(below) = chapter["sub_items"].as_array_mut() {
-            let mut items = std::mem::take(below);
-            let readmes = |item: &Value| item["Chapter"]["source_path"].is_null();
-            items.iter_mut().filter(|i| !readmes(i)).for_each(|i| self.item(i));
-            chapter["sub_items"] = items.into();
+        for below in chapter["sub_items"].as_array_mut().into_iter().flatten() {
+            self.item(below);
         }
     }
 
@@ -81,15 +65,10 @@ impl Expanded {
     fn repository(&mut self, items: &mut Vec<Value>) {
         let mut done: BTreeSet<PathBuf> = BTreeSet::new();
         let mut pages = vec![];
-        let is_chapter = |path: &Path| {
-            path.starts_with("milestones") && path.ends_with("README.md") && {
-                let chapter = format!("{}.md", path.parent().unwrap_or(path).display());
-                repository().join(SOURCE).join(chapter).is_file()
-            }
-        };
         while let Some(path) = self.documents.iter().find(|d| !done.contains(*d)).cloned() {
             done.insert(path.clone());
-            if !is_chapter(&path) {
+            // The chapter has a milestone's README.
+            if rewrite::chapter(&path).is_none() {
                 pages.push((path.clone(), self.document(&path)));
             }
         }
@@ -128,8 +107,11 @@ impl Expanded {
                     }
                     self.block(info.trim(), line, &body, checked)
                 }
-                None => directive::expand(line, &page.path)
-                    .unwrap_or_else(|| rewrite::line(line, page, &mut self.documents)),
+                None => match line.strip_prefix("{{#readme ").and_then(|rest| rest.strip_suffix("}}")) {
+                    Some(sections) => self.readme(sections, page).with_context(|| line.to_owned()),
+                    None => directive::expand(line, &page.path)
+                        .unwrap_or_else(|| rewrite::line(line, page, &mut self.documents)),
+                },
             };
             match result {
                 Ok(text) => out.push_str(&text),
@@ -138,6 +120,25 @@ impl Expanded {
             out.push('\n');
         }
         out
+    }
+
+    /// Sections of the README of the milestone that the page is the chapter of: `FROM..TO`, without TO; all before TO, or
+    /// all from FROM on.
+    fn readme(&mut self, sections: &str, page: &Page) -> Result<String> {
+        let base = page.path.with_extension("");
+        let path = base.join("README.md");
+        let readme =
+            fs::read_to_string(repository().join(&path)).with_context(|| format!("reading {}", path.display()))?;
+        let (from, to) = sections.split_once("..").context("expected FROM..TO")?;
+        let at = |title: &str| {
+            let found = readme.find(&format!("\n## {title}\n"));
+            found.with_context(|| format!("{} has no section '{title}'", path.display()))
+        };
+        // Without the title: the chapter has its own.
+        let begin = if from.is_empty() { readme.find('\n').unwrap_or(0) } else { at(from)? };
+        let end = if to.is_empty() { readme.len() } else { at(to)? };
+        let text = readme.get(begin..end).context("the sections stand in another order")?.to_owned();
+        Ok(self.page(&text, &Page { path: page.path.clone(), base }, false))
     }
 
     fn block(&mut self, info: &str, opening: &str, body: &str, checked: bool) -> Result<String> {
@@ -180,6 +181,22 @@ mod tests {
         let book = expanded("1. x\n   ```text\n   y\n   ```\n\n2. z\n").unwrap();
         let content = book["items"][0]["Chapter"]["content"].as_str().unwrap();
         assert_eq!(content.trim_end(), "1. x\n   ```text\n   y\n   ```\n\n2. z");
+    }
+
+    #[test]
+    fn a_chapter_has_its_readme() {
+        let shown = |line: &str| {
+            let mut expanded = Expanded { documents: BTreeSet::new(), wrong: vec![], exempt: vec![] };
+            let page = Page { path: "milestones/07-allreduce-tcp.md".into(), base: "docs/book/src/milestones".into() };
+            let text = expanded.page(line, &page, true);
+            (text, expanded.wrong)
+        };
+        let (text, wrong) = shown("{{#readme What you will learn..Run}}");
+        assert!(wrong.is_empty() && text.contains("## Predict first") && !text.contains("## Run"), "{wrong:?}");
+        assert!(text.contains("](../milestones/06-lib-hello.md)"), "{text}");
+        assert!(shown("{{#readme Next..}}").0.contains("](../milestones/08-allreduce-verbs.md)"));
+        assert!(shown("{{#readme Nowhere..}}").1[0].contains("has no section 'Nowhere'"));
+        assert!(!shown("{{#readme Run..Predict first}}").1.is_empty());
     }
 
     #[test]

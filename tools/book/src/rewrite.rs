@@ -15,8 +15,18 @@ pub(crate) struct Page {
     pub(crate) base: PathBuf,
 }
 
+/// Returns the chapter that has this document, the README of a milestone.
+pub(crate) fn chapter(document: &Path) -> Option<PathBuf> {
+    let folder = document.parent().filter(|f| document.ends_with("README.md") && f.starts_with("milestones"))?;
+    let page = PathBuf::from(format!("{}.md", folder.display()));
+    repository().join(SOURCE).join(&page).is_file().then_some(page)
+}
+
 /// Returns the path in the book of a document of the repository.
 pub(crate) fn place(document: &Path) -> PathBuf {
+    if let Some(chapter) = chapter(document) {
+        return chapter;
+    }
     let path = Path::new("repository").join(document);
     match document.file_name().and_then(|n| n.to_str()) {
         Some("README.md") => match document.parent() {
@@ -112,7 +122,9 @@ mod tests {
             rewritten("[d](../../../../lib/plan/src/algorithm)").unwrap(),
             "[d](../code/lib/plan/src/algorithm/index.html)"
         );
-        assert_eq!(place(Path::new("milestones/07-x/README.md")), Path::new("repository/milestones/07-x.md"));
+        assert_eq!(place(Path::new("tools/x/README.md")), Path::new("repository/tools/x.md"));
+        let chapter = place(Path::new("milestones/07-allreduce-tcp/README.md"));
+        assert_eq!(chapter, Path::new("milestones/07-allreduce-tcp.md"));
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn luminance(rgb: [f64; 3]) -> f64 {
     0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 }
 
-/// A cell: its number, over one line of colour for each rank whose input is in it; empty where nothing is yet.
+/// A cell: its number, and beside it one line of colour for each rank whose input is in it; none where nothing is yet.
 fn cell(out: &mut String, (x, y): (f64, f64), size: f64, number: usize, piece: Option<&Piece>, ranks: usize) {
     let _ = write!(
         out,
@@ -45,19 +45,19 @@ fn cell(out: &mut String, (x, y): (f64, f64), size: f64, number: usize, piece: O
     );
     let height = (size - 2.0) / ranks as f64;
     for &rank in piece.iter().flat_map(|piece| &piece.ranks) {
-        let (top, width, fill) = (y + 1.0 + height * rank as f64, size - 2.0, colour(rank, ranks));
+        let (top, width, fill) = (y + 1.0 + height * rank as f64, size * 0.45 - 1.0, colour(rank, ranks));
         let _ = write!(
             out,
             "<rect x=\"{:.1}\" y=\"{top:.2}\" width=\"{width:.1}\" height=\"{height:.2}\" fill=\"{fill}\"/>",
-            x + 1.0
+            x + size * 0.55
         );
     }
-    // Readable on every colour, in both themes.
+    // On the cell's own ground: no line of colour runs through it.
     let _ = write!(
         out,
         "<text class=\"part\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-family=\"sans-serif\" font-size=\"{:.0}\" \
-         fill=\"#222\" stroke=\"#fff\" stroke-width=\"2.5\" paint-order=\"stroke\">{number}</text>",
-        x + size / 2.0,
+         fill=\"#222\">{number}</text>",
+        x + size * 0.28,
         y + size * 0.5 + size * 0.19,
         size * 0.52
     );

@@ -31,6 +31,9 @@ let now=starts.length?starts[0]:begin,wide=usual*1.5,frame=null,before=0,skipped
 const asked=new URLSearchParams(location.search).get('call');
 const opened=asked?runs.map(r=>r.calls.filter(c=>r.names[c.name].includes(asked)).pop()).filter(Boolean):[];
 if(opened.length)now=Math.min(...opened.map(c=>c.begin));
+// Else at a message of the last call that has any: something moves.
+else if(!asked)for(const r of runs){const c=r.calls.findLast(c=>c.ranks===r.ranks.length&&r.messages.some(m=>m.left>=c.begin&&m.there<=c.end));
+const m=c&&r.messages.find(m=>m.left>=c.begin&&m.there<=c.end);if(m){now=(m.left+m.there)/2;break;}}
 // The first index whose value is above `x`.
 function above(n,value,x){let a=0,b=n;while(a<b){const m=(a+b)>>1;if(value(m)>x)b=m;else a=m+1;}return a;}
 // The innermost slice of a track at a time, or null.

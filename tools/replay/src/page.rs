@@ -18,8 +18,8 @@ pub fn page(runs: &[Recording]) -> String {
     let mut out = look::head(&format!("Replay of {}", titles.join(" and ")), STYLE);
     out.push_str(
         "<p>The upper picture has the ranks and the messages between them, the lower one a line for each track of a rank: its \
-         calls, its lanes with their steps, its threads. Messages leave when they can have left at the earliest and are \
-         there when they were read. Click or drag in the lower picture to go to a time.</p>\
+         calls, its lanes with their steps, its threads. A message leaves at the earliest possible time, and arrives \
+         when it was read. Click or drag in the lower picture to go to a time.</p>\
          <div class=\"controls\"><button id=\"last\">Call back</button><button id=\"play\">Play</button>\
          <button id=\"call\">Next call</button><button id=\"message\">Next message</button>\
          <label>speed <select id=\"speed\"><option>0.1<option>0.25<option>0.5<option selected>1<option>2<option>5<option>20\
@@ -151,7 +151,7 @@ fn calls(out: &mut String, runs: &[Recording]) {
         return;
     }
     out.push_str(
-        "<p>Calls, from their begin on the first rank to their end on the last one:</p><div class=\"scroll\"><table>\
+        "<p>Each call, from its begin on the first rank to its end on the last one:</p><div class=\"scroll\"><table>\
          <tr><th>call</th>",
     );
     for run in runs {

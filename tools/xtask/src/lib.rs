@@ -7,6 +7,7 @@
 //! body       the function below a marker: where its body begins and ends
 //! stub       a milestone's files with the bodies taken out, and put back
 //! learn      the learner's folder: a separate workspace, made from ours
+//! library    the library's files by the milestone that introduces them
 //! progress   which steps have passed
 //! check      builds and runs a step's tests, and reports the faults
 //! verdict    each exercise: passed, failed, not written
@@ -17,6 +18,7 @@
 //! readme     a milestone's README in parts: sections, numbered lists, folded blocks
 //! quantity   numbers with units, and how far one is from another
 //! predict    predictions: taken before the answers are shown, and kept
+//! new        a program of the reader's own over the library
 //! interview  questions by topic and level, their follow-ups, and tasks with a checker
 //! dist       the C libraries and tinynccl-cli, laid out for an installation or packed
 //! ```
@@ -32,6 +34,8 @@ pub mod files;
 pub mod hint;
 pub mod interview;
 pub mod learn;
+pub mod library;
+pub mod new;
 pub mod predict;
 pub mod progress;
 pub mod quantity;

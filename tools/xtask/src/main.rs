@@ -3,7 +3,7 @@
 use std::io::{Error, ErrorKind, IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
@@ -16,7 +16,7 @@ use xtask::predict::{self, Request};
 use xtask::progress::{Passed, Progress};
 use xtask::save::Saved;
 use xtask::verdict::Verdict;
-use xtask::{check, exercise, files, hint, stub, verdict};
+use xtask::{check, exercise, files, hint, library, new, stub, verdict};
 
 /// Work through the sixteen milestones: each with its heart taken out, for you to write.
 #[derive(Debug, Parser)]
@@ -80,6 +80,13 @@ enum Task {
         /// The first one that is not written, without it.
         exercise: Option<u32>,
     },
+    /// Write a program of two ranks over the library to PATH, for me to change.
+    New { path: PathBuf },
+    /// List the library's files that a milestone introduces, and my own version of them; of all milestones without STEP.
+    Library {
+        #[arg(value_parser = Step::find)]
+        step: Option<Step>,
+    },
     /// Put what I wrote aside, in learn/backup, and start again.
     Reset {
         #[arg(value_parser = Step::find)]
@@ -106,7 +113,7 @@ struct Interview {
     /// sockets, rdma, gpu, ranks, collectives, performance, python or training.
     #[arg(long)]
     topic: Option<String>,
-    /// 1: whoever names the topic knows it; 2: whoever has worked with it; 3: whoever builds it.
+    /// 1: for those who name the topic; 2: for those who have worked with it; 3: for those who build it.
     #[arg(long)]
     level: Option<u8>,
     /// Draw so many at random; all in the order of the course without it.
@@ -115,6 +122,9 @@ struct Interview {
     /// Draw the same ones again: a walk that draws prints its seed.
     #[arg(long)]
     seed: Option<u64>,
+    /// A mock interview of so many minutes: ten questions at random (or `--count`), a mark for each, a score.
+    #[arg(long, value_name = "MINUTES", num_args = 0..=1, default_missing_value = "20", conflicts_with = "sheet")]
+    mock: Option<u64>,
     /// Write a page to print, in place of the walk.
     #[arg(long, value_name = "FILE.html")]
     sheet: Option<PathBuf>,
@@ -155,6 +165,16 @@ fn start(task: &Task) -> Result<i32> {
         Task::Check { step, exercise, vm } => return checked(&learn, step, Scope { vm: *vm, only: *exercise }),
         Task::Watch { step, exercise } => return watched(&learn, step, Scope { vm: false, only: *exercise }),
         Task::Hint { step, exercise } => hinted(&learn, step, *exercise)?,
+        Task::New { path } => {
+            let folder = new::make(&learn.root, path)?;
+            say!(
+                "{} is a program of two ranks. Build and run it, with a first build of some minutes:",
+                path.display()
+            )?;
+            say!("  cd {} && cargo run", folder.display())?;
+            say!("It prints\n  {}\nThe mean of 0 and 1 is 0.5, and the sum of two of them 1.", new::PRINTS)?;
+        }
+        Task::Library { step } => write!(std::io::stdout(), "{}", library::shown(&learn.root, step.as_ref())?)?,
         Task::Reset { step, yes } => {
             ensure!(*yes || agreed(&learn, step)?, "nothing was changed");
             let old = learn.reset(step)?;
@@ -176,8 +196,9 @@ fn start(task: &Task) -> Result<i32> {
 fn interviewed(learn: &Learn, asked: &Interview) -> Result<bool> {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() % 10_000);
     let seed = asked.seed.unwrap_or_else(now);
-    let Interview { step, topic, level, count, .. } = asked;
-    let wanted = Wanted { topic: topic.clone(), level: *level, step: *step, count: *count, seed };
+    let Interview { step, topic, level, mock, .. } = asked;
+    let count = asked.count.or(mock.map(|_| 10));
+    let wanted = Wanted { topic: topic.clone(), level: *level, step: *step, count, seed };
     let all = interview::all(learn)?;
     let tasks = all.1.clone();
     let (questions, task) = wanted.choose(all)?;
@@ -191,6 +212,11 @@ fn interviewed(learn: &Learn, asked: &Interview) -> Result<bool> {
         say!("--seed {seed} draws the same ones")?;
     }
     let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
+    if let Some(minutes) = mock {
+        let (begin, limit) = (Instant::now(), Duration::from_secs(minutes * 60));
+        interview::mock(&questions, limit, &|| begin.elapsed(), &mut input, &mut output)?;
+        return Ok(true);
+    }
     let end = interview::walk(&questions, task.as_ref(), &learn.root, &mut input, &mut output)?;
     writeln!(output)?;
     Ok(end != End::Wrong)

@@ -87,6 +87,45 @@ pub fn plain(text: &str) -> String {
     out
 }
 
+/// Columns of a line of [`flowed`].
+const COLUMNS: usize = 100;
+
+/// `text` with the lines of each paragraph joined, and broken anew. Lists, tables and code keep their lines.
+pub fn flowed(text: &str) -> String {
+    let mut out: Vec<String> = Vec::new();
+    let (mut open, mut fenced) = (false, false);
+    for line in text.lines() {
+        let kept =
+            fenced || line.starts_with("```") || line.is_empty() || line.starts_with(['|', '-', ' ']) || is_item(line);
+        fenced ^= line.starts_with("```");
+        if kept {
+            out.push(line.to_owned());
+            open = is_item(line) || line.starts_with("- ");
+            continue;
+        }
+        if !open {
+            out.push(String::new());
+        }
+        open = true;
+        for word in line.split_whitespace() {
+            let full = out
+                .last()
+                .is_none_or(|last| !last.is_empty() && last.chars().count() + 1 + word.chars().count() > COLUMNS);
+            match out.last_mut().filter(|_| !full) {
+                Some(last) if last.is_empty() => last.push_str(word),
+                Some(last) => *last += &format!(" {word}"),
+                None => out.push(word.to_owned()),
+            }
+        }
+    }
+    out.join("\n")
+}
+
+/// True for `1. …`.
+fn is_item(line: &str) -> bool {
+    line.split_once(". ").is_some_and(|(number, _)| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,6 +145,15 @@ mod tests {
             "before\n1. one\n   more\n2. two:\n\n   | a | b |\n3. three\n\nafter\n4. no item of this list's end\n";
         assert_eq!(numbered(list)[..3], ["one\nmore", "two:\n\n| a | b |", "three"]);
         assert_eq!(numbered("2. begins late\n"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn paragraphs_flow_and_lists_stay() {
+        assert_eq!(flowed("one\ntwo\n\nthree\n- a\n- b\n| x |\n| y |"), "one two\n\nthree\n- a\n- b\n| x |\n| y |");
+        assert_eq!(flowed("1. a\n2. b\n```\nc\nd\n```\ne"), "1. a\n2. b\n```\nc\nd\n```\ne");
+        let long = "word ".repeat(50);
+        assert!(flowed(&long).lines().count() == 3 && flowed(&long).lines().all(|line| line.len() <= COLUMNS));
+        assert_eq!(flowed(""), "");
     }
 
     #[test]

@@ -250,10 +250,9 @@ fn an_interview_ends_at_the_whiteboard() {
         let mut command = assert_cmd::cargo::cargo_bin_cmd!("xtask");
         command.arg("interview").args(line.split(' ')).write_stdin(typed).assert()
     };
-    let typed =
-        "\n\ns\ns\ns\na 16 4 yes\na.T 4 16 no\na[::2] 32 4 no\na[:,1:3] 16 4 no\na[1:3] 16 4 yes\na[:,::-1] 16 -4 no\n";
+    let typed = "\n\ns\ns\ns\ns\ns\ns\na 16 4 yes\na.T 4 16 no\na[::2] 32 4 no\na[:,1:3] 16 4 no\na[1:3] 16 4 yes\na[:,::-1] 16 -4 no\n";
     let out = text(walk("11", typed).success().get_output().stdout.clone());
-    assert!(out.contains("1 of 4  (python, level 2, 11-pytorch-bindings)"), "{out}");
+    assert!(out.contains("1 of 7  (python, level 2, 11-pytorch-bindings)"), "{out}");
     assert!(out.contains("A subset of CPython's C interface") && out.contains("How does a wheel say so?"), "{out}");
     assert!(!out.contains("Otherwise no other Python thread"), "skipped: {out}");
     assert!(out.contains("right: the views were made"), "{out}");

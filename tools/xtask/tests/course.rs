@@ -172,7 +172,17 @@ fn every_stub_becomes_the_solution_again() {
 fn every_milestone_has_a_chapter() {
     for step in &STEPS {
         let chapter = course::checkout().join(format!("docs/book/src/milestones/{}.md", step.folder()));
-        assert!(chapter.is_file(), "no chapter {}", chapter.display());
+        let text = std::fs::read_to_string(&chapter).unwrap_or_else(|e| panic!("{}: {e}", chapter.display()));
+        // The README is the text; a chapter shows all of it, with its picture, the core of the code and NCCL's way.
+        let parts: Vec<&str> = text.lines().filter(|line| line.starts_with("{{#readme ")).collect();
+        let cuts = ["", "What you will learn", "How it works", "Do it yourself", ""];
+        let all: Vec<String> = cuts.windows(2).map(|cut| format!("{{{{#readme {}..{}}}}}", cut[0], cut[1])).collect();
+        assert_eq!(parts, all, "{}", chapter.display());
+        assert!(
+            text.contains(&format!("{{{{#figure {:02} ", step.number)),
+            "{}: an opening picture",
+            chapter.display()
+        );
     }
 }
 

@@ -3,6 +3,7 @@
 //! fail with what it shows. scripts/learn-tests.sh runs this and says how long it takes.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 use xtask::body::{self, Language};
@@ -10,7 +11,7 @@ use xtask::check::{Report, Scope, check};
 use xtask::course::{STEPS, Step, checkout};
 use xtask::exercise::{self, Exercise};
 use xtask::learn::Learn;
-use xtask::stub;
+use xtask::{new, stub};
 
 /// Lines that the book shows of a test that failed.
 const SHOWN: usize = 3;
@@ -96,6 +97,17 @@ fn attempt(learn: &Learn, step: &Step, exercises: &[Exercise], e: &Exercise, sho
         assert!(all.contains(&masked(line)), "{}: {line:?} is not in\n{}", kept.display(), report.output);
     }
     println!("{}, exercise {}: fails as in the book", step.folder(), e.number);
+}
+
+#[test]
+#[ignore = "builds the library anew: run scripts/learn-tests.sh"]
+fn a_new_program_prints_what_xtask_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = new::make(&checkout(), &folder.path().join("mine")).unwrap();
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap());
+    let output = cargo.current_dir(&path).env_remove("CARGO_TARGET_DIR").args(["run", "-q"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), new::PRINTS);
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn host(out: &mut String, host: &Host) {
     line(out, "locked memory", &format!("{locked}; RDMA registers 3 MiB per peer and channel (ulimit -l)"));
     let shm = host.shm.map_or("not there".to_owned(), |shm| {
         format!(
-            "{} free of {}; ours is not in it (memfd), that of NCCL, MPI and PyTorch is",
+            "{} free of {}; NCCL, MPI and PyTorch need it, tinynccl does not (memfd)",
             bytes(shm.free),
             bytes(shm.size)
         )

@@ -1,8 +1,10 @@
 //! Interview questions: read from the READMEs' sections *Interview questions*, chosen, asked, printed.
 
+mod mock;
 mod sheet;
 mod walk;
 
+pub use mock::{Score, mock};
 pub use sheet::sheet;
 pub use walk::{End, walk};
 
@@ -16,7 +18,7 @@ use crate::readme;
 /// The topics, in the order of the course.
 pub const TOPICS: [&str; 8] = ["sockets", "rdma", "gpu", "ranks", "collectives", "performance", "python", "training"];
 
-/// 1: whoever names the topic knows it. 2: whoever has worked with it. 3: whoever builds it.
+/// 1: for those who name the topic. 2: for those who have worked with it. 3: for those who build it.
 pub const LEVELS: std::ops::RangeInclusive<u8> = 1..=3;
 
 /// One question.
@@ -32,8 +34,8 @@ pub struct Question {
     pub text: String,
     /// Spoken in a minute.
     pub answer: String,
-    /// The question that comes next, and its answer.
-    pub follow_up: (String, String),
+    /// The question that comes next, and its answer, where there is one.
+    pub follow_up: Option<(String, String)>,
 }
 
 /// A task with a checker.
@@ -52,7 +54,7 @@ pub struct Whiteboard {
 /// The questions and tasks of all READMEs, in the order of the course.
 ///
 /// # Errors
-/// A README cannot be read, or a question has no topic, level or follow-up; the error quotes it.
+/// A README cannot be read, or a question has no topic or level; the error quotes it.
 pub fn all(learn: &Learn) -> Result<(Vec<Question>, Vec<Whiteboard>)> {
     let (mut questions, mut tasks) = (Vec::new(), Vec::new());
     for step in &STEPS {
@@ -80,23 +82,26 @@ fn topic(name: &str) -> Result<&'static str> {
     found.with_context(|| format!("there is no topic '{name}': expected one of {}", TOPICS.join(", ")))
 }
 
-/// `answer`, `Follow-up: question? answer`, `*topic, level 2*`, a paragraph each.
+/// `answer`, perhaps `Follow-up: question? answer`, and `*topic, level 2*`, a paragraph each.
 fn question(step: &Step, text: &str, body: &str) -> Result<Question> {
-    const FORM: &str = "expected at its end 'Follow-up: …? …' and '*topic, level 1*'";
+    const FORM: &str = "expected at its end 'Follow-up: …? …', or nothing, and '*topic, level 1*'";
     let (rest, kind) = body.trim().rsplit_once("\n\n").context(FORM)?;
-    let (answer, follow_up) = rest.split_once("\n\nFollow-up: ").context(FORM)?;
+    let (answer, follow_up) = match rest.split_once("\n\nFollow-up: ") {
+        None => (rest, None),
+        Some((answer, text)) => (answer, Some(text.split_once('?').context(FORM)?)),
+    };
     let kind = kind.strip_prefix('*').and_then(|k| k.strip_suffix('*')).context(FORM)?;
     let (name, level) = kind.split_once(", level ").context(FORM)?;
     let level = level.parse().ok().filter(|level| LEVELS.contains(level)).context("its level is not 1, 2 or 3")?;
-    let (next, its_answer) = follow_up.split_once('?').context(FORM)?;
-    ensure!(!answer.trim().is_empty() && !its_answer.trim().is_empty(), "an answer is missing");
+    let lacks = |answer: &str| answer.trim().is_empty();
+    ensure!(!lacks(answer) && !follow_up.is_some_and(|(_, answer)| lacks(answer)), "an answer is missing");
     Ok(Question {
         step: *step,
         topic: topic(name)?,
         level,
         text: text.to_owned(),
         answer: answer.trim().to_owned(),
-        follow_up: (format!("{next}?"), its_answer.trim().to_owned()),
+        follow_up: follow_up.map(|(next, answer)| (format!("{next}?"), answer.trim().to_owned())),
     })
 }
 
@@ -187,14 +192,15 @@ mod tests {
         let (questions, task) = of(&step, README).unwrap();
         let q = &questions[0];
         assert_eq!((q.topic, q.level, q.answer.as_str()), ("rdma", 2, "So.\n\nAnd so."));
-        assert_eq!(q.follow_up, ("And\nwhen?".to_owned(), "Then. Or not?".to_owned()));
+        assert_eq!(q.follow_up, Some(("And\nwhen?".to_owned(), "Then. Or not?".to_owned())));
+        let alone = README.replace("Follow-up: And\nwhen? Then. Or not?\n\n", "");
+        assert_eq!(of(&step, &alone).unwrap().0[0].follow_up, None);
         let expected = Whiteboard { step, topic: "rdma", text: "Write.".into(), command: "true --x".into() };
         assert_eq!(task, Some(expected));
         for (was, is, words) in [
             ("*rdma, level 2*", "", "expected at its end"),
             ("*rdma, level 2*", "*rdam, level 2*", "no topic 'rdam'"),
             ("level 2*", "level 4*", "not 1, 2 or 3"),
-            ("Follow-up: ", "", "the question 'Why <code>x</code>?'"),
             ("when? Then. Or not?", "when", "expected at its end"),
             ("```sh\n", "", "without a command"),
         ] {

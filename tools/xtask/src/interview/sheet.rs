@@ -23,10 +23,14 @@ pub fn sheet(questions: &[Question], tasks: &[Whiteboard]) -> String {
         }
         for q in of_topic {
             number += 1;
-            let (text, next) = (inline(&q.text), inline(&q.follow_up.0));
+            let text = inline(&q.text);
+            let then = |words: &str| format!("Then: {}", inline(words));
+            let (next, its_answer) = q.follow_up.as_ref().map_or_else(Default::default, |(next, answer)| {
+                (format!("<br>{}", then(next)), format!("<p>{}</p>", then(answer)))
+            });
             let origin = format!("<span class=\"level\">level {}, {}</span>", q.level, q.step.folder());
-            asked.push_str(&format!("<li>{text} {origin}<br>Then: {next}</li>\n"));
-            answered.push_str(&format!("<li>{}<p>Then: {}</p></li>\n", blocks(&q.answer), inline(&q.follow_up.1)));
+            asked.push_str(&format!("<li>{text} {origin}{next}</li>\n"));
+            answered.push_str(&format!("<li>{}{its_answer}</li>\n", blocks(&q.answer)));
         }
         for part in [&mut asked, &mut answered] {
             part.push_str("</ol>\n");
@@ -39,8 +43,8 @@ pub fn sheet(questions: &[Question], tasks: &[Whiteboard]) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width\"><title>tinynccl: interview questions</title><style>{STYLE}</style></head><body>\n\
-         <h1>Interview questions</h1>\n<p>{number} questions of the milestones' READMEs, by <code>cargo xtask interview --sheet</code>. Level 1: \
-         whoever names the topic knows it; 2: whoever has worked with it; 3: whoever builds it. Answers begin on a page of \
+         <h1>Interview questions</h1>\n<p>{number} questions of the milestones' READMEs, by <code>cargo xtask interview --sheet</code>. Level 1 is \
+         for those who name the topic, 2 for those who have worked with it, 3 for those who build it. Answers begin on a page of \
          their own.</p>\n{asked}<div class=\"answers\">\n<h1>Answers</h1>\n{answered}</div>\n</body></html>\n"
     )
 }

@@ -41,8 +41,8 @@ fn prompt(words: &str, input: &mut dyn BufRead, output: &mut dyn Write) -> Resul
     })
 }
 
-fn said(output: &mut dyn Write, text: &str) -> Result<()> {
-    Ok(writeln!(output, "   {}", readme::plain(text).replace('\n', "\n   "))?)
+pub(super) fn said(output: &mut dyn Write, text: &str) -> Result<()> {
+    Ok(writeln!(output, "   {}", readme::flowed(&readme::plain(text)).replace('\n', "\n   "))?)
 }
 
 /// Asks the questions and the task. The checker runs in `root`, the checkout.
@@ -57,7 +57,7 @@ pub fn walk(
     output: &mut dyn Write,
 ) -> Result<End> {
     for (at, question) in (1..).zip(questions) {
-        let Question { step, topic, level, text, answer, follow_up: (next, its_answer) } = question;
+        let Question { step, topic, level, text, answer, follow_up } = question;
         writeln!(output, "\n{at} of {}  ({topic}, level {level}, {})\n", questions.len(), step.folder())?;
         said(output, text)?;
         match prompt("say it aloud, then Enter; s skips, q ends", input, output)? {
@@ -67,6 +67,7 @@ pub fn walk(
         }
         writeln!(output)?;
         said(output, answer)?;
+        let Some((next, its_answer)) = follow_up else { continue };
         writeln!(output)?;
         said(output, next)?;
         match prompt("Enter", input, output)? {
@@ -121,7 +122,7 @@ mod tests {
     use crate::course::Step;
 
     fn question(text: &str) -> Question {
-        let follow_up = ("And then?".to_owned(), "Later.".to_owned());
+        let follow_up = Some(("And then?".to_owned(), "Later.".to_owned()));
         let (text, answer) = (text.to_owned(), "**So** it is.".to_owned());
         Question { step: Step::find("5").unwrap(), topic: "rdma", level: 2, text, answer, follow_up }
     }

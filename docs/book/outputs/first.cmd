@@ -1,0 +1,2 @@
+# compare: exact
+cargo run -q -p tinynccl --example all_reduce
