@@ -116,7 +116,7 @@ def lib_hello():
         p.dot(x, y, 22, f"full r{i}")
         p.text(x, y + 5, str(i), "b on")
     p.arrow((350, 122), (490, 122), words="then")
-    p.text(600, 238, "2 links, made when a call needs them", "s")
+    p.text(590, 238, "2 links, made on first use", "s")
     return p
 
 
@@ -154,7 +154,7 @@ def allreduce_verbs():
 
 
 def allreduce_gpu():
-    p = Picture(220, "Two GPUs: each kernel writes data and flags into the other's memory and adds what arrived in its own.")
+    p = Picture(264, "Two GPUs: each kernel writes data and flags into the other's memory and adds what arrived in its own.")
     for i, x in enumerate((20, 440)):
         p.rect(x, 20, 260, 160, "frame", 8)
         p.text(x + 130, 42, f"GPU {i}", "b")
@@ -162,11 +162,10 @@ def allreduce_gpu():
         slots = x + (150 if i == 0 else 20)
         p.cell(slots, 60, 90, 40, f"data of {1 - i}", 1 - i, pale=True)
         p.cell(slots, 108, 90, 40, "flag", 3, pale=True)
-    p.arrow((130, 134), (160, 168), (462, 168), (490, 152), kind="line thick l0")
-    p.text(360, 160, "NVLink", "s")
-    p.arrow((590, 76), (560, 30), (262, 30), (236, 56), kind="line thick l1")
-    p.text(360, 24, "NVLink", "s")
-    p.text(360, 208, "A thread that sees the flag may read the data: no host, no copy between.", "s")
+    p.arrow((85, 152), (85, 202), (490, 202), (490, 152), kind="line thick l0")
+    p.text(360, 196, "NVLink", "s")
+    p.arrow((635, 152), (635, 222), (230, 222), (230, 152), kind="line thick l1")
+    p.text(360, 252, "A thread that sees the flag may read the data: no host, no copy between.", "s")
     return p
 
 
@@ -203,7 +202,7 @@ def ddp_train():
     for i in range(3):
         y = 20 + i * 66
         p.arrow((110, 111), (166, y + 24), kind="line")
-        p.box(170, y, 120, 48, f"replica {i}", f"pale r{i}", "forward, backward")
+        p.box(170, y, 120, 48, f"replica {i}", f"pale r{i}", "own gradients")
         p.arrow((294, y + 24), (376, 111), kind=f"line l{i}")
         p.arrow((500, 111), (576, y + 24), kind="line l1")
         p.box(580, y, 124, 48, "same weights", f"pale r{i}", "same bits")

@@ -23,14 +23,14 @@ def time_over_size():
     """Log-log: a floor, then a slope."""
     p = Picture(330, "Time of an all_reduce over its size on two H200s, both axes logarithmic: flat up to 64 KiB, then as steep as the size.")
     rows = recorded("all_reduce, f32, plain launches")
-    axes = Axes(p, (70, 20, 620, 240), (8, 2 ** 29), (2, 4000))
+    axes = Axes(p, (70, 20, 620, 240), (8, 2 ** 29), (1, 4000))
     axes.ticks(sizes([(3, "8 B"), (10, "1 KiB"), (15, "32 KiB"), (20, "1 MiB"), (25, "32 MiB"), (29, "512 MiB")]),
                [(10, "10 µs"), (100, "100 µs"), (1000, "1 ms")])
     axes.curve([(size, theirs) for size, _, theirs in rows], "line thick l3")
     axes.curve([(size, ours) for size, ours, _ in rows], "line thick l0")
     for size, ours, _ in rows:
         p.dot(*axes.at(size, ours), 3.5, "full r0")
-    p.text(*axes.at(1024, 2.6), "tinynccl: 4.4 µs, whatever the size: α", "s")
+    p.text(*axes.at(1024, 2.0), "tinynccl: 4.4 µs, whatever the size: α", "s")
     p.text(*axes.at(1024, 12), "NCCL 2.28.9", "s")
     x, y = axes.at(2 ** 25, 600)
     p.text(x - 14, y, "as steep as the size: S / B", "s", "end")
@@ -46,7 +46,7 @@ def busbw_over_size():
     axes.ticks(sizes([(11, "2 KiB"), (15, "32 KiB"), (20, "1 MiB"), (25, "32 MiB"), (29, "512 MiB")]),
                [(1, "1 GB/s"), (10, "10"), (100, "100")])
     axes.curve([(2048, 364), (2 ** 29, 364)], "line dash l2")
-    p.text(*axes.at(2 ** 14, 450), "364 GB/s: a kernel that only writes", "s")
+    p.text(*axes.at(2 ** 16, 450), "364 GB/s: a kernel that only writes", "s")
     axes.curve([(2048, 2048 / 4.3e3), (364 * 4.3e3, 364)], "line dash")
     x, y = axes.at(2 ** 16, 16)
     p.text(x - 16, y - 14, "S / α", "s", "end")
@@ -83,15 +83,14 @@ def paths_of_a_tensor():
     p.box(36, 56, 80, 44, "GPU 0", "full r0")
     p.box(144, 56, 80, 44, "GPU 1", "full r0")
     p.arrow((118, 78), (142, 78), kind="line thick l0")
-    p.text(130, 118, "1 peer memory: NVLink", "s")
+    p.text(130, 70, "1", "s")
     p.box(36, 150, 188, 40, "host memory", "pale r1")
     p.arrow((60, 102), (60, 148), kind="line l1")
     p.arrow((204, 148), (204, 102), kind="line l1")
-    p.text(130, 142, "2", "s")
-    p.text(130, 208, "2 shared memory: two copies", "s")
+    p.text(130, 132, "2", "s")
     p.box(36, 250, 188, 44, "network card", "full r2")
     p.arrow((28, 102), (28, 272), (34, 272), kind="line l2")
-    p.arrow((130, 214), (130, 248), kind="line l3")
+    p.arrow((130, 192), (130, 248), kind="line l3")
     p.box(496, 56, 80, 44, "GPU 2", "full r0")
     p.box(496, 150, 188, 40, "host memory", "pale r1")
     p.box(496, 250, 188, 44, "network card", "full r2")
@@ -101,7 +100,7 @@ def paths_of_a_tensor():
     p.text(360, 254, "3 RDMA: card to card", "s")
     p.arrow((226, 286), (494, 286), kind="line thick l3")
     p.text(360, 306, "4 sockets: over both kernels", "s")
-    p.text(360, 346, "Each way down costs a copy more. With GPUDirect the card reads the GPU's memory itself (3).", "s")
+    p.text(360, 346, "1 peer memory, NVLink. 2 shared memory: two copies. 3 with GPUDirect: none. 4: two and more.", "s")
     return p
 
 
@@ -118,10 +117,10 @@ def eight_gpus():
             for unit in range(2):
                 ux = sx + unit * 78
                 number = socket * 4 + switch * 2 + unit
-                p.box(ux, 146, 72, 28, f"card {number}", "pale r1")
+                p.cell(ux, 146, 52, 28, f"card {number}", 1, pale=True)
                 p.box(ux, 206, 72, 40, f"GPU {number}", "full r0")
                 p.line([(ux + 24, 122), (ux + 24, 146)])
-                p.line([(ux + 60, 122), (ux + 60, 206)])
+                p.line([(ux + 62, 122), (ux + 62, 206)])
     p.line([(344, 47), (376, 47)])
     centre = lambda n: 36 + (n // 4) * 340 + (n % 4 // 2) * 158 + (n % 2) * 78 + 36
     for n in range(7):
@@ -166,8 +165,8 @@ def gains():
     for i, (name, before, after) in enumerate(rows):
         y, factor = 14 + i * 40, before / after
         p.text(20, y + 12, name, "s", "start")
-        p.rect(20, y + 18, 36 + factor * 48, 12, f"full r{i % 4}", 2)
-        p.text(66 + factor * 48, y + 29, f"{factor:.1f} times as fast" if factor > 1.1 else f"{factor:.2f} times", "s", "start")
+        p.rect(20, y + 18, 36 + factor * 37, 12, f"full r{i % 4}", 2)
+        p.text(66 + factor * 37, y + 29, f"{factor:.1f} times as fast" if factor > 1.1 else f"{factor:.2f} times", "s", "start")
     return p
 
 
