@@ -3,7 +3,8 @@
 #
 #   scripts/book.sh build     into target/book (start at target/book/index.html); fails on a broken link, a missing item of code
 #                             or a block of code that is written by hand
-#   scripts/book.sh check     build, and run every command whose output the book shows, and compare
+#   scripts/book.sh check     build, draw the pictures again and compare, run every command whose output the book or a README shows,
+#                             and compare
 #   scripts/book.sh bless     run those commands and keep what they print
 #   scripts/book.sh look      every page of the built book in headless Chromium, 1280 and 390 pixels wide: fails on what sticks
 #                             out, on words whose contrast is too low (WCAG AA) and on errors in the console; screenshots into
@@ -11,7 +12,7 @@
 #                             --only PART: only pages whose path contains PART; --dark: in the dark theme
 #   scripts/book.sh serve     build, and serve it on http://127.0.0.1:4780
 #
-# Needs mdbook 0.5 (scripts/setup.sh --book); `look` needs Chromium (scripts/setup.sh --chromium).
+# Needs mdbook 0.5 (scripts/setup.sh --book), `check` Python; `look` needs Chromium (scripts/setup.sh --chromium).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +30,7 @@ build() {
 
 case ${1:-} in
     build) build ;;
-    check) build; tool outputs ;;
+    check) python3 docs/book/pictures/draw.py --check; build; tool outputs ;;
     bless) shift && tool outputs --bless "$@" ;;
     look) shift && tool look target/book "$@" ;;
     serve) build; python3 -m http.server --bind 127.0.0.1 --directory target/book 4780 ;;

@@ -16,7 +16,7 @@ new ResizeObserver(() => wide.forEach(fade)).observe(document.body);
 for (const table of document.querySelectorAll(".content table")) {
     const heads = [...table.querySelectorAll("thead th")].map(head => head.textContent.trim());
     const cells = [...table.querySelectorAll("tbody td")];
-    if (heads.length < 3 || !cells.some(cell => cell.textContent.length > 36)) continue;
+    if (heads.length < 3 || !cells.some(cell => cell.textContent.length > 28)) continue;
     table.classList.add("cards");
     for (const cell of cells) if (heads[cell.cellIndex]) cell.dataset.column = heads[cell.cellIndex];
 }

@@ -15,6 +15,8 @@ mod outputs;
 mod paths;
 mod preprocess;
 mod rewrite;
+#[cfg(test)]
+mod sentences;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
