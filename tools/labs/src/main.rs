@@ -76,7 +76,7 @@ pub(crate) struct Outputs {
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).format_timestamp(None).init();
-    let matches = Options::command().get_matches();
+    let matches = command().get_matches();
     let options = Options::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let run = || run(&options.command).unwrap_or_else(|error| ranks::failure(&error));
     let code = match (&options.command, matches.subcommand()) {
@@ -89,6 +89,14 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
+/// The command line: a lab is also called by the number of its page, `3` or `03`.
+fn command() -> clap::Command {
+    pages::Page::all().fold(Options::command(), |command, page| {
+        let numbers = page.numbers();
+        command.mut_subcommand(page.lab, |lab| lab.aliases(numbers))
+    })
+}
+
 fn run(command: &Command) -> Result<u8> {
     match command {
         Command::Lab(lab) => lab.run(),
@@ -97,5 +105,19 @@ fn run(command: &Command) -> Result<u8> {
         Command::Packets { trace } => card::shown::print(trace).map(|()| 0),
         Command::Wire { scene } => scenes::run(*scene),
         Command::Outputs(options) => outputs::run(options),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lab_is_called_by_name_or_number() {
+        for word in ["dead-rank", "03", "3"] {
+            let matches = command().try_get_matches_from(["labs", word]).unwrap();
+            assert_eq!(matches.subcommand_name(), Some("dead-rank"), "{word}");
+        }
+        assert!(command().try_get_matches_from(["labs", "99"]).is_err());
     }
 }

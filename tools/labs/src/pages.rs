@@ -37,6 +37,12 @@ impl Page {
         })
     }
 
+    /// `03` and `3`.
+    pub(crate) fn numbers(&self) -> [&'static str; 2] {
+        let number = self.title.split(' ').next().unwrap_or_default();
+        [number, number.trim_start_matches('0')]
+    }
+
     /// One line of `list`.
     fn line(&self) -> String {
         let Page { lab, minutes, needs, symptom, .. } = self;
