@@ -24,8 +24,8 @@ pub(crate) fn sent(rank: usize, hop: usize, ranks: usize) -> usize {
 }
 
 /// The first round: afterwards this rank's `data` holds the finished sum of the part numbered like its right neighbour.
-// EXERCISE 2 (How it works): loop over ranks - 1 hops. In each hop, one `comm.send_recv(data, to, into, from)` sends part
-// `sent(rank, hop, ranks)` of `data` to the next rank and receives the previous rank's part into the beginning of
+// EXERCISE 2 (How it works): loop over ranks - 1 hops. In each hop, one `comm.send_recv(data, to, into, from)` sends
+// part `sent(rank, hop, ranks)` of `data` to the next rank and receives the previous rank's part into the beginning of
 // `scratch`. Add the received part to the same part of `data`. `part` gives a part's range.
 fn reduce_scatter(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     let (rank, ranks, count) = (comm.rank(), comm.size(), data.len());

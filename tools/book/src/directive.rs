@@ -1,6 +1,6 @@
 //! `{{#code PATH HEAD}}`, `{{#output NAME}}`, `{{#animation COLLECTIVE ALGORITHM RANKS}}`, `{{#picture ...}}`,
 //! `{{#plot COLLECTIVE ALGORITHMS RANKS SIZES}}` (simulated), `{{#replay COLLECTIVE ALGORITHMS RANKS SIZE}}` (of one
-//! run or of two), `{{#figure NAME CAPTION}}` (of docs/book/pictures). `{{#readme FROM..TO}}` is the preprocessor's own.
+//! run or of two), `{{#figure NAME CAPTION}}` (of docs/book/pictures). `{{#readme FROM..TO}}` is the preprocessor's.
 
 use std::fs;
 use std::path::Path;

@@ -122,8 +122,7 @@ impl Expanded {
         out
     }
 
-    /// Sections of the README of the milestone that the page is the chapter of: `FROM..TO`, without TO; all before TO, or
-    /// all from FROM on.
+    /// Sections of the README of the chapter's milestone: `FROM..TO`, without TO; all before TO, or all from FROM on.
     fn readme(&mut self, sections: &str, page: &Page) -> Result<String> {
         let base = page.path.with_extension("");
         let path = base.join("README.md");

@@ -307,7 +307,7 @@ fn chosen<'a>(exercises: &'a [Exercise], open: &[u32], report: &Report, shown: &
         .or(exercises.first())
 }
 
-/// Which exercise, where, and what helps: for one that is written the README's hint, which is not its task again.
+/// Names the exercise, its place, and what helps: for one that is written the README's hint, not its task again.
 fn pointer(learn: &Learn, step: &Step, exercise: Option<&Exercise>, open: &[u32], endless: bool) -> String {
     let readme = format!("milestones/{}/README.md", step.folder());
     let Some(e) = exercise else { return format!("read {readme}") };

@@ -82,7 +82,7 @@ enum Task {
     },
     /// Write a program of two ranks over the library to PATH, for me to change.
     New { path: PathBuf },
-    /// List the library's files that a milestone introduces, and my own version of them; of all milestones without STEP.
+    /// List the library's files that a milestone introduces, and my own version of them; without STEP all files.
     Library {
         #[arg(value_parser = Step::find)]
         step: Option<Step>,
@@ -270,7 +270,7 @@ fn status(learn: &Learn) -> Result<()> {
     Ok(())
 }
 
-/// The first step that is begun and not done, else the first that is not begun: of those behind `done`, if there is one.
+/// The first step that is begun and not done, else the first that is not begun, of those behind `done` if there are any.
 fn next(learn: &Learn, done: Option<&Step>) -> Result<String> {
     let progress = Progress::read(&learn.folder)?;
     let mut left = Vec::new();

@@ -48,7 +48,7 @@ fn manifest(root: &Path, name: &str) -> String {
     )
 }
 
-/// [`MAIN`] without the line that says how to run it as an example.
+/// Text of [`MAIN`] without the line that says how to run it as an example.
 fn program() -> String {
     let body = MAIN.trim_start_matches(|c| c != '\n').trim_start();
     format!("//! Two ranks, each a process, add up what they have.\n\n{body}")

@@ -121,7 +121,7 @@ pub fn flowed(text: &str) -> String {
     out.join("\n")
 }
 
-/// True for `1. …`.
+/// Returns true for an item of a numbered list, `1. …`.
 fn is_item(line: &str) -> bool {
     line.split_once(". ").is_some_and(|(number, _)| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }

@@ -50,8 +50,9 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The verdicts on all `exercises`: `open` are not written; `failed`, `passed` and `shown` tell of the tests. `whole`: all
-/// of the milestone's tests passed. `stopped`: they were ended early. `lacks`: some were left out for want of a device.
+/// The verdicts on all `exercises`: `open` are not written; `failed`, `passed` and `shown` tell of the tests.
+/// `whole`: all of the milestone's tests passed. `stopped`: they were ended early. `lacks`: some were left out for want
+/// of a device.
 pub(crate) fn of(
     exercises: &[Exercise],
     open: &[u32],

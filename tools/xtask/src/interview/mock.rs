@@ -102,7 +102,7 @@ fn report(marked: &[(&Question, u32)], score: &Score, took: Duration, output: &m
     Ok(())
 }
 
-/// `12:05`
+/// Minutes and seconds, like `12:05`.
 fn clock(time: Duration) -> String {
     format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60)
 }
