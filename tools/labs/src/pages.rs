@@ -37,10 +37,12 @@ impl Page {
         })
     }
 
-    /// `03` and `3`.
-    pub(crate) fn numbers(&self) -> [&'static str; 2] {
+    /// Number of the page: `03` and `3`, or `12` alone.
+    pub(crate) fn numbers(&self) -> Vec<&'static str> {
         let number = self.title.split(' ').next().unwrap_or_default();
-        [number, number.trim_start_matches('0')]
+        let mut all = vec![number, number.trim_start_matches('0')];
+        all.dedup();
+        all
     }
 
     /// One line of `list`.
