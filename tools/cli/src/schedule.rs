@@ -221,7 +221,7 @@ mod tests {
         }
         assert!(!page.contains(">arriving: 0+1+2+3<"));
         for part in 0..4 {
-            assert!(page.contains(&format!("paint-order=\"stroke\">{part}</text>")), "{part}");
+            assert!(page.contains(&format!("fill=\"#222\">{part}</text>")), "{part}");
         }
         let page = html::page(&played(Collective::AllGather, Algorithm::Ring, 4));
         assert!(page.contains(">arriving: 3<") && !page.contains(">arriving: the sum<") && page.contains(">3</text>"));
