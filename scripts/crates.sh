@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the packages of the crates for crates.io and builds each from its package, with the others as a registry would give them.
+# Makes the packages of the crates that are published, and builds each from its package, with the others as a registry would give them.
 # Nothing is sent anywhere.
 #
 #   scripts/crates.sh [--list]    --list: what each package holds, without a build

@@ -199,7 +199,7 @@ impl Inner {
         let rank = self.state.rank;
         let found = described.fastest(&today, &model.hosts, cut).map(|(name, [time, today], schedule)| {
             let [us, other] = [time, today].map(|time| time * 1e6);
-            let (collective, bytes, algorithm) = (call.collective, call.bytes(), choice.algorithm);
+            let (collective, bytes, algorithm) = (call.collective, 1usize << key.2, choice.algorithm);
             log::debug!("rank {rank}: {collective} of {bytes} bytes: {name} {us:.0} us, {algorithm} {other:.0} us");
             // A call may come in place.
             let in_place = (0..shape.ranks).all(|rank| shape.in_place(rank).is_none()) || schedule.in_place().is_ok();
