@@ -81,7 +81,9 @@ enum Task {
         exercise: Option<u32>,
     },
     /// Write a program of two ranks over the library to PATH, for me to change.
-    New { path: PathBuf },
+    New {
+        path: PathBuf,
+    },
     /// List the library's files that a milestone introduces, and my own version of them; without STEP all files.
     Library {
         #[arg(value_parser = Step::find)]
