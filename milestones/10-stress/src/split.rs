@@ -2,12 +2,12 @@
 
 use std::str::FromStr;
 
-/// How ranks are divided into groups.
+/// Division of ranks into groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Split {
     /// By their number modulo this.
     Modulo(u32),
-    /// These ranks from the others.
+    /// One group of the ranks that are named, and one of the others.
     Apart(Vec<u32>),
 }
 

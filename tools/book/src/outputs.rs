@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(sorted("b 1\na 2\na 3"), sorted("a 9\nb 10"));
     }
 
-    /// What a README expects is what its first command prints, in a build for tests.
+    /// Compares what a README expects with what its first command prints, in a build for tests.
     #[test]
     fn an_output_of_a_readme_is_that_of_its_first_command() {
         let mut found = 0;

@@ -191,13 +191,17 @@ fn manifest(ours: &str, used: &BTreeSet<String>) -> Result<String> {
         let group = lints.map(|l| l.entry(group).or_insert_with(|| Table::new().into())).and_then(Value::as_table_mut);
         group.context("lints are no table")?.insert(lint.to_owned(), "allow".into());
     }
-    let dev = table.get_mut("profile").and_then(|p| p.get_mut("dev")).and_then(Value::as_table_mut);
-    let dev = dev.context("Cargo.toml has no profile dev")?;
+    let profiles = table.get_mut("profile").and_then(Value::as_table_mut).context("Cargo.toml has no profiles")?;
+    // Cargo warns of packages that are not used.
+    for profile in profiles.iter_mut().filter_map(|(_, profile)| profile.as_table_mut()) {
+        if let Some(packages) = profile.get_mut("package").and_then(Value::as_table_mut) {
+            packages.retain(|name, _| name == "*" || used.contains(name));
+        }
+    }
+    let dev = profiles.get_mut("dev").and_then(Value::as_table_mut).context("Cargo.toml has no profile dev")?;
     let own: Table =
         ["opt-level", "debug"].iter().filter_map(|k| Some(((*k).to_owned(), dev.get(*k)?.clone()))).collect();
     let packages = dev.get_mut("package").and_then(Value::as_table_mut).context("profiles of packages")?;
-    // Cargo warns of packages that are not used.
-    packages.retain(|name, _| name == "*" || used.contains(name));
     // The library is no member there, so it would be built like the other dependencies, and again.
     packages.extend(library.into_iter().filter(|name| used.contains(name)).map(|name| (name, own.clone().into())));
     Ok(format!("# Made by cargo xtask from the checkout's Cargo.toml, and made again each time.\n{table}"))
@@ -236,6 +240,7 @@ mod tests {
         for name in ["tinynccl", "sha2"] {
             assert!(!without.contains(&format!("profile.dev.package.{name}]")), "cargo warns of packages not used");
         }
+        assert!(!without.contains("profile.release.package.tinynccl-comm]"), "{without}");
     }
 
     #[test]

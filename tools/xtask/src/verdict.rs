@@ -16,7 +16,7 @@ pub enum State {
     Panics,
     /// Its own tests have not ended, or not begun.
     NotRun,
-    /// What its tests need is not on this machine.
+    /// Not run: this machine lacks something that its tests need.
     Unchecked,
     /// It is still the stub.
     NotWritten,
