@@ -10,6 +10,7 @@ while the other one makes calls, too; medians of rounds in turn. Needs what run.
 """
 
 import argparse
+import concurrent.futures
 import copy
 import json
 import os
@@ -17,7 +18,6 @@ import pathlib
 import statistics
 import sys
 import tempfile
-import threading
 
 from network import Network
 from run import BIN, scaled
@@ -77,16 +77,10 @@ def job(network, size, port, description, *options):
 
 
 def unaware(network, description, size):
-    times = {}
-
-    def one(name, group, port):
-        times[name] = job(Part(network, group), size, port, alone(description, group))
-    threads = [threading.Thread(target=one, args=call) for call in (("all", ALL, 29400), ("pair", PAIR, 29500))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return times["all"], times["pair"]
+    def one(group, port):
+        return job(Part(network, group), size, port, alone(description, group))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return list(pool.map(one, (ALL, PAIR), (29400, 29500)))
 
 
 def aware(network, description, size):
