@@ -20,7 +20,7 @@ import sys
 import tempfile
 
 from network import Network
-from run import BIN, scaled
+from run import measured, scaled
 
 RANKS = [2, 2, 1, 1, 1, 1]
 PAIR, ALL = [1, 3], [0, 2, 4, 5, 6, 7]
@@ -60,20 +60,11 @@ class Part(Network):
 
 def job(network, size, port, description, *options):
     """Microseconds of rank 0's group of a job."""
-    with tempfile.TemporaryDirectory() as folder:
-        (pathlib.Path(folder) / "machine.json").write_text(json.dumps(description))
-
-        def command(rank):
-            return [BIN / "stress", "--collective", "all_reduce", "-b", size, "-e", size, "--budget", "3", "--repetitions", "5",
-                    "--place", "out", "--no-pin", *options, *(["--json", f"{folder}/out.json"] if rank == 0 else [])]
-        network.run(command, {"TINYNCCL_SECRET": "one network of namespaces", "TINYNCCL_TUNE": "off", "TINYNCCL_IFNAME": "l",
-                              "MASTER_PORT": port, "TINYNCCL_TOPOLOGY": f"{folder}/machine.json"})
-        with open(f"{folder}/out.json") as file:
-            found = json.load(file)
-    (row,) = found["rows"]
-    if found["wrong"]:
-        raise RuntimeError(f"wrong values: {row}")
-    return row["out_of_place"]["median"] * 1e6
+    arguments = ["--collective", "all_reduce", "-b", size, "-e", size, "--budget", "3", "--repetitions", "5", *options]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(description, file)
+        file.flush()
+        return measured(network, arguments, {"MASTER_PORT": port, "TINYNCCL_TOPOLOGY": file.name})
 
 
 def unaware(network, description, size):

@@ -33,20 +33,27 @@ PAYLOAD = 0.955
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 
 
-def stress(network, collective, size, **environment):
-    """Microseconds of a call of `stress` with one rank per rank of the network."""
-    arguments = ["--collective", collective, "-b", size, "-e", size, "-n", "3", "-w", "1", "--repetitions", "3",
-                 "--place", "out", "--no-pin", *(["--transport", "tcp"] if network.one_rank_each else [])]
+def measured(network, arguments, variables):
+    """The median time in microseconds of a run of `stress` by the ranks of the network, as rank 0 prints it."""
     with tempfile.TemporaryDirectory() as folder:
         def command(rank):
-            return [BIN / "stress", *arguments, *(["--json", f"{folder}/out.json"] if rank == 0 else [])]
-        network.run(command, {"TINYNCCL_SECRET": "one network of namespaces", "TINYNCCL_TUNE": "off", "TINYNCCL_IFNAME": "l", "MASTER_PORT": "29400", **environment})
+            return [BIN / "stress", *arguments, "--place", "out", "--no-pin",
+                    *(["--json", f"{folder}/out.json"] if rank == 0 else [])]
+        network.run(command, {"TINYNCCL_SECRET": "one network of namespaces", "TINYNCCL_TUNE": "off",
+                              "TINYNCCL_IFNAME": "l", "MASTER_PORT": "29400", **variables})
         with open(f"{folder}/out.json") as file:
             found = json.load(file)
     (row,) = found["rows"]
     if found["wrong"]:
         raise RuntimeError(f"wrong values: {row}")
     return row["out_of_place"]["median"] * 1e6
+
+
+def stress(network, collective, size, **environment):
+    """Microseconds of a call of `stress` with one rank per rank of the network."""
+    arguments = ["--collective", collective, "-b", size, "-e", size, "-n", "3", "-w", "1", "--repetitions", "3",
+                 *(["--transport", "tcp"] if network.one_rank_each else [])]
+    return measured(network, arguments, environment)
 
 
 def peer_options(network, collective, size):

@@ -450,8 +450,8 @@ fn hosts_in_network_namespaces() {
     ranks.iter_mut().for_each(|rank| rank.tell("cabled"));
     for rank in &mut ranks {
         let sent: u64 = rank.line().parse().unwrap();
-        // 4 MiB, and headers, acknowledgements, and what TCP repeats on a busy machine; through the hosts' memory alone a
-        // ring sends 6 MiB without those.
+        // 4 MiB, and headers, acknowledgements, and what TCP repeats on a busy machine; through the hosts' memory
+        // alone a ring sends 6 MiB without those.
         assert!((4 << 20..6 << 20).contains(&sent), "a host sent {sent} bytes");
     }
     ranks.into_iter().for_each(Process::finish);

@@ -84,8 +84,8 @@ pub(crate) struct Args {
     /// Make each call in a group, together with a message of 8 bytes round the ring.
     #[arg(long, conflicts_with = "explain")]
     group: bool,
-    /// Split the ranks by their number modulo this, or these ranks (several numbers) from the others, and run all groups
-    /// at the same time; rank 0's group prints.
+    /// Split the ranks by their number modulo this, or these ranks (several numbers) from the others, and run all
+    /// groups at the same time; rank 0's group prints.
     #[arg(long, value_name = "PARTS|RANK,RANK...", conflicts_with = "explain")]
     pub(crate) split: Option<Split>,
     /// Repetitions of each measurement; the table shows their median.

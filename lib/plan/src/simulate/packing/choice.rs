@@ -23,7 +23,7 @@ pub(super) const GAIN: f64 = 1.03;
 /// between two that are short enough.
 ///
 /// # Errors
-/// Those of `time`.
+/// Errors of `time`.
 pub fn of_long<'p>(
     cut: Cut,
     programs: impl IntoIterator<Item = &'p Program>,
