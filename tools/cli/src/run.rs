@@ -77,13 +77,12 @@ pub(crate) fn this_program() -> String {
 }
 
 /// Folders of the libraries, best first: this program's; `lib/tinynccl` beside it, where `cargo xtask dist` installs them;
-/// those that cargo may have built them into, which are that of either profile beside it, and those of the checkout.
+/// those of either profile, where cargo built this program beside them.
 fn folders() -> Vec<PathBuf> {
-    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map(|root| root.join("target"));
     let own = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned));
     let target = own.as_deref().and_then(Path::parent).map(Path::to_owned);
     let installed = target.as_deref().map(|prefix| prefix.join("lib/tinynccl"));
-    let profiles = target.into_iter().chain(checkout).flat_map(|target| ["release", "debug"].map(|p| target.join(p)));
+    let profiles = target.into_iter().flat_map(|target| ["release", "debug"].map(|p| target.join(p)));
     let mut folders: Vec<PathBuf> = Vec::new();
     for folder in own.into_iter().chain(installed).chain(profiles) {
         if !folders.contains(&folder) {
