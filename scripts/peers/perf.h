@@ -8,7 +8,9 @@
  *                 took more than 200 ns from core to core and back before or after it: the host had moved them apart.
  *   Calls:        as many as fit into budget / repetitions seconds, found by trying 1, 4, 16, ... calls, after one call whose
  *                 result is checked.
- *   Sizes:        as nccl-tests: all_gather, reduce_scatter and all_to_all in total bytes, the others in bytes per rank.
+ *                 -S: a barrier after each call, and only the calls' own time counts, as in OSU's benchmarks.
+ *   Sizes:        as nccl-tests: all_gather, reduce_scatter and all_to_all in total bytes, the others in bytes per rank; with -E
+ *                 all in bytes per rank. The column always has total bytes.
  *   Buffers:      mmap, the data one page behind a multiple of 2 MiB, written before use. "fresh" walks over a set of buffers
  *                 twice as large as the last-level cache, a new place at each call.
  *   Pinning:      rank r on core r modulo the number of cores, before the peer's library starts. */
@@ -46,12 +48,13 @@ struct options {
     const char *operations; /* a list, or "all" */
     size_t min, max, factor;
     double budget, cap; /* seconds per size; a call slower than the cap ends the operation */
-    int repetitions, huge_pages, fresh, limit;
+    int repetitions, huge_pages, fresh, limit, each;
 };
 enum { PERIOD = 4093, GUARD = 4096, MOST_CALLS = 20000, FEWEST = 3, MOST_REPETITIONS = 1000, HUGE_PAGE = 2 << 20 };
 
 static const double SLOW = 0.01; /* seconds: such a call is estimated once */
 static int all_count; /* disturbed repetitions count too */
+static int between; /* a barrier after each call */
 
 static double seconds_now(void) {
     struct timespec t;
@@ -74,16 +77,16 @@ static double seconds_waited(void) {
 static void perf_usage(const char *program) {
     fprintf(stderr,
             "usage: %s [-o OPERATIONS|all] [-b MIN] [-e MAX] [-f FACTOR] [-t SECONDS_PER_SIZE] [-r REPETITIONS] [-H huge pages]\n"
-            "       [-F fresh buffers] [-a all repetitions count] [-c CAP_SECONDS_PER_CALL] [-T LIMIT_SECONDS]\n",
+            "       [-F fresh buffers] [-E sizes per rank] [-S a barrier after each call] [-a all repetitions count] [-c CAP_SECONDS_PER_CALL] [-T LIMIT_SECONDS]\n",
             program);
     exit(2);
 }
 
 static struct options perf_options(int argc, char **argv) {
-    struct options o = {"all", 8, 128u << 20, 4, 0.014, 1.0, 7, 0, 0, 0};
+    struct options o = {"all", 8, 128u << 20, 4, 0.014, 1.0, 7, 0, 0, 0, 0};
     int letter;
     optind = 1;
-    while ((letter = getopt(argc, argv, "o:b:e:f:t:r:HFac:T:n:B")) != -1) switch (letter) {
+    while ((letter = getopt(argc, argv, "o:b:e:f:t:r:HFESac:T:n:B")) != -1) switch (letter) {
             case 'o': o.operations = optarg; break;
             case 'b': o.min = strtoull(optarg, 0, 10); break;
             case 'e': o.max = strtoull(optarg, 0, 10); break;
@@ -92,6 +95,8 @@ static struct options perf_options(int argc, char **argv) {
             case 'r': o.repetitions = atoi(optarg); break;
             case 'H': o.huge_pages = 1; break;
             case 'F': o.fresh = 1; break;
+            case 'E': o.each = 1; break;
+            case 'S': between = 1; break;
             case 'a': all_count = 1; break;
             case 'c': o.cap = atof(optarg); break;
             case 'T': o.limit = atoi(optarg); break; /* a rank that hangs ends itself */
@@ -172,8 +177,8 @@ static size_t perf_wrong(const float *got, size_t count, const float *table, siz
 struct layout {
     size_t count, in, out;
 };
-static struct layout perf_layout(enum operation op, size_t bytes) {
-    size_t all = bytes / sizeof(float), each = all / (size_t)peer_ranks, total = each * (size_t)peer_ranks;
+static struct layout perf_layout(enum operation op, size_t bytes, int per_rank) {
+    size_t all = bytes / sizeof(float), each = per_rank ? all : all / (size_t)peer_ranks, total = each * (size_t)peer_ranks;
     switch (op) {
         case ALL_GATHER: return (struct layout){each, each, total};
         case REDUCE_SCATTER: return (struct layout){each, total, each};
@@ -250,16 +255,21 @@ static double perf_repetition(enum operation op, size_t count, struct walk *w, l
     peer_barrier();
     double apart = perf_probe();
     peer_barrier();
-    double waited = seconds_waited(), start = seconds_now();
+    double waited = seconds_waited(), start = seconds_now(), took = 0;
     for (long i = 0; i < calls; i++) {
+        double before = between ? seconds_now() : 0;
         peer_call(op, walk_in(w, w->next), walk_out(w, w->next), count);
         if (++w->next >= w->places) w->next = 0;
+        if (!between) continue;
+        took += seconds_now() - before;
+        peer_barrier();
     }
-    double took = seconds_now() - start;
+    double all = seconds_now() - start;
+    if (!between) took = all;
     waited = seconds_waited() - waited;
     double slowest = peer_max(took);
     apart = fmax(apart, perf_probe());
-    *dirty = peer_max((waited > 0.005 * took && waited > 3e-6) || apart > 200) > 0;
+    *dirty = peer_max((waited > 0.005 * all && waited > 3e-6) || apart > 200) > 0;
     return slowest / (double)calls;
 }
 
@@ -271,7 +281,7 @@ static int perf_by_value(const void *a, const void *b) {
 /* One line; false when calls are so slow that larger sizes should not be tried. */
 static int perf_size(enum operation op, size_t bytes, const struct options *o, char *in, char *out, size_t area) {
     static double clean[MOST_REPETITIONS], all[3 * MOST_REPETITIONS];
-    struct layout l = perf_layout(op, bytes);
+    struct layout l = perf_layout(op, bytes, o->each);
     size_t larger = l.in > l.out ? l.in : l.out, size = larger * sizeof(float);
     if (op != BARRIER && !l.count) return 1;
     int in_place = peer_in_place(op);
@@ -354,7 +364,7 @@ static int perf_wants(const struct options *o, enum operation op) {
 
 /* Everything that was asked for, on this rank. */
 static void perf_run(const struct options *o) {
-    size_t area = o->max;
+    size_t area = o->max * (o->each ? (size_t)peer_ranks : 1);
     if (o->fresh && area < perf_fresh_bytes()) area = perf_fresh_bytes();
     char *in = perf_map(area, o->huge_pages), *out = perf_map(area, o->huge_pages);
     perf_tables();

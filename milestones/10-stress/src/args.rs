@@ -12,8 +12,8 @@ use tinynccl::config::TransportChoice;
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Config, DType, ReduceOp};
 
-use crate::case::{self, Case, Way};
-use crate::measure::Effort;
+use crate::case::{self, Case, Size, Way};
+use crate::measure::{Between, Effort};
 use crate::memory::Buffers;
 use crate::row::{Places, Settings};
 use crate::split::Split;
@@ -94,6 +94,14 @@ pub(crate) struct Args {
     /// Approximate seconds to measure each size and place (without -n).
     #[arg(long, default_value = "0.3", value_parser = size::seconds)]
     budget: Duration,
+    /// Between the timed calls of a repetition: nothing, as in nccl-tests, or a barrier whose time does not count, as in
+    /// OSU's benchmarks.
+    #[arg(long, value_enum, default_value = "nothing")]
+    between: Between,
+    /// Meaning of a size where ranks hold different amounts (all_gather, reduce_scatter, gather, scatter, all_to_all): all
+    /// ranks' bytes, as in nccl-tests, or one rank's, as in MPI's functions and OSU's benchmarks.
+    #[arg(long = "size", value_enum, default_value = "total")]
+    size: Size,
     /// Seconds without progress after which a call fails and names the ranks that have not arrived.
     #[arg(long, value_parser = size::seconds)]
     timeout: Option<Duration>,
@@ -135,7 +143,8 @@ pub(crate) struct Args {
 /// The parsed command line.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    pub(crate) sizes: Vec<usize>,
+    sizes: Vec<usize>,
+    size: Size,
     pub(crate) settings: Settings,
     collectives: Vec<(Collective, Way)>,
     dtypes: Vec<DType>,
@@ -195,11 +204,13 @@ impl Args {
         };
         Ok(Plan {
             sizes: sweep::sweep(self.min, self.max, increment),
+            size: self.size,
             settings: Settings {
                 effort: Effort {
                     warm_up: self.warm_up as usize,
                     iterations: self.iterations.map(|n| n as usize),
                     repetitions: self.repetitions as usize,
+                    between: self.between,
                     budget: self.budget,
                     crowded: false,
                 },
@@ -221,14 +232,17 @@ impl Args {
 }
 
 impl Plan {
-    /// Size of the largest row in bytes.
-    pub(crate) fn largest(&self) -> usize {
-        self.sizes.iter().copied().max().unwrap_or(0)
+    /// Bytes of the largest row of these cases.
+    pub(crate) fn largest(&self, cases: &[Case], ranks: usize) -> usize {
+        cases.iter().flat_map(|case| self.rows_of(case, ranks)).max().unwrap_or(0)
     }
 
-    /// The sizes of a case: one, where there is nothing to size.
-    pub(crate) fn sizes_of(&self, case: &Case) -> &[usize] {
-        if case.collective == Collective::Barrier { &[0] } else { &self.sizes }
+    /// Bytes of a case's rows: one row, where there is nothing to size.
+    pub(crate) fn rows_of(&self, case: &Case, ranks: usize) -> Vec<usize> {
+        match case.collective {
+            Collective::Barrier => vec![0],
+            _ => self.sizes.iter().map(|&size| case.total(size, self.size, ranks)).collect(),
+        }
     }
 
     /// The library's settings: the environment, then the flags.
@@ -374,6 +388,8 @@ mod tests {
             ("-z 0 --buffers fresh", "own their buffers"),
             ("--buffers stale", "fresh"),
             ("--place here", "mpi"),
+            ("--size each", "rank"),
+            ("--between calls", "barrier"),
             ("--ranks 0", "0"),
             ("-n 0", "0"),
         ] {

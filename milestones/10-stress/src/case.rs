@@ -27,6 +27,15 @@ pub(crate) enum Way {
     Neighbours,
 }
 
+/// Meaning of a size of the command line, for collectives in which a rank holds a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Size {
+    /// All ranks' parts together, rounded down to whole elements of each: nccl-tests' sizes.
+    Total,
+    /// One rank's part: the count of MPI's functions, and the size of OSU's benchmarks.
+    Rank,
+}
+
 /// One block of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Case {
@@ -51,6 +60,22 @@ pub(crate) struct Layout {
 }
 
 impl Case {
+    /// Bytes of the row for a `size` of the command line.
+    pub(crate) fn total(&self, size: usize, meaning: Size, ranks: usize) -> usize {
+        let parts = matches!(
+            self.collective,
+            Collective::AllGather
+                | Collective::Gather
+                | Collective::ReduceScatter
+                | Collective::Scatter
+                | Collective::AllToAll
+        );
+        match meaning {
+            Size::Rank if parts => (size / self.dtype.size() * self.dtype.size()).saturating_mul(ranks),
+            _ => size,
+        }
+    }
+
     /// Elements for a row of `bytes`. The size is that of the larger of input and output: the output of all_gather, the
     /// input of reduce_scatter. It is rounded down to whole elements per rank.
     pub(crate) fn layout(&self, bytes: usize, ranks: usize) -> Layout {
@@ -207,6 +232,18 @@ mod tests {
         assert_eq!(case(Collective::ReduceScatter).layout(1024, 4), Layout { count: 64, input: 256, output: 64 });
         assert_eq!(case(Collective::AllReduce).layout(1027, 4), Layout { count: 256, input: 256, output: 256 });
         assert_eq!(case(Collective::AllToAll).layout(8, 4).count, 0, "less than one element per rank");
+    }
+
+    #[test]
+    fn a_size_per_rank_is_not_rounded_to_a_multiple_of_the_ranks() {
+        for c in Collective::ALL.map(case) {
+            let layout = c.layout(c.total(4100, Size::Rank, 3), 3);
+            let expected = if c.collective == Collective::Barrier { 0 } else { 1025 };
+            assert_eq!(layout.count, expected, "{}", c.collective);
+        }
+        assert_eq!(case(Collective::AllGather).total(4103, Size::Rank, 3), 3 * 4100);
+        assert_eq!(case(Collective::AllGather).total(4103, Size::Total, 3), 4103);
+        assert_eq!(case(Collective::AllReduce).total(4103, Size::Rank, 3), 4103);
     }
 
     #[test]

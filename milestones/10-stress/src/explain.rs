@@ -30,7 +30,7 @@ pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
     for way in comm.relayed() {
         say(comm, &format!("# {way}"))?;
     }
-    let mut arena = Arena::new(comm, plan.largest(), args.buffers, args.huge_pages)?;
+    let mut arena = Arena::new(comm, plan.largest(&cases, comm.size()), args.buffers, args.huge_pages)?;
     let mut wrong = 0;
     let mut score = Score::default();
     for case in &cases {
@@ -63,7 +63,7 @@ fn block<T: Number>(
     let tables = Tables::<T>::new(&Pattern::new::<T>(case.op, comm.size(), args.seed));
     let usual = comm.config().algorithm;
     let mut wrong = 0;
-    for &bytes in plan.sizes_of(case) {
+    for bytes in plan.rows_of(case, comm.size()) {
         let layout = case.layout(bytes, comm.size());
         let segment = layout.count * case.dtype.size();
         let choice = comm.explain(&case.call(layout.count))?;

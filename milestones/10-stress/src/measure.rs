@@ -3,7 +3,8 @@
 //! Warm-up, then repetitions. Each repetition begins with a barrier and then makes the call several times back to back.
 //! Its time is the mean of these calls on the slowest rank. The result is the median over the clean repetitions: those
 //! in which no rank waited for its core. The root of a small broadcast runs ahead, so its time is that of issuing the
-//! call, not that of its arrival (as with nccl-tests).
+//! call, not that of its arrival (as with nccl-tests). With a barrier between the calls, as in OSU's benchmarks, a rank's
+//! time is the sum of its calls alone, and no rank runs ahead by more than one.
 //!
 //! In comparisons of programs, a repetition with the two ranks' cores far apart is not clean either (`probe.rs`).
 //!
@@ -18,6 +19,15 @@ use tinynccl::{Comm, ReduceOp, Result};
 use crate::probe;
 use crate::stats::Timing;
 
+/// What ranks do between two timed calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Between {
+    /// Nothing: calls back to back, as nccl-tests makes them.
+    Nothing,
+    /// A barrier, whose time does not count: as OSU's benchmarks make them.
+    Barrier,
+}
+
 /// Extent of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Effort {
@@ -27,6 +37,8 @@ pub(crate) struct Effort {
     pub(crate) iterations: Option<usize>,
     /// Repetitions.
     pub(crate) repetitions: usize,
+    /// Calls back to back, or a barrier between them.
+    pub(crate) between: Between,
     /// Time for all repetitions of a row, when the number of iterations is chosen.
     pub(crate) budget: Duration,
     /// More ranks than cores: ranks always wait for a core, so every repetition counts.
@@ -70,7 +82,7 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
     // Every rank has the same estimate, so every rank has the same plan.
     let (seconds, disturbed) = match effort.iterations {
         Some(_) => (0.0, false),
-        None => estimate(comm, effort.slice(), &mut call)?,
+        None => estimate(comm, effort, &mut call)?,
     };
     let (iterations, repetitions) = effort.plan(seconds);
     let (mut all, mut clean) = (Vec::new(), Vec::new());
@@ -82,7 +94,7 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
     // A disturbed repetition is repeated, until four times the budget are spent.
     let (most, patience, mut spent) = (3 * repetitions, 4.0 * effort.budget.as_secs_f64(), 0.0);
     while clean.len() < repetitions && (all.len() < repetitions || (all.len() < most && spent < patience)) {
-        let (seconds, disturbed) = repetition(comm, iterations, &mut call)?;
+        let (seconds, disturbed) = repetition(comm, effort.between, iterations, &mut call)?;
         spent += seconds * iterations as f64;
         all.push(seconds);
         if effort.crowded || !disturbed {
@@ -92,15 +104,15 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
     Ok(Timing::of(all, clean, FEWEST, iterations))
 }
 
-/// Approximate seconds of a call, from 1, 4, 16, … calls until they fill a quarter of `slice`; and whether the last of
-/// them were disturbed.
-fn estimate(comm: &Comm, slice: f64, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
-    let mut calls = 1;
+/// Approximate seconds of a call, from 1, 4, 16, … calls until they fill a quarter of a repetition's time; and whether the
+/// last of them were disturbed.
+fn estimate(comm: &Comm, effort: &Effort, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
+    let (slice, mut calls) = (effort.slice(), 1);
     loop {
         // The fastest of three, so that one interruption does not decide; a slow call is tried once.
         let (mut fastest, mut last) = (f64::INFINITY, false);
         for _ in 0..3 {
-            let (seconds, disturbed) = repetition(comm, calls, call)?;
+            let (seconds, disturbed) = repetition(comm, effort.between, calls, call)?;
             (fastest, last) = (fastest.min(seconds), disturbed);
             if fastest * (calls as f64) < slice / 4.0 || fastest > SLOW {
                 break;
@@ -114,21 +126,36 @@ fn estimate(comm: &Comm, slice: f64, call: &mut impl FnMut() -> Result<()>) -> R
 }
 
 /// Mean time of `iterations` calls, in seconds, on the slowest rank; and whether a rank had to wait for its core.
-fn repetition(comm: &Comm, iterations: usize, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
+fn repetition(
+    comm: &Comm,
+    between: Between,
+    iterations: usize,
+    call: &mut impl FnMut() -> Result<()>,
+) -> Result<(f64, bool)> {
     comm.barrier()?;
     let mut far = probe::is_far();
     comm.barrier()?;
     let waited = waited();
     let start = Instant::now();
+    let mut calls = Duration::ZERO;
     for _ in 0..iterations {
-        call()?;
+        match between {
+            Between::Nothing => call()?,
+            Between::Barrier => {
+                let start = Instant::now();
+                call()?;
+                calls += start.elapsed();
+                comm.barrier()?;
+            }
+        }
     }
-    let took = start.elapsed().as_secs_f64();
+    let all = start.elapsed();
+    let took = if between == Between::Barrier { calls } else { all }.as_secs_f64();
     let waited = self::waited() - waited;
     let mut slowest = [took / iterations as f64];
     comm.all_reduce_in_place(&mut slowest, ReduceOp::Max)?;
     far |= probe::is_far();
-    let mut disturbed = [u8::from(far || (waited > DISTURBED * took && waited > NOTHING))];
+    let mut disturbed = [u8::from(far || (waited > DISTURBED * all.as_secs_f64() && waited > NOTHING))];
     comm.all_reduce_in_place(&mut disturbed, ReduceOp::Max)?;
     Ok((slowest[0], disturbed[0] > 0))
 }
@@ -151,8 +178,9 @@ mod tests {
 
     #[test]
     fn effort_follows_the_time_of_a_call() {
-        let effort =
-            Effort { warm_up: 5, iterations: None, repetitions: 7, budget: Duration::from_millis(300), crowded: false };
+        let budget = Duration::from_millis(300);
+        let (between, crowded) = (Between::Nothing, false);
+        let effort = Effort { warm_up: 5, iterations: None, repetitions: 7, between, budget, crowded };
         assert_eq!(effort.plan(1e-7), (20_000, 7), "bounded");
         assert_eq!(effort.plan(10e-6), (4285, 7));
         assert_eq!(effort.plan(100e-6), (428, 7));

@@ -41,9 +41,9 @@ fn of_a_rank(args: &Args, plan: &Plan, ranks: usize) -> Result<u64> {
         let layout = case.layout(bytes, ranks);
         [layout.input, layout.output].map(|elements| (elements * case.dtype.size()) as u64)
     };
-    let rows = cases.iter().flat_map(|case| plan.sizes_of(case).iter().map(move |&bytes| row(case, bytes)));
+    let rows = cases.iter().flat_map(|case| plan.rows_of(case, ranks).into_iter().map(move |bytes| row(case, bytes)));
     let rows = rows.reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])]).unwrap_or_default();
-    Ok(memory::touched(rows, plan.largest(), args.buffers) + BESIDE)
+    Ok(memory::touched(rows, plan.largest(&cases, ranks), args.buffers) + BESIDE)
 }
 
 /// For `ranks` ranks that are about to be started on this machine.

@@ -27,7 +27,7 @@ pub(crate) fn run(comm: &Comm, speaks: bool, args: &Args, plan: &Plan) -> Result
     let mut plan = plan.clone();
     plan.settings.effort.crowded = comm.size() > std::thread::available_parallelism().map_or(1, usize::from);
     let plan = &plan;
-    let mut arena = Arena::new(comm, plan.largest(), args.buffers, args.huge_pages)?;
+    let mut arena = Arena::new(comm, plan.largest(&cases, comm.size()), args.buffers, args.huge_pages)?;
     let core = if args.pin { pin::to_core(comm.local_rank()) } else { None };
     probe::open(comm)?;
     let mut report = Report::new(speaks, args, core.is_some())?;
@@ -52,7 +52,7 @@ fn block<T: Number>(
     report: &mut Report<'_>,
 ) -> Result<()> {
     let tables = Tables::<T>::new(&Pattern::new::<T>(case.op, comm.size(), args.seed));
-    for &bytes in plan.sizes_of(case) {
+    for bytes in plan.rows_of(case, comm.size()) {
         let layout = case.layout(bytes, comm.size());
         let mut row = Row::new(case, layout, algorithm(comm, case, layout.count));
         row.out_of_place = row::run(comm, case, Place::Out, layout, &tables, &plan.settings, arena)?;

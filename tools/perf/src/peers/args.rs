@@ -51,6 +51,13 @@ pub(crate) struct Args {
     /// Factor from one size to the next.
     #[arg(short = 'f', long, default_value = "4", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) factor: u32,
+    /// Sizes are one rank's bytes in every operation, as in MPI's functions; otherwise all_gather, reduce_scatter and
+    /// all_to_all take all ranks' together.
+    #[arg(long)]
+    pub(crate) per_rank: bool,
+    /// A barrier after each call, and only the calls' own time counts, as in OSU's benchmarks.
+    #[arg(long)]
+    pub(crate) barriers: bool,
     /// Rounds; in each one every program runs once.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,

@@ -155,7 +155,9 @@ fn ours(args: &Args, part: &Part, ops: &[&str]) -> Vec<Program> {
             args.budget.as_secs_f64()
         );
         let huge = (part.pages == Pages::Huge).then_some("--huge-pages");
-        let arguments = line.split(' ').chain(huge).map(str::to_owned).collect();
+        let per_rank = args.per_rank.then_some(["--size", "rank"]).into_iter().flatten();
+        let barriers = args.barriers.then_some(["--between", "barrier"]).into_iter().flatten();
+        let arguments = line.split(' ').chain(huge).chain(per_rank).chain(barriers).map(str::to_owned).collect();
         Program { name, what, role: Role::of(name), path: args.stress.clone(), arguments, environment: Vec::new() }
     };
     let fresh = part.buffers == Buffers::Fresh;
@@ -246,7 +248,9 @@ fn benchmark(args: &Args, part: &Part, ops: &[&str], from: usize, most: usize) -
     );
     let huge = (part.pages == Pages::Huge).then_some("-H");
     let fresh = (part.buffers == Buffers::Fresh).then_some("-F");
-    line.split(' ').chain(huge).chain(fresh).map(str::to_owned).collect()
+    let per_rank = args.per_rank.then_some("-E");
+    let barriers = args.barriers.then_some("-S");
+    line.split(' ').chain(huge).chain(fresh).chain(per_rank).chain(barriers).map(str::to_owned).collect()
 }
 
 /// The first size of the sweep that is not below `floor`, if there is one.
@@ -303,15 +307,18 @@ mod tests {
 
     #[test]
     fn sizes_effort_and_memory_are_the_same_for_all() {
-        let special = all("-b 8 -e 128M --ops all_reduce,pingpong --pages huge --buffers fresh", 0);
+        let options = "-b 8 -e 128M --ops all_reduce,pingpong --pages huge --buffers fresh --per-rank --barriers";
+        let special = all(options, 0);
         assert!(special.len() > 4);
         for program in special {
             let line = program.line();
-            let (first, huge, fresh) = match program.role {
-                Role::Peer => (" -b 8 ", " -H", " -F"),
-                _ => (" -b 8 ", " --huge-pages", " --buffers fresh"),
+            let own: &[&str] = match program.role {
+                Role::Peer => &[" -H", " -F", " -E", " -S"],
+                _ => &[" --huge-pages", " --buffers fresh", " --size rank", " --between barrier"],
             };
-            for word in [first, " -e 134217728 ", " -f 4 ", " 0.014", " 7", huge, fresh, " all_reduce,pingpong "] {
+            for word in
+                [" -b 8 ", " -e 134217728 ", " -f 4 ", " 0.014", " 7", " all_reduce,pingpong "].iter().chain(own)
+            {
                 assert!(line.contains(word), "{word} in {line}");
             }
         }
