@@ -3,8 +3,8 @@
 #
 #   scripts/wheel-test.sh [WHEEL]    a wheel that is there, in place of a new one
 #
-# PYTHONS names the interpreters (default: those of 3.11 to 3.14 on the PATH). A test with numpy or torch runs where the interpreter
-# has them (packages of the system), or pip finds them. Exit status: 0 passed, 1 failed, 77 no tools or no interpreter.
+# PYTHONS names the interpreters (default: those of 3.11 to 3.14 on the PATH). DDP runs where the interpreter has torch, or over what
+# TORCH names, for example "torch==2.11.0 numpy", which pip installs. Exit status: 0 passed, 1 failed, 77 no tools or no interpreter.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -16,7 +16,10 @@ else
     wheel=$(echo "$work"/dist/tinynccl-*.whl)
 fi
 if [[ ! ${PYTHONS-} ]]; then
-    for version in 11 12 13 14; do PYTHONS+=" $(command -v python3.$version || true)"; done
+    # One that is named but does not start (pyenv has such) is none.
+    for version in 11 12 13 14; do
+        python3.$version --version >/dev/null 2>&1 && PYTHONS+=" $(command -v python3.$version)"
+    done
 fi
 [[ $(echo $PYTHONS) ]] || { echo "wheel-test: no Python of 3.11 or later" >&2; exit 77; }
 
@@ -75,11 +78,12 @@ for python in $PYTHONS; do
         "$bin/python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$("$bin/tinynccl" libraries)/$library"
     done
     if [[ ${TORCH-} ]]; then
-        "${pip[@]}" "$TORCH"
-        "$bin/python" -m torch.distributed.run --nproc-per-node 2 ddp.py
+        "${pip[@]}" $TORCH
+        "$bin/python" -m torch.distributed.run --nproc_per_node 2 ddp.py
     elif "$python" -c 'import torch' 2>/dev/null; then
+        # Without -r, torch 1.13 starts nothing under Python 3.11.
         PYTHONPATH=$("$python" -c 'import torch, os; print(os.path.dirname(os.path.dirname(torch.__file__)))') \
-            "$bin/python" -m torch.distributed.run --nproc_per_node 2 ddp.py
+            "$bin/python" -m torch.distributed.run -r 9:3 -t 9:3 --nproc_per_node 2 ddp.py
     else
         echo "without torch"
     fi
