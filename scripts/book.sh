@@ -18,20 +18,26 @@ cd "$(dirname "$0")/.."
 
 # With --workspace, so that dependencies have the features that they have in a build of everything: what `cargo test` has built is used.
 cargo=(cargo build -q --locked --workspace --bin tinynccl-book)
-tool() { "${cargo[@]}" && "${CARGO_TARGET_DIR:-target}/debug/tinynccl-book" "$@"; }
+tool=$(realpath -m "${CARGO_TARGET_DIR:-target}/debug/tinynccl-book")
+tool() { "${cargo[@]}" && "$tool" "$@"; }
 
 build() {
     command -v mdbook >/dev/null || { echo "book: no mdbook: scripts/setup.sh --book" >&2; exit 1; }
     "${cargo[@]}" --bin tinynccl-cli --bin stress
-    mdbook build docs/book
+    MDBOOK_PREPROCESSOR__TINYNCCL__COMMAND="$tool preprocess" mdbook build docs/book
     tool finish target/book
     tool links target/book
 }
 
+outputs() {
+    "${cargo[@]}" --bins --example all_reduce
+    tool outputs "$@"
+}
+
 case ${1:-} in
     build) build ;;
-    check) python3 docs/book/pictures/draw.py --check; build; tool outputs ;;
-    bless) shift && tool outputs --bless "$@" ;;
+    check) python3 docs/book/pictures/draw.py --check; build; outputs ;;
+    bless) shift && outputs --bless "$@" ;;
     look) shift && tool look target/book "$@" ;;
     serve) build; python3 -m http.server --bind 127.0.0.1 --directory target/book 4780 ;;
     *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"; exit 2 ;;

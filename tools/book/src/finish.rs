@@ -13,6 +13,7 @@ use crate::diagram::escape;
 use crate::directive::{Drawn, Played, Plot};
 use crate::links::{pages, resolve};
 use crate::paths::{repository, to_top};
+use crate::programs;
 
 const STYLE: &str = "body{margin:0;font-family:sans-serif}header{padding:.6rem 1rem;border-bottom:1px solid #8888}\
     pre{margin:0;padding:.5rem 0;overflow-x:auto;font-size:.85rem;line-height:1.45}\
@@ -141,19 +142,19 @@ fn replay(file: &Path, at: &Path) -> Result<()> {
     let mut traces = Vec::new();
     for (algorithm, arguments) in Played::from_stem(stem)?.runs() {
         let trace = folder.join(algorithm);
-        let mut command = Command::new("cargo");
-        command.args(["run", "-q", "--locked", "-p", "stress", "--"]).args(arguments).stdout(Stdio::null());
+        let mut command = Command::new(programs::path("stress")?);
+        command.args(arguments).stdout(Stdio::null());
         run_it(command.env("TINYNCCL_TRACE", &trace))?;
         traces.push(trace);
     }
-    let mut command = Command::new("cargo");
-    command.args(["run", "-q", "--locked", "-p", "tinynccl-cli", "--", "replay"]).args(&traces).arg("--html").arg(&at);
+    let mut command = Command::new(programs::path("tinynccl-cli")?);
+    command.arg("replay").args(&traces).arg("--html").arg(&at);
     run_it(command.stdout(Stdio::null()))?;
     fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))
 }
 
 fn run_it(command: &mut Command) -> Result<()> {
-    let status = command.current_dir(repository()).status().context("starting cargo")?;
+    let status = command.current_dir(repository()).status().with_context(|| format!("starting {command:?}"))?;
     if !status.success() {
         bail!("{status}: {command:?}");
     }
@@ -163,8 +164,7 @@ fn run_it(command: &mut Command) -> Result<()> {
 fn draw(file: &Path, at: &Path) -> Result<()> {
     let stem = file.file_stem().and_then(|s| s.to_str()).context("no name")?;
     let format = file.extension().and_then(|e| e.to_str()).context("no ending")?;
-    let mut command = Command::new("cargo");
-    command.args(["run", "-q", "--locked", "-p", "tinynccl-cli", "--"]);
+    let mut command = Command::new(programs::path("tinynccl-cli")?);
     if at.parent().is_some_and(|folder| folder.ends_with("plots")) {
         command.args(Plot::from_stem(stem)?.arguments()).arg("--plot");
         // The table is printed all the same.

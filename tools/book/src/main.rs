@@ -14,6 +14,7 @@ mod look;
 mod outputs;
 mod paths;
 mod preprocess;
+mod programs;
 mod rewrite;
 #[cfg(test)]
 mod sentences;
