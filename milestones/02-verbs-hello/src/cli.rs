@@ -1,7 +1,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use verbs_hello::choice::Choice;
+use verbs_kit::choice::Choice;
 
 /// RDMA verbs: devices and GIDs, a queue pair from RESET to RTS, SEND and RECV.
 ///

@@ -1,18 +1,20 @@
-//! The conversation step by step, with every attribute, through the objects of [`verbs_hello::verbs`].
+//! The conversation step by step, with every attribute, through the objects of [`verbs_kit::verbs`].
 
 use std::hash::{BuildHasher, RandomState};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use verbs_hello::choice::Choice;
-use verbs_hello::endpoint::Endpoint;
-use verbs_hello::say;
-use verbs_hello::side::Side;
-use verbs_hello::steps::{self, Attribute, Init, Rtr, Rts};
-use verbs_hello::verbs::ffi::ibv_access_flags;
-use verbs_hello::verbs::{Cq, Depth, Local, Mr, Pd, Qp};
+use verbs_kit::choice::Choice;
+use verbs_kit::endpoint::Endpoint;
+use verbs_kit::say;
+use verbs_kit::side::Side;
+use verbs_kit::verbs::ffi::ibv_access_flags;
+use verbs_kit::verbs::{Cq, Depth, Local, Mr, Pd, Qp};
 
 use crate::cli::Talk;
+use crate::endpoint::parse;
 use crate::requests::{RECV_ID, Role, SEND_ID, await_completion, show};
+use crate::states::{to_init, to_rtr, to_rts};
+use crate::steps::{self, Attribute, Init, Rtr, Rts};
 
 /// `IBV_ACCESS_LOCAL_WRITE`: our own device may write here, as RECV requires. The peer gets no rights: SEND and RECV
 /// need none, because the receiver chooses where the bytes go.
@@ -30,7 +32,7 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
 
     // 2. RESET -> INIT.
     let init = Init { port_num: local.gid.port, pkey_index: 0, access: LOCAL_WRITE };
-    qp.to_init(&init)?;
+    to_init(&mut qp, &init)?;
     explain("RESET -> INIT", &qp, &init.attributes(), talk)?;
 
     // 3. A posted buffer for the peer's message, before the peer can send: a message without a RECV is refused.
@@ -43,17 +45,17 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     say!("to the peer:   {mine}");
     side.send(&mine.to_string())?;
     let line = side.receive("endpoint")?;
-    let peer: Endpoint = line.parse().map_err(|e| anyhow!("{} is no verbs-hello: {e}", side.peer()))?;
+    let peer = parse(&line).map_err(|e| anyhow!("{} is no verbs-hello: {e}", side.peer()))?;
     say!("from the peer: {peer}");
 
     // 5. INIT -> RTR -> RTS.
     let mtu = mine.mtu.min(peer.mtu);
     let sgid_index = u8::try_from(local.gid.index).context("GID index")?;
     let rtr = Rtr::to(peer, mtu, local.gid.port, sgid_index, local.port.ethernet);
-    qp.to_rtr(&rtr)?;
+    to_rtr(&mut qp, &rtr)?;
     explain("INIT -> RTR", &qp, &rtr.attributes(), talk)?;
     let rts = Rts::patient(mine.psn);
-    qp.to_rts(&rts)?;
+    to_rts(&mut qp, &rts)?;
     explain("RTR -> RTS", &qp, &rts.attributes(), talk)?;
 
     // 6. A QP that is not yet in RTR drops packets, and the sender repeats them only after `timeout`.

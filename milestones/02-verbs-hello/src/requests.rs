@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use verbs_hello::completion::Completion;
-use verbs_hello::say;
+use verbs_kit::completion::Completion;
+use verbs_kit::say;
 
 /// Our end of the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

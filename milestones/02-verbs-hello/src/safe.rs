@@ -4,15 +4,16 @@
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use ibverbs::ibv_qp_type::IBV_QPT_RC;
-use verbs_hello::choice::Choice;
-use verbs_hello::completion::Completion;
-use verbs_hello::endpoint::Endpoint;
-use verbs_hello::say;
-use verbs_hello::side::Side;
-use verbs_hello::verbs::Local;
-use verbs_hello::words;
+use verbs_kit::choice::Choice;
+use verbs_kit::completion::Completion;
+use verbs_kit::endpoint::Endpoint;
+use verbs_kit::say;
+use verbs_kit::side::Side;
+use verbs_kit::verbs::Local;
+use verbs_kit::words;
 
 use crate::cli::Talk;
+use crate::endpoint::parse;
 use crate::requests::{RECV_ID, Role, SEND_ID, await_completion, show};
 
 pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, talk: &Talk, text: &str) -> Result<()> {
@@ -51,12 +52,12 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     say!("to the peer:   {mine}");
     side.send(&mine.to_string())?;
     let line = side.receive("endpoint")?;
-    let peer: Endpoint = line.parse().map_err(|e| anyhow!("{} is no verbs-hello: {e}", side.peer()))?;
+    let peer = parse(&line).map_err(|e| anyhow!("{} is no verbs-hello: {e}", side.peer()))?;
     say!("from the peer: {peer}");
     ensure!(peer.psn == 0, "the peer's psn is {}, crate ibverbs wants 0: both sides must use --api safe", peer.psn);
     ensure!(peer.mtu == mine.mtu, "our MTU is {}, the peer's {}: give both the same --mtu", mine.mtu, peer.mtu);
 
-    let gid = ibverbs_sys::ibv_gid { raw: peer.gid.0 }.into();
+    let gid = verbs_kit::verbs::ffi::ibv_gid { raw: peer.gid.0 }.into();
     let remote = ibverbs::QueuePairEndpoint { num: peer.qpn, lid: peer.lid, gid: Some(gid) };
     let mut qp = prepared.handshake(remote).context("handshake: INIT, RTR, RTS")?;
     say!("handshake: INIT, RTR and RTS in one call, path MTU {}", mine.mtu);

@@ -3,7 +3,7 @@
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use program_kit::size;
-use verbs_hello::choice;
+use verbs_kit::choice;
 
 use crate::buffer;
 use crate::plan::Plan;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use cuda_verbs::cli::Cli;
 use cuda_verbs::why::Why;
-use verbs_hello::unavailable;
+use verbs_kit::unavailable;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -6,10 +6,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use anyhow::Result;
-use verbs_hello::choice::Choice;
-use verbs_hello::unavailable::Unavailable;
-use verbs_hello::verbs::ffi::ibv_access_flags;
-use verbs_hello::verbs::{self, Local, Pd};
+use verbs_kit::choice::Choice;
+use verbs_kit::unavailable::Unavailable;
+use verbs_kit::verbs::ffi::ibv_access_flags;
+use verbs_kit::verbs::{self, Local, Pd};
 
 use crate::probe::Device;
 use crate::why::Why;

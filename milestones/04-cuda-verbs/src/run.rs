@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow};
-use verbs_hello::alone;
-use verbs_hello::say;
-use verbs_hello::side::Side;
+use verbs_kit::alone;
+use verbs_kit::say;
+use verbs_kit::side::Side;
 
 use crate::buffer::{self, Buffer};
 use crate::cli::{Cli, Mode};
@@ -36,7 +36,7 @@ enum Role {
 /// [`Why`] when something requested is not available here; any other error is a failure.
 pub fn run(cli: &Cli) -> Result<()> {
     if let Some(side) = &cli.choice.side {
-        verbs_hello::say::set_side(side);
+        verbs_kit::say::set_side(side);
     }
     match &cli.mode {
         Some(Mode::Probe) => look(cli),

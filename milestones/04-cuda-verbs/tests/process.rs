@@ -125,7 +125,7 @@ fn the_log_says_which_way_was_agreed_on() {
     let outcome = testing::run(cuda_verbs(&arguments).env("RUST_LOG", "info"));
     let text = outcome.stderr;
     assert_eq!(outcome.code, Some(0), "{text}");
-    for line in ["INFO  verbs_hello::side] side channel: connected to 127.0.0.1:", "INFO  cuda_verbs::run] staging: "] {
+    for line in ["INFO  verbs_kit::side] side channel: connected to 127.0.0.1:", "INFO  cuda_verbs::run] staging: "] {
         assert!(text.contains(line), "{line}: {text}");
     }
 }

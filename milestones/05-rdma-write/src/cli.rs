@@ -2,7 +2,7 @@
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, Subcommand};
-use verbs_hello::choice::Choice;
+use verbs_kit::choice::Choice;
 
 /// One-sided RDMA: WRITE, WRITE_WITH_IMM and READ, what the peer sees of each, and four requests that it refuses.
 ///

@@ -1,18 +1,16 @@
-//! A device, its objects, and connected queue pairs: milestone 02 in one call.
+//! The objects of a side, and its connected queue pairs.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use verbs_hello::completion::Completion;
-use verbs_hello::endpoint::Endpoint;
-use verbs_hello::say;
-use verbs_hello::side::Side;
-use verbs_hello::steps::{Init, Rtr, Rts};
-use verbs_hello::verbs::{Channel, Cq, Depth, Local, Pd, Qp};
+use anyhow::{Context as _, Result, ensure};
+use verbs_kit::completion::Completion;
+use verbs_kit::connect;
+use verbs_kit::say;
+use verbs_kit::side::Side;
+use verbs_kit::verbs::{Channel, Cq, Depth, Local, Pd, Qp};
 
-pub(crate) use verbs_hello::verbs::ffi::ibv_access_flags as Access;
+pub(crate) use verbs_kit::verbs::ffi::ibv_access_flags as Access;
 
 /// The objects that each side keeps for the whole run.
 pub(crate) struct Node<'a> {
@@ -33,18 +31,8 @@ impl<'a> Node<'a> {
 
     /// A new queue pair, connected to the peer's. `access` limits the peer's rights to our memory.
     pub(crate) fn connect(&mut self, access: Access) -> Result<Qp> {
-        let Local { gid, port, mtu, .. } = self.local;
         let mut qp = Qp::new(&self.pd, &self.cq, Depth { send: 4, receive: 4 })?;
-        qp.to_init(&Init { port_num: gid.port, pkey_index: 0, access: access.0 })?;
-        let psn = RandomState::new().hash_one(qp.number()) as u32 & 0xff_ffff;
-        let mine = Endpoint { qpn: qp.number(), psn, gid: gid.gid, lid: port.lid, mtu: *mtu };
-        self.side.send(&mine.to_string())?;
-        let line = self.side.receive("endpoint")?;
-        let peer: Endpoint = line.parse().map_err(|e| anyhow!("{} is no rdma-write: {e}", self.side.peer()))?;
-        let sgid_index = u8::try_from(gid.index).context("GID index")?;
-        qp.to_rtr(&Rtr::to(peer, peer.mtu.min(*mtu), gid.port, sgid_index, port.ethernet))?;
-        qp.to_rts(&Rts::patient(psn))?;
-        log::info!("connected to the peer's {peer}; it may do {}", verbs_hello::words::access(access.0));
+        connect::over(&mut self.side, &mut qp, self.local, access.0, "rdma-write")?;
         Ok(qp)
     }
 

@@ -1,6 +1,6 @@
 //! Four requests that the peer's device must refuse.
 
-use verbs_hello::endpoint::field;
+use verbs_kit::endpoint::field;
 
 use crate::region::Region;
 

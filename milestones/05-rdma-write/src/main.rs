@@ -9,7 +9,7 @@ mod target;
 use std::process::ExitCode;
 
 use clap::Parser;
-use verbs_hello::unavailable;
+use verbs_kit::unavailable;
 
 use cli::Cli;
 
@@ -21,10 +21,10 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> anyhow::Result<()> {
     use cli::Mode;
-    use verbs_hello::{alone, say, side::Side, verbs};
+    use verbs_kit::{alone, say, side::Side, verbs};
 
     if let Some(side) = &cli.choice.side {
-        verbs_hello::say::set_side(side);
+        verbs_kit::say::set_side(side);
     }
     let patience = cli.choice.timeout;
     match &cli.mode {

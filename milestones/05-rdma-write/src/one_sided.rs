@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use ffi::ibv_wr_opcode::{IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM};
 use rdma_write::region::Region;
-use verbs_hello::verbs::{Mr, Qp, ffi};
+use verbs_kit::verbs::{Mr, Qp, ffi};
 
 /// The local memory of a request.
 pub(crate) struct Here<'a> {

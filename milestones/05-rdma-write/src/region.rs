@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use verbs_hello::endpoint::field;
+use verbs_kit::endpoint::field;
 
 /// Memory of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

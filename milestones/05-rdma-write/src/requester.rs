@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, ensure};
 use rdma_write::fault::{Fault, announced};
 use rdma_write::pattern;
-use verbs_hello::say;
-use verbs_hello::side::Side;
-use verbs_hello::verbs::{Local, Mr};
+use verbs_kit::say;
+use verbs_kit::side::Side;
+use verbs_kit::verbs::{Local, Mr};
 
 use crate::connect::{Access, Node};
 use crate::one_sided::{Here, read, write, write_with_imm};

@@ -6,9 +6,9 @@ use anyhow::{Result, anyhow, bail, ensure};
 use rdma_write::fault::{Fault, size};
 use rdma_write::pattern;
 use rdma_write::region::Region;
-use verbs_hello::say;
-use verbs_hello::side::Side;
-use verbs_hello::verbs::{Local, Mr};
+use verbs_kit::say;
+use verbs_kit::side::Side;
+use verbs_kit::verbs::{Local, Mr};
 
 use crate::connect::{Access, Node};
 

@@ -1,11 +1,11 @@
 //! Messages of 64 bytes between two queue pairs: a write with an immediate word for each, and [`Credits`]. Both ends
-//! are in this process, on the device that milestone 02 would take.
+//! are in this process, on the first device with a usable port.
 
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use verbs_hello::pair::{End, Pair};
-use verbs_hello::verbs::{Mr, ffi};
+use verbs_kit::pair::{End, Pair};
+use verbs_kit::verbs::{Mr, ffi};
 
 use crate::credits::{Credits, Kind};
 
@@ -162,7 +162,7 @@ impl Mailbox {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use verbs_hello::unavailable::Unavailable;
+    use verbs_kit::unavailable::Unavailable;
 
     use super::*;
 

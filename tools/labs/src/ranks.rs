@@ -11,7 +11,7 @@ use rustix::process::{Signal, getegid, geteuid};
 use rustix::thread::UnshareFlags;
 use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Config, Error};
-use verbs_hello::unavailable::Unavailable;
+use verbs_kit::unavailable::Unavailable;
 
 use crate::{CANNOT_RUN_HERE, FAILED_AS_ANNOUNCED};
 

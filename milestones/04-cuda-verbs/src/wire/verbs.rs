@@ -1,21 +1,20 @@
-//! Chunks by SEND and RECV over a reliable connection: the objects of milestone 02.
+//! Chunks by SEND and RECV over a reliable connection.
 //!
 //! The receiver announces each posted RECV with an empty SEND (a credit). The sender sends only as many chunks as it
 //! has credits, so no SEND ever reaches a receiver that is not ready.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use verbs_hello::completion::Completion;
-use verbs_hello::endpoint::Endpoint;
-use verbs_hello::side::Side;
-use verbs_hello::steps::{Init, Rtr, Rts};
-use verbs_hello::verbs::ffi::{ibv_access_flags, ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
-use verbs_hello::verbs::{Channel, Cq, Depth, Mr, Qp};
+use verbs_kit::completion::Completion;
+use verbs_kit::connect;
+use verbs_kit::endpoint::field;
+use verbs_kit::side::Side;
+use verbs_kit::verbs::ffi::{ibv_access_flags, ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
+use verbs_kit::verbs::{Channel, Cq, Depth, Mr, Qp};
 
 use super::Wire;
 use crate::rdma::Rdma;
@@ -53,23 +52,14 @@ impl Verbs {
         // The peer may have more slots, and then more credits in flight.
         side.send(&format!("slots={slots}"))?;
         let line = side.receive("slots")?;
-        let theirs: usize = verbs_hello::endpoint::field(&mut std::iter::once(line.as_str()), "slots")
+        let theirs: usize = field(&mut std::iter::once(line.as_str()), "slots")
             .map_err(|e| anyhow!("{} is no cuda-verbs: {e}", side.peer()))?;
         ensure!((2..=crate::cli::MOST_SLOTS).contains(&theirs), "{} has {theirs} slots", side.peer());
         let depth = u32::try_from(slots.max(theirs) + 1)?;
         let cq = Cq::with_channel(&local.context, 4 * depth, &channel)?;
         let mut qp = Qp::new(&rdma.pd, &cq, Depth { send: 2 * depth, receive: 2 * depth })?;
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        qp.to_init(&Init { port_num: local.gid.port, pkey_index: 0, access })?;
-        let psn = RandomState::new().hash_one(qp.number()) as u32 & 0xff_ffff;
-        let mine = Endpoint { qpn: qp.number(), psn, gid: local.gid.gid, lid: local.port.lid, mtu: local.mtu };
-        side.send(&mine.to_string())?;
-        let line = side.receive("endpoint")?;
-        let peer: Endpoint = line.parse().map_err(|e| anyhow!("{} is no cuda-verbs: {e}", side.peer()))?;
-        let sgid_index = u8::try_from(local.gid.index).context("GID index")?;
-        let mtu = peer.mtu.min(local.mtu);
-        qp.to_rtr(&Rtr::to(peer, mtu, local.gid.port, sgid_index, local.port.ethernet))?;
-        qp.to_rts(&Rts::patient(psn))?;
+        connect::over(side, &mut qp, local, access, "cuda-verbs")?;
         let nothing = Mr::new(&rdma.pd, 64, access)?;
         let mut verbs = Verbs {
             qp,

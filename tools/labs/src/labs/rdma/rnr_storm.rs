@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use verbs_hello::verbs::Mr;
-use verbs_hello::verbs::ffi::ibv_access_flags as Access;
+use verbs_kit::verbs::Mr;
+use verbs_kit::verbs::ffi::ibv_access_flags as Access;
 
 use super::{Pair, pair};
 use crate::ranks::Announced;

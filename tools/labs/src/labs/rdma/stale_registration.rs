@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use verbs_hello::unavailable::Unavailable;
-use verbs_hello::verbs::ffi::ibv_access_flags as Access;
-use verbs_hello::verbs::{Mr, Pd};
+use verbs_kit::unavailable::Unavailable;
+use verbs_kit::verbs::ffi::ibv_access_flags as Access;
+use verbs_kit::verbs::{Mr, Pd};
 
 use super::{Pair, pair};
 use crate::ranks::Announced;

@@ -27,6 +27,11 @@ impl Local {
     /// Chooses a device and opens it. An error lists the available devices or entries when the requested one is
     /// missing.
     pub fn open(choice: &Choice) -> Result<Local> {
+        Local::by_rank(choice, gid::usual)
+    }
+
+    /// [`Local::open`] with another preference among the port's GIDs.
+    pub fn by_rank(choice: &Choice, rank: gid::Rank) -> Result<Local> {
         let devices = devices()?;
         let device = match &choice.device {
             Some(name) => devices.iter().find(|d| d.name == *name).ok_or_else(|| {
@@ -46,7 +51,7 @@ impl Local {
             Err(cause) => bail!("the GID table of {}: {cause}", device.name),
         };
         let name = format!("{} port {}", device.name, choice.port);
-        let (gid, why) = gid::choose(&rows, &name, choice.gid_index).map_err(|e| anyhow!(e))?;
+        let (gid, why) = gid::choose(&rows, &name, choice.gid_index, rank).map_err(|e| anyhow!(e))?;
         ensure!(gid.index <= 255, "GID index {} of {name}: an address vector has 8 bits for it", gid.index);
         if let Some(mtu) = choice.mtu {
             ensure!(

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::choice::Choice;
-use crate::endpoint::Endpoint;
-use crate::steps::{Init, Rtr, Rts};
+use crate::connect::{self, Retries};
 use crate::verbs::{Cq, Depth, Local, Pd, Qp};
 
 /// Requests that a queue holds.
@@ -25,16 +24,10 @@ pub struct End {
 }
 
 impl End {
-    fn new(pd: &Arc<Pd>, local: &Local, access: u32) -> Result<End> {
+    fn new(pd: &Arc<Pd>, local: &Local) -> Result<End> {
         let cq = Cq::new(&local.context, 2 * DEPTH)?;
-        let mut qp = Qp::new(pd, &cq, Depth { send: DEPTH, receive: DEPTH })?;
-        qp.to_init(&Init { port_num: local.gid.port, pkey_index: 0, access })?;
+        let qp = Qp::new(pd, &cq, Depth { send: DEPTH, receive: DEPTH })?;
         Ok(End { qp, cq })
-    }
-
-    fn endpoint(&self, local: &Local) -> Endpoint {
-        let Local { gid, port, mtu, .. } = local;
-        Endpoint { qpn: self.qp.number(), psn: 7, gid: gid.gid, lid: port.lid, mtu: *mtu }
     }
 
     /// Waits for a request that must succeed.
@@ -71,14 +64,11 @@ impl Pair {
         let choice = Choice { device: None, port: 1, gid_index: None, mtu: None, timeout: PATIENCE, side: None };
         let local = Local::open(&choice)?;
         let pd = Pd::new(&local.context)?;
-        let (mut sender, mut receiver) = (End::new(&pd, &local, access)?, End::new(&pd, &local, access)?);
-        let ends = [sender.endpoint(&local), receiver.endpoint(&local)];
-        let index = u8::try_from(local.gid.index).context("GID index")?;
-        for (end, to) in [(&mut sender, ends[1]), (&mut receiver, ends[0])] {
-            let rtr = Rtr::to(to, local.mtu, local.gid.port, index, local.port.ethernet);
-            end.qp.to_rtr(&Rtr { min_rnr_timer, ..rtr })?;
-            end.qp.to_rts(&Rts { rnr_retry, ..Rts::patient(7) })?;
-        }
+        let (mut sender, mut receiver) = (End::new(&pd, &local)?, End::new(&pd, &local)?);
+        let [from, to] = [&sender, &receiver].map(|end| connect::endpoint(&end.qp, &local));
+        let retries = Retries { min_rnr_timer, rnr_retry };
+        connect::to_rts(&mut sender.qp, &local, access, &from, &to, retries)?;
+        connect::to_rts(&mut receiver.qp, &local, access, &to, &from, retries)?;
         Ok(Pair { local, pd, sender, receiver })
     }
 }

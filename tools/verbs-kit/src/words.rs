@@ -136,31 +136,6 @@ pub fn access(flags: u32) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(" | ") }
 }
 
-/// The time until an unacknowledged packet is sent again: 4.096 us * 2^timeout; 0 waits forever.
-pub fn ack_timeout(timeout: u8) -> String {
-    match timeout {
-        0 => "for ever".to_owned(),
-        n => duration_us(4.096 * (1u64 << (n & 31)) as f64),
-    }
-}
-
-/// The pause requested by a receiver without a posted RECV: the 5-bit code of the specification.
-pub fn rnr_timer(code: u8) -> String {
-    const HUNDREDTHS_OF_MS: [u32; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
-        4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-    ];
-    duration_us(f64::from(HUNDREDTHS_OF_MS[usize::from(code & 31)]) * 10.0)
-}
-
-fn duration_us(us: f64) -> String {
-    match us {
-        us if us < 1e3 => format!("{us:.1} us"),
-        us if us < 1e6 => format!("{:.2} ms", us / 1e3),
-        us => format!("{:.2} s", us / 1e6),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,18 +166,6 @@ mod tests {
         assert_eq!(access(0), "none");
         assert_eq!(access(1 | 4), "LOCAL_WRITE | REMOTE_READ");
         assert_eq!(access(2 | 1 << 20), "REMOTE_WRITE | 0x100000");
-    }
-
-    #[test]
-    fn times() {
-        assert_eq!(ack_timeout(0), "for ever");
-        assert_eq!(ack_timeout(1), "8.2 us");
-        assert_eq!(ack_timeout(14), "67.11 ms");
-        assert_eq!(ack_timeout(31), "8796.09 s");
-        assert_eq!(rnr_timer(0), "655.36 ms");
-        assert_eq!(rnr_timer(1), "10.0 us");
-        assert_eq!(rnr_timer(12), "640.0 us");
-        assert_eq!(rnr_timer(31), "491.52 ms");
     }
 
     /// Compares the tables with verbs.h, ours or that of this build.

@@ -1,4 +1,4 @@
-//! A queue pair: a send queue and a receive queue, and the steps that connect it to its peer.
+//! A queue pair: a send queue and a receive queue, the steps of its life, and its requests.
 
 use std::io;
 use std::ops::Range;
@@ -6,10 +6,9 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use ffi::{ibv_qp_attr_mask as Mask, ibv_qp_state as state};
+use ffi::ibv_qp_attr_mask as Mask;
 
 use super::{Cq, Mr, Pd, complain, ffi};
-use crate::steps::{Init, Rtr, Rts};
 use crate::words;
 
 /// The number of outstanding requests that each queue can hold.
@@ -79,76 +78,11 @@ impl Qp {
         Ok(words::qp_state(attributes.qp_state))
     }
 
-    /// RESET → INIT.
-    pub fn to_init(&mut self, init: &Init) -> Result<()> {
-        let attributes = ffi::ibv_qp_attr {
-            qp_state: state::IBV_QPS_INIT,
-            qp_access_flags: init.access,
-            pkey_index: init.pkey_index,
-            port_num: init.port_num,
-            ..Default::default()
-        };
-        let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_ACCESS_FLAGS | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT;
-        self.modify("RESET -> INIT", attributes, mask)
-    }
-
-    /// INIT → RTR.
-    // EXERCISE 3 (The attributes of each step): INIT to RTR: fill in the peer's address and the attributes
-    // of this step, name each of them in the mask, and call `modify`.
-    pub fn to_rtr(&mut self, rtr: &Rtr) -> Result<()> {
-        let Some(path_mtu) = words::mtu_number(rtr.path_mtu) else { bail!("an MTU of {} bytes", rtr.path_mtu) };
-        let mut address = ffi::ibv_ah_attr {
-            dlid: rtr.peer.lid,
-            is_global: u8::from(rtr.is_global),
-            port_num: rtr.port_num,
-            ..Default::default()
-        };
-        if rtr.is_global {
-            address.grh.dgid = ffi::ibv_gid { raw: rtr.peer.gid.0 };
-            address.grh.sgid_index = rtr.sgid_index;
-            address.grh.hop_limit = rtr.hop_limit;
-        }
-        let attributes = ffi::ibv_qp_attr {
-            qp_state: state::IBV_QPS_RTR,
-            path_mtu,
-            rq_psn: rtr.peer.psn,
-            dest_qp_num: rtr.peer.qpn,
-            ah_attr: address,
-            max_dest_rd_atomic: rtr.max_dest_rd_atomic,
-            min_rnr_timer: rtr.min_rnr_timer,
-            ..Default::default()
-        };
-        let mask = Mask::IBV_QP_STATE
-            | Mask::IBV_QP_PATH_MTU
-            | Mask::IBV_QP_RQ_PSN
-            | Mask::IBV_QP_DEST_QPN
-            | Mask::IBV_QP_AV
-            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
-            | Mask::IBV_QP_MIN_RNR_TIMER;
-        self.modify("INIT -> RTR", attributes, mask)
-    }
-
-    /// RTR → RTS.
-    pub fn to_rts(&mut self, rts: &Rts) -> Result<()> {
-        let attributes = ffi::ibv_qp_attr {
-            qp_state: state::IBV_QPS_RTS,
-            sq_psn: rts.sq_psn,
-            max_rd_atomic: rts.max_rd_atomic,
-            timeout: rts.timeout,
-            retry_cnt: rts.retry_cnt,
-            rnr_retry: rts.rnr_retry,
-            ..Default::default()
-        };
-        let mask = Mask::IBV_QP_STATE
-            | Mask::IBV_QP_SQ_PSN
-            | Mask::IBV_QP_MAX_QP_RD_ATOMIC
-            | Mask::IBV_QP_TIMEOUT
-            | Mask::IBV_QP_RETRY_CNT
-            | Mask::IBV_QP_RNR_RETRY;
-        self.modify("RTR -> RTS", attributes, mask)
-    }
-
-    fn modify(&mut self, step: &str, mut attributes: ffi::ibv_qp_attr, mask: Mask) -> Result<()> {
+    /// One step of the QP's life, named `step` in errors: sets the `attributes` that `mask` names.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub fn modify(&mut self, step: &str, mut attributes: ffi::ibv_qp_attr, mask: Mask) -> Result<()> {
         // SAFETY: the QP exists; `mask` names the attributes that are set.
         let code = unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &mut attributes, mask.0 as i32) };
         ensure!(
