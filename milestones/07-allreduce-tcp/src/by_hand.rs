@@ -59,11 +59,11 @@ fn all_gather(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use course_kit::on_threads::{config, on_threads};
     use tinynccl::ReduceOp;
     use tinynccl::wire::Algorithm;
 
     use super::*;
-    use crate::on_threads::{config, on_threads};
 
     /// Runs `call` on each rank's `data`, a thread per rank, and gives what is in it afterwards.
     fn on_ranks(ranks: usize, data: impl Fn(usize) -> Vec<f32> + Sync, call: Round) -> Vec<Vec<f32>> {

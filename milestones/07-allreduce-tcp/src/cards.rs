@@ -2,11 +2,12 @@
 //! else shows that all bytes of the naive one pass through rank 0's card.
 
 use anyhow::{Context as _, Result, anyhow};
+use course_kit::measure;
 use tinynccl::transport::paced::{self, Cards};
 use tinynccl::wire::Algorithm;
 use tinynccl::{Comm, Config, ReduceOp};
 
-use crate::{measure, naive};
+use crate::naive;
 
 /// Bytes per second in each direction: slower than this process copies, so that the cards decide.
 const SPEED: f64 = 200e6;

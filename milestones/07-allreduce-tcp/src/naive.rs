@@ -30,10 +30,10 @@ pub(crate) fn root_bytes(ranks: usize, bytes: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use course_kit::on_threads::{config, on_threads};
     use tinynccl::ReduceOp;
 
     use super::*;
-    use crate::on_threads::{config, on_threads};
 
     #[test]
     fn it_gives_what_the_library_gives() {

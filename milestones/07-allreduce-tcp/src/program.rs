@@ -40,12 +40,12 @@ fn steps(rank: usize, ranks: usize) -> Vec<Step> {
 
 #[cfg(test)]
 mod tests {
+    use course_kit::on_threads::{config, on_threads};
     use tinynccl::ReduceOp;
     use tinynccl::schedule::rounds::play;
     use tinynccl::wire::Algorithm;
 
     use super::*;
-    use crate::on_threads::{config, on_threads};
 
     #[test]
     fn the_verifier_accepts_the_ring_program() {

@@ -27,7 +27,7 @@ fn three_ranks_reduce_over_rdma() {
         return;
     }
     let out = output(program().args(["--ranks", "3", "--bytes", "0,4,4K,1M", "--iters", "2"]));
-    assert!(out.contains("over RDMA") && out.contains("After 4 hops") && out.contains("OK"), "{out}");
+    assert!(out.contains("over RDMA") && out.contains("OK"), "{out}");
     // The devices have sent at least the payload, in packets of at most 4 KiB.
     let row = out.lines().find(|l| l.trim_start().starts_with("1048576 |")).expect("a row for 1 MiB");
     let packets: u64 = row.split_whitespace().nth(4).expect("a column").parse().expect("a number");

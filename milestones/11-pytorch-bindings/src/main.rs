@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use pytorch_bindings::{Needs, Ranks, Unavailable};
+use course_kit::python::{Needs, Ranks, Unavailable};
 
 /// Builds the extension, finds Python with numpy or torch, and starts ranks.
 #[derive(Debug, Parser)]

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use pytorch_bindings::{Needs, Ranks, Unavailable};
+use course_kit::python::{Needs, Ranks, Unavailable};
 
 /// DistributedDataParallel over tinynccl; compares the weights with those over gloo (or nccl).
 #[derive(Debug, Parser)]

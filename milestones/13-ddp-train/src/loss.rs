@@ -1,18 +1,11 @@
-//! Losses: the mean over the batch, and its derivative with respect to each output.
+//! The loss of a classification: the mean over the batch, and its derivative with respect to each output.
 
-/// Cross entropy of a batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Classified {
-    /// Mean over the batch of -ln(probability of the right class).
-    pub loss: f64,
-    /// Samples whose largest output is the right class.
-    pub correct: usize,
-}
+use course_kit::train::loss::Classified;
 
 /// Softmax and cross entropy of `outputs` (one row per label); writes the derivative of the mean into `d_outputs`.
 // EXERCISE 1 (How it works): per sample the softmax of its outputs, without overflow; the mean loss -ln p(label); its
 // derivative, (p - 1 at the label) / batch; and the number of right answers.
-pub fn cross_entropy(outputs: &[f32], labels: &[u8], d_outputs: &mut [f32]) -> Classified {
+pub(crate) fn cross_entropy(outputs: &[f32], labels: &[u8], d_outputs: &mut [f32]) -> Classified {
     let batch = labels.len().max(1);
     let classes = (outputs.len() / batch).max(1);
     let mut total = Classified { loss: 0.0, correct: 0 };
@@ -28,17 +21,6 @@ pub fn cross_entropy(outputs: &[f32], labels: &[u8], d_outputs: &mut [f32]) -> C
         total.correct += usize::from(row.iter().all(|v| *v <= row[label]));
     }
     total
-}
-
-/// Mean of the squared differences; writes its derivative into `d_outputs`.
-pub fn mean_squared_error(outputs: &[f32], targets: &[f32], d_outputs: &mut [f32]) -> f64 {
-    let n = targets.len().max(1) as f32;
-    let mut sum = 0.0;
-    for ((d, y), t) in d_outputs.iter_mut().zip(outputs).zip(targets) {
-        *d = 2.0 * (y - t) / n;
-        sum += f64::from(y - t) * f64::from(y - t);
-    }
-    sum / f64::from(n)
 }
 
 #[cfg(test)]
@@ -57,12 +39,5 @@ mod tests {
         let got = cross_entropy(&[1e4, 0.0, -1e4], &[0], &mut d);
         assert_eq!((got.loss, got.correct), (0.0, 1));
         assert!(d.iter().all(|v| v.is_finite()));
-    }
-
-    #[test]
-    fn squared_error_is_a_mean() {
-        let mut d = [0.0; 2];
-        assert_eq!(mean_squared_error(&[1.0, 3.0], &[0.0, 0.0], &mut d), 5.0);
-        assert_eq!(d, [1.0, 3.0]);
     }
 }

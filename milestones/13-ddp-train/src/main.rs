@@ -1,16 +1,22 @@
 //! Milestone 13: several ranks train an MLP on three spirals and prove after every epoch that their weights are the
 //! same.
 
+mod backward;
+mod loss;
+mod plot;
+mod proof;
+mod step;
+mod train;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use ddp_train::options::{Ranks, Training};
-use ddp_train::plot;
-use ddp_train::replica::Fault;
-use ddp_train::train::{Event, Options, train};
+use course_kit::train::options::{self, Options, Ranks, Training};
 use tinynccl::process_group::{BackendType, ProcessGroup};
+
+use train::{Event, Fault, train};
 
 /// Data-parallel training of an MLP, with a proof that the weights are identical on all ranks.
 #[derive(Debug, Parser)]
@@ -35,18 +41,17 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let options = Options { fault: args.fault, ..args.options };
     let plot = args.plot.as_deref();
-    let check = |ranks| options.check(ranks).and_then(|()| plot.map_or(Ok(()), plot::check));
-    let result = args.ranks.start(args.backend, check, |group| run(group, &options, plot));
+    let check = |ranks| args.options.check(ranks).and_then(|()| plot.map_or(Ok(()), options::plot));
+    let result = args.ranks.start(args.backend, check, |group| run(group, &args.options, args.fault, plot));
     program_kit::exit_code(result, |_| false)
 }
 
-fn run(group: ProcessGroup, options: &Options, picture: Option<&Path>) -> Result<()> {
+fn run(group: ProcessGroup, options: &Options, fault: Option<Fault>, picture: Option<&Path>) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
     let Training { epochs: last, batch, hidden, .. } = options.training;
     let every = last.div_ceil(12);
-    let epochs = train(&group, options, |event| match event {
+    let epochs = train(&group, options, fault, |event| match event {
         _ if rank != 0 => (),
         Event::Start(start) => {
             println!(

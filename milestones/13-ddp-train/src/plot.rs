@@ -2,29 +2,16 @@
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
+use course_kit::train::options::Epoch;
 use line_chart::{Axis, COLOURS, Chart, Curve};
-use program_kit::Usage;
 use program_kit::output::Output;
-
-use crate::train::Epoch;
-
-/// Refuses a plot that cannot be written, before the training.
-///
-/// # Errors
-/// There is no such folder, or the path is one.
-pub fn check(path: &Path) -> Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    ensure!(folder.is_dir(), Usage(format!("--plot {}: there is no folder {}", path.display(), folder.display())));
-    ensure!(!path.is_dir(), Usage(format!("--plot {}: this is a folder, expected a file", path.display())));
-    Ok(())
-}
 
 /// Writes an SVG, whole or not at all.
 ///
 /// # Errors
 /// Those of the system.
-pub fn write(path: &Path, epochs: &[Epoch], ranks: usize) -> Result<()> {
+pub(crate) fn write(path: &Path, epochs: &[Epoch], ranks: usize) -> Result<()> {
     let [blue, red, ..] = COLOURS;
     let x = || Axis::linear("epoch").between(0.0, epochs.len().max(1) as f64);
     let over = |value: fn(&Epoch) -> f64| epochs.iter().map(|e| (e.number as f64, value(e))).collect();
@@ -59,12 +46,5 @@ mod tests {
             assert!(text.contains(part), "{part}");
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else");
-    }
-
-    #[test]
-    fn a_folder_that_is_not_there_is_named() {
-        let path = Path::new("/nowhere/fit.svg");
-        assert!(check(path).unwrap_err().to_string().contains("no folder /nowhere"));
-        assert!(check(Path::new("/")).is_err() && check(Path::new("fit.svg")).is_ok());
     }
 }

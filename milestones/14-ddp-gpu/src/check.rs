@@ -1,11 +1,13 @@
-//! The comparisons: with one rank that has the whole batch, and with milestone 13 on the CPU.
+//! The comparisons: with one rank that has the whole batch, and with the same training on the CPU.
 
 use anyhow::{Context as _, Result, ensure};
-use ddp_train::data::{Dataset, epoch_order};
-use ddp_train::loss::cross_entropy;
-use ddp_train::mlp::{Mlp, Trace};
-use ddp_train::rng::Rng;
-use ddp_train::train::{Epoch, Options};
+use course_kit::train::data::{Dataset, epoch_order};
+use course_kit::train::loss::{Classified, cross_entropy};
+use course_kit::train::mlp::{Mlp, Trace};
+use course_kit::train::optim::Optimizer;
+use course_kit::train::options::{Epoch, Options, Training};
+use course_kit::train::proof;
+use course_kit::train::rng::Rng;
 use tinynccl::process_group::{BackendType, Device, ProcessGroup};
 use tinynccl::{Comm, Config};
 
@@ -38,12 +40,32 @@ impl Alone {
         train(&self.group, kernels, options, Exchange::Overlapped, |_| ())
     }
 
-    /// Milestone 13's, on the CPU; `None` if it would take minutes.
+    /// The same training on the CPU; `None` if it would take minutes.
     pub fn train_on_the_cpu(&self, options: &Options) -> Result<Option<Vec<Epoch>>> {
         if cpu_work(options) > CPU_LIMIT {
             return Ok(None);
         }
-        ddp_train::train::train(&self.group, options, |_| ()).context("training on the CPU").map(Some)
+        let Training { epochs, batch, rate, seed, .. } = options.training;
+        let data = Dataset::spiral(options.points, seed);
+        let mut model = Mlp::new(&sizes(options), &mut Rng::new(seed));
+        let mut optimizer = Optimizer::sgd(rate, &model.specs());
+        let mut curve = Vec::with_capacity(epochs);
+        for number in 1..=epochs {
+            let (mut loss, mut correct, mut samples) = (0.0, 0, 0);
+            for batch in epoch_order(data.len(), seed, number).chunks_exact(batch) {
+                let (result, gradients) = cpu_gradients(&model, &data.select(batch));
+                for (index, values) in model.params_mut().into_iter().enumerate() {
+                    optimizer.update(index, values, &gradients[index]);
+                }
+                loss += result.loss * batch.len() as f64;
+                correct += result.correct;
+                samples += batch.len();
+            }
+            let weights = proof::prove_identical(self.group.comm(), &model.specs(), &model.params())?;
+            let (loss, accuracy) = (loss / samples as f64, correct as f64 / samples as f64);
+            curve.push(Epoch { number, loss, accuracy, weights });
+        }
+        Ok(Some(curve))
     }
 
     /// Compares the gradients of the first batch, here and on the CPU: the largest difference, relative to the largest
@@ -68,22 +90,22 @@ impl Alone {
         let mut replica = Replica::new(&self.group, kernels, model, sizes, batch.len(), bucket_bytes, how)?;
         let mut share = Share::new(replica.compute(), batch)?;
         let ours = replica.gradients(&mut share.batch(0, batch.len()))?;
-        let expected = cpu_gradients(model, batch);
+        let (_, expected) = cpu_gradients(model, batch);
         ensure!(ours.len() == expected.len(), "{} gradients, expected {}", ours.len(), expected.len());
         let worst = ours.iter().zip(&expected).map(|(ours, expected)| share_of_largest(ours, expected));
         Ok(worst.fold(0.0, f64::max))
     }
 }
 
-/// Milestone 13's gradients.
-fn cpu_gradients(model: &Mlp, batch: &Dataset) -> Vec<Vec<f32>> {
+/// Loss and gradients of a batch, on the CPU.
+fn cpu_gradients(model: &Mlp, batch: &Dataset) -> (Classified, Vec<Vec<f32>>) {
     let mut trace = Trace::default();
     let outputs = model.forward(&batch.points, batch.len(), &mut trace);
     let mut d = vec![0.0; outputs.len()];
-    cross_entropy(outputs, &batch.labels, &mut d);
+    let result = cross_entropy(outputs, &batch.labels, &mut d);
     let mut gradients: Vec<Vec<f32>> = model.specs().iter().map(|spec| vec![0.0; spec.len]).collect();
     let Ok(()) = model.backward(&trace, &d, &mut gradients);
-    gradients
+    (result, gradients)
 }
 
 /// The largest difference between two vectors, relative to the largest magnitude in `expected`. NaN counts as infinite.
@@ -110,8 +132,6 @@ fn cpu_work(options: &Options) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use ddp_train::options::Training;
-
     use super::*;
 
     #[test]
@@ -134,7 +154,7 @@ mod tests {
     fn the_default_is_little_work_and_a_wide_model_much() {
         let work = |hidden| {
             let training = Training { epochs: 60, batch: 96, rate: 0.1, hidden, seed: 1 };
-            cpu_work(&Options { training, points: 128, bucket_bytes: 8192, fault: None })
+            cpu_work(&Options { training, points: 128, bucket_bytes: 8192 })
         };
         assert!(work(64) < CPU_LIMIT && work(4096) > CPU_LIMIT);
     }
@@ -144,15 +164,10 @@ mod tests {
         // The CPU's gradients, the reference, must be right too: one step along them lowers the loss.
         let data = Dataset::spiral(20, 3);
         let mut model = Mlp::new(&[2, 9, 5, 3], &mut Rng::new(3));
-        let loss = |model: &Mlp| {
-            let mut trace = Trace::default();
-            let outputs = model.forward(&data.points, data.len(), &mut trace);
-            cross_entropy(outputs, &data.labels, &mut vec![0.0; outputs.len()]).loss
-        };
-        let (before, gradients) = (loss(&model), cpu_gradients(&model, &data));
+        let (before, gradients) = cpu_gradients(&model, &data);
         for (values, gradient) in model.params_mut().into_iter().zip(&gradients) {
             values.iter_mut().zip(gradient).for_each(|(p, g)| *p -= 0.1 * g);
         }
-        assert!(loss(&model) < before);
+        assert!(cpu_gradients(&model, &data).0.loss < before.loss);
     }
 }

@@ -1,9 +1,8 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand};
+use course_kit::train::options::{Options, positive};
 use ddp_gpu::time::Settings;
-use ddp_train::options::positive;
-use ddp_train::train::Options;
 use replay::Replay;
 use tinynccl::process_group::BackendType;
 

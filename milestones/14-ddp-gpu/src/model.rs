@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
+use course_kit::train::mlp::Mlp;
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
-use ddp_train::mlp::Mlp;
 use tinynccl::ddp::ParamSpec;
 
 use crate::buckets::Buckets;
@@ -204,7 +204,7 @@ pub fn specs(sizes: &[usize]) -> Vec<ParamSpec> {
 
 #[cfg(test)]
 mod tests {
-    use ddp_train::rng::Rng;
+    use course_kit::train::rng::Rng;
 
     use super::*;
 

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use course_kit::train::mlp::Mlp;
+use course_kit::train::proof;
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, result};
-use ddp_train::mlp::Mlp;
-use ddp_train::proof;
 use tinynccl::ReduceOp;
 use tinynccl::process_group::{BufferMut, ProcessGroup};
 

@@ -3,6 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
+use course_kit::train::mlp::Mlp;
+use course_kit::train::options::Epoch;
+use course_kit::train::rng::Rng;
 use cudarc::driver::CudaContext;
 use ddp_gpu::buckets::Buckets;
 use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference};
@@ -12,9 +15,6 @@ use ddp_gpu::replica::Exchange;
 use ddp_gpu::time::{self, Timed, Way};
 use ddp_gpu::timeline::size;
 use ddp_gpu::train;
-use ddp_train::mlp::Mlp;
-use ddp_train::rng::Rng;
-use ddp_train::train::Epoch;
 use tinynccl::cuda::{self, Path};
 use tinynccl::ddp::ParamSpec;
 use tinynccl::process_group::ProcessGroup;
@@ -115,10 +115,10 @@ pub(crate) fn train(group: &ProcessGroup, kernels: &Kernels, arguments: &TrainAr
     match alone.train_on_the_cpu(options)? {
         Some(cpu) => {
             let difference = loss_difference(epochs, &cpu);
-            let what = format!("milestone 13 on the CPU: losses within {difference:.1e} in every epoch");
+            let what = format!("the same training on the CPU: losses within {difference:.1e} in every epoch");
             page.verdict(difference <= LOSS_TOLERANCE, &what)?;
         }
-        None => page.line("  --  milestone 13 on the CPU: left out, it would take minutes with this model"),
+        None => page.line("  --  the same training on the CPU: left out, it would take minutes with this model"),
     }
     page.line(format!("\nOK: world of size {ranks}, {} epochs, all checks hold", epochs.len()));
     Ok(())

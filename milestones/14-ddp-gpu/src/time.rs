@@ -1,11 +1,11 @@
 //! The time of a step with and without overlap, for a model large enough to show the difference.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use course_kit::train::data::{CLASSES, Dataset, epoch_order, shard};
+use course_kit::train::mlp::Mlp;
+use course_kit::train::options::positive;
+use course_kit::train::rng::Rng;
 use cudarc::driver::sys::CUevent_flags;
-use ddp_train::data::{CLASSES, Dataset, epoch_order, shard};
-use ddp_train::mlp::Mlp;
-use ddp_train::options::positive;
-use ddp_train::rng::Rng;
 use tinynccl::ReduceOp;
 use tinynccl::cuda::{Choice, DeviceComm, Protocol};
 use tinynccl::process_group::ProcessGroup;

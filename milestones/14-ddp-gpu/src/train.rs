@@ -1,13 +1,13 @@
 //! Training on devices, with the data, order, shards and initial weights of milestone 13.
 
 use anyhow::{Context as _, Result, ensure};
+use course_kit::train::data::{CLASSES, Dataset, epoch_order, shard};
+use course_kit::train::mlp::Mlp;
+use course_kit::train::options::{Epoch, Options};
+use course_kit::train::proof;
+use course_kit::train::rng::Rng;
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaSlice, CudaStream};
-use ddp_train::data::{CLASSES, Dataset, epoch_order, shard};
-use ddp_train::mlp::Mlp;
-use ddp_train::proof;
-use ddp_train::rng::Rng;
-use ddp_train::train::{Epoch, Options};
 use std::sync::Arc;
 use tinynccl::process_group::ProcessGroup;
 use tinynccl::{Comm, ReduceOp};

@@ -1,17 +1,17 @@
 //! Compares gradients with the CPU's, and the training of several ranks with that of one. Without a GPU it reports a
 //! skip.
 
+use course_kit::train::data::Dataset;
+use course_kit::train::mlp::Mlp;
+use course_kit::train::options::Options;
+use course_kit::train::options::Training;
+use course_kit::train::rng::Rng;
 use cudarc::driver::CudaContext;
 use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference};
 use ddp_gpu::kernels::Kernels;
 use ddp_gpu::replica::Exchange;
 use ddp_gpu::time::{Settings, Way, time};
 use ddp_gpu::train::{Outcome, train};
-use ddp_train::data::Dataset;
-use ddp_train::mlp::Mlp;
-use ddp_train::options::Training;
-use ddp_train::rng::Rng;
-use ddp_train::train::Options;
 use program_kit::testing::skipped;
 use tinynccl::cuda;
 use tinynccl::process_group::{BackendType, Device, ProcessGroup, nccl_library};
@@ -57,7 +57,7 @@ const OURS: BackendType = BackendType::Tinynccl;
 
 fn small() -> Options {
     let training = Training { epochs: 12, batch: 24, rate: 0.1, hidden: 16, seed: 1 };
-    Options { training, points: 32, bucket_bytes: 512, fault: None }
+    Options { training, points: 32, bucket_bytes: 512 }
 }
 
 fn run(gpus: &[usize], backend: BackendType, options: &Options, how: Exchange) -> Vec<Outcome> {

@@ -1,15 +1,15 @@
-//! Fits sin(2πx) over two periods with the MLP of milestone 13.
+//! Fits sin(2πx) over two periods with a small MLP.
 
 use std::f64::consts::TAU;
 
 use anyhow::{Context as _, Result, ensure};
-use ddp_train::data::{epoch_order, shard};
-use ddp_train::loss::mean_squared_error;
-use ddp_train::mlp::Mlp;
-use ddp_train::optim::Optimizer;
-use ddp_train::options::Training;
-use ddp_train::replica::Replica;
-use ddp_train::rng::Rng;
+use course_kit::train::data::{epoch_order, shard};
+use course_kit::train::loss::mean_squared_error;
+use course_kit::train::mlp::Mlp;
+use course_kit::train::optim::Optimizer;
+use course_kit::train::options::Training;
+use course_kit::train::replica::Replica;
+use course_kit::train::rng::Rng;
 use tinynccl::ReduceOp;
 use tinynccl::process_group::ProcessGroup;
 
@@ -41,8 +41,8 @@ pub(crate) fn target(x: f64) -> f64 {
 }
 
 /// Trains; calls `report` with each epoch's number (from 1) and loss.
-// EXERCISE 1 (How it works): the training loop with the parts of milestone 13: the same samples on all ranks, other
-// weights, a replica, epochs of shared batches, the mean loss of each, the proof, and the prediction on the grid.
+// EXERCISE 1 (How it works): the training loop with the parts of `course_kit::train`: the same samples on all ranks, other
+// weights, a replica, its broadcast, epochs of shared batches, the mean loss of each, the proof, and the prediction.
 pub(crate) fn fit(group: &ProcessGroup, options: &Training, mut report: impl FnMut(usize, f64)) -> Result<Fit> {
     let (rank, ranks) = (group.rank(), group.size());
     options.check(ranks, SAMPLES)?;
@@ -54,7 +54,8 @@ pub(crate) fn fit(group: &ProcessGroup, options: &Training, mut report: impl FnM
     let model = Mlp::new(&[1, options.hidden, options.hidden, 1], &mut rng);
     let parameters = model.len();
     let optimizer = Optimizer::adam(options.rate, &model.specs());
-    let mut replica = Replica::new(group, model, optimizer, BUCKET, None)?;
+    let mut replica = Replica::new(group, model, optimizer, BUCKET)?;
+    replica.broadcast()?;
 
     let steps = options.epochs * (SAMPLES / options.batch);
     let mut step = 0;
@@ -66,7 +67,7 @@ pub(crate) fn fit(group: &ProcessGroup, options: &Training, mut report: impl FnM
             let mine = shard(batch, rank, ranks);
             let input: Vec<f32> = mine.iter().map(|&i| xs[i]).collect();
             let targets: Vec<f32> = mine.iter().map(|&i| ys[i]).collect();
-            replica.optimizer_mut().set_rate(options.rate * cosine(step, steps));
+            replica.optimizer.set_rate(options.rate * cosine(step, steps));
             let loss = replica.step(&input, mine.len(), |outputs, d| mean_squared_error(outputs, &targets, d))?;
             totals[0] += loss * mine.len() as f64;
             totals[1] += mine.len() as f64;

@@ -1,4 +1,4 @@
-//! Milestone 15: several ranks fit sin(2πx) with the MLP of milestone 13, and draw the result.
+//! Milestone 15: several ranks fit sin(2πx) with a small MLP, and draw the result.
 
 mod fit;
 mod plot;
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use ddp_train::options::{Ranks, Training};
+use course_kit::train::options::{self, Ranks, Training};
 use fit::{SAMPLES, fit};
 use tinynccl::process_group::{BackendType, ProcessGroup};
 
@@ -36,7 +36,7 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let check = |ranks| args.training.check(ranks, SAMPLES).and_then(|()| ddp_train::plot::check(&args.plot));
+    let check = |ranks| args.training.check(ranks, SAMPLES).and_then(|()| options::plot(&args.plot));
     program_kit::exit_code(args.ranks.start(BackendType::Auto, check, |group| run(group, &args)), |_| false)
 }
 

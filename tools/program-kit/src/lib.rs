@@ -1,4 +1,4 @@
-//! Code that the programs in `milestones/` and `tools/` share. Milestones 01 to 03 do without it, so each reads alone.
+//! Code that the programs in `milestones/` and `tools/` share.
 //!
 //! ```text
 //! size       4M on a command line is 4194304 bytes

@@ -5,19 +5,24 @@ use super::*;
 
 /// Runs `train` on `ranks` threads and returns each rank's outcome.
 fn run(ranks: usize, options: &Options) -> Vec<Result<Vec<Epoch>>> {
+    run_without(None, ranks, options)
+}
+
+/// [`run`] with a fault.
+fn run_without(fault: Option<Fault>, ranks: usize, options: &Options) -> Vec<Result<Vec<Epoch>>> {
     let comms = Comm::threads(ranks, Config::default()).unwrap();
     let groups: Vec<ProcessGroup> = comms.into_iter().map(ProcessGroup::from).collect();
     std::thread::scope(|scope| {
         // A rank that panics takes its communicator with it, so the others fail instead of waiting.
         let threads: Vec<_> =
-            groups.into_iter().map(|group| scope.spawn(move || train(&group, options, |_| ()))).collect();
+            groups.into_iter().map(|group| scope.spawn(move || train(&group, options, fault, |_| ()))).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
 }
 
 fn small() -> Options {
     let training = Training { epochs: 12, batch: 24, rate: 0.1, hidden: 16, seed: 1 };
-    Options { training, points: 32, bucket_bytes: 512, fault: None }
+    Options { training, points: 32, bucket_bytes: 512 }
 }
 
 fn with_batch(batch: usize) -> Options {
@@ -49,7 +54,7 @@ fn all_ranks_report_the_same_and_a_second_run_repeats_it() {
 
 #[test]
 fn without_the_broadcast_the_proof_fails_before_the_first_step_on_every_rank() {
-    for outcome in run(3, &Options { fault: Some(Fault::Broadcast), ..small() }) {
+    for outcome in run_without(Some(Fault::Broadcast), 3, &small()) {
         let e = format!("{:#}", outcome.unwrap_err());
         // The biases start at zero everywhere: three weights of six parameters differ.
         assert!(e.contains("before the first step") && e.contains("layer0.weight") && e.contains("3 of 6"), "{e}");
@@ -58,7 +63,7 @@ fn without_the_broadcast_the_proof_fails_before_the_first_step_on_every_rank() {
 
 #[test]
 fn without_the_average_the_proof_fails_after_the_first_epoch_on_every_rank() {
-    for outcome in run(2, &Options { fault: Some(Fault::Average), ..small() }) {
+    for outcome in run_without(Some(Fault::Average), 2, &small()) {
         let e = format!("{:#}", outcome.unwrap_err());
         assert!(e.contains("after epoch 1") && e.contains("6 of 6") && e.contains("own shard"), "{e}");
     }
@@ -68,7 +73,7 @@ fn without_the_average_the_proof_fails_after_the_first_epoch_on_every_rank() {
 fn one_replica_cannot_diverge() {
     for fault in [Fault::Broadcast, Fault::Average] {
         let training = Training { epochs: 1, ..small().training };
-        run(1, &Options { training, fault: Some(fault), ..small() }).remove(0).unwrap();
+        run_without(Some(fault), 1, &Options { training, ..small() }).remove(0).unwrap();
     }
 }
 

@@ -1,6 +1,6 @@
 //! The milestones that run on this machine, the fallbacks for missing parts, and the remedies.
 
-use pytorch_bindings::Interpreter;
+use course_kit::python::Interpreter;
 use serde::Serialize;
 
 use super::Facts;

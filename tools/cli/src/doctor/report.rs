@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pytorch_bindings::Interpreter;
+use course_kit::python::Interpreter;
 
 use super::Facts;
 use super::host::Host;

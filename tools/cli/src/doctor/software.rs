@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use pytorch_bindings::{Interpreter, Needs};
+use course_kit::python::{Interpreter, Needs};
 use serde::Serialize;
 
 /// Each part, or why it is not there.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::Unavailable;
+use super::Unavailable;
 
 /// The checkout that this program was built from.
 fn checkout() -> PathBuf {

@@ -1,6 +1,6 @@
 //! Three interleaved spirals in the plane: easy to draw, impossible for a linear model.
 
-use crate::rng::Rng;
+use super::rng::Rng;
 
 /// Number of classes, one per arm.
 pub const CLASSES: usize = 3;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use replay::Replay;
 use tinynccl::launch::{self, Launcher};
 
-use crate::{Interpreter, Needs, extension};
+use super::{Interpreter, Needs, extension};
 
 /// The number of ranks, the interpreter and the package.
 #[derive(Debug, clap::Args)]
@@ -34,7 +34,7 @@ impl Ranks {
     /// return.
     ///
     /// # Errors
-    /// [`crate::Unavailable`] when no interpreter has the needed modules; else the build or the start failed.
+    /// [`super::Unavailable`] when no interpreter has the needed modules; else the build or the start failed.
     pub fn run(
         self,
         needs: Needs,

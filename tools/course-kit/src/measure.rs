@@ -1,17 +1,18 @@
-//! Runs one size: checks the result exactly, then times it.
+//! An all-reduce of one size: checked exactly, then timed, with the traffic of its links counted.
 
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use tinynccl::{Comm, ReduceOp};
+use anyhow::{Context as _, Result, ensure};
+use program_kit::size;
+use tinynccl::{Comm, Config, ReduceOp};
 
 /// The cost of an all-reduce by one algorithm.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Timing {
+pub struct Timing {
     /// Seconds per call, of the slowest rank.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// The traffic counted during the calls, per call and rank, if available.
-    pub(crate) counted: Option<f64>,
+    pub counted: Option<f64>,
 }
 
 /// A counter of the links' traffic.
@@ -50,7 +51,7 @@ fn value(rank: usize, i: usize) -> f32 {
 }
 
 /// A buffer of `count` values. A lack of memory is an error, not an abort.
-pub(crate) fn buffer(count: usize, of: impl Fn(usize) -> f32) -> Result<Vec<f32>> {
+pub fn buffer(count: usize, of: impl Fn(usize) -> f32) -> Result<Vec<f32>> {
     let mut data = Vec::new();
     data.try_reserve_exact(count).with_context(|| format!("a buffer of {count} f32"))?;
     data.extend((0..count).map(of));
@@ -58,7 +59,7 @@ pub(crate) fn buffer(count: usize, of: impl Fn(usize) -> f32) -> Result<Vec<f32>
 }
 
 /// This rank's input.
-pub(crate) fn input(comm: &Comm, count: usize) -> Result<Vec<f32>> {
+pub fn input(comm: &Comm, count: usize) -> Result<Vec<f32>> {
     buffer(count, |i| value(comm.rank(), i))
 }
 
@@ -74,7 +75,7 @@ fn check(comm: &Comm, output: &[f32], what: &str) -> Result<()> {
 }
 
 /// Calls `run` once and checks its output.
-pub(crate) fn verify(
+pub fn verify(
     comm: &Comm,
     what: &str,
     output: &mut [f32],
@@ -86,7 +87,7 @@ pub(crate) fn verify(
 }
 
 /// Calls `run` once and checks the result, then times `iters` calls. `output` must not hold the answer beforehand.
-pub(crate) fn time(
+pub fn time(
     comm: &Comm,
     iters: usize,
     what: &str,
@@ -116,13 +117,8 @@ pub(crate) fn time(
     Ok(Timing { seconds: seconds[0], counted })
 }
 
-/// Bytes that the kernel has sent over the loopback interface, including headers.
-pub fn loopback_bytes() -> Option<u64> {
-    std::fs::read_to_string("/sys/class/net/lo/statistics/tx_bytes").ok()?.trim().parse().ok()
-}
-
 /// Returns true if all ranks share one network namespace of one kernel, so that its counters see all their traffic.
-pub(crate) fn one_network(comm: &Comm) -> Result<bool> {
+pub fn one_network(comm: &Comm) -> Result<bool> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let mut ours = [0u8; 96];
@@ -135,12 +131,80 @@ pub(crate) fn one_network(comm: &Comm) -> Result<bool> {
     Ok(all.chunks_exact(ours.len()).all(|theirs| theirs == ours))
 }
 
-/// Refuses more ranks than [`value`] supports with exact sums.
-pub(crate) fn check_ranks(ranks: usize) -> Result<()> {
-    if ranks > 256 {
-        bail!("{ranks} ranks: this program checks exact sums for up to 256");
+/// Joins the other ranks, of which there are `asked` or any number, but not more than [`value`] supports with exact sums.
+///
+/// # Errors
+/// The launcher started another number; a rank does not come.
+pub fn join(config: Config, asked: Option<usize>) -> Result<Comm> {
+    let comm = Comm::from_env_with(config).context("joining the other ranks")?;
+    let ranks = comm.size();
+    ensure!(
+        asked.is_none_or(|asked| asked == ranks),
+        "--ranks {} but the launcher started {ranks}: leave --ranks out",
+        asked.unwrap_or_default()
+    );
+    ensure!(ranks <= 256, "{ranks} ranks: this program checks exact sums for up to 256");
+    Ok(comm)
+}
+
+/// Prints the number of bytes that each rank forwards between others in one ring call.
+///
+/// # Errors
+/// A rank is lost.
+pub fn forwarded(comm: &Comm, count: usize) -> Result<()> {
+    let input = input(comm, count)?;
+    let mut output = buffer(count, |_| 0.0)?;
+    comm.barrier()?;
+    let before = comm.census().relayed.bytes;
+    comm.all_reduce(&input, &mut output, ReduceOp::Sum)?;
+    comm.barrier()?;
+    let relayed = [comm.census().relayed.bytes - before];
+    let mut all = vec![0u64; comm.size()];
+    comm.all_gather(&relayed, &mut all).context("asking the relays")?;
+    for (rank, bytes) in all.iter().enumerate().filter(|(_, bytes)| comm.rank() == 0 && **bytes > 0) {
+        println!(
+            "Rank {rank} forwards {bytes} bytes between others in one ring call of {} bytes.",
+            count * size_of::<f32>()
+        );
     }
     Ok(())
+}
+
+/// The sizes of a table, and how often each is timed.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Sizes {
+    /// Ranks to start on this machine (default 4). Leave it out under torchrun, mpirun or srun.
+    #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
+    pub ranks: Option<usize>,
+    /// Sizes of the buffer in bytes, comma-separated; K, M and G may follow.
+    #[arg(long, value_delimiter = ',', value_parser = size::of_f32(0..=usize::MAX), default_value = "1K,32K,1M,16M")]
+    pub bytes: Vec<usize>,
+    /// Size of the buffer in f32 elements, in place of --bytes.
+    #[arg(long, conflicts_with = "bytes")]
+    pub count: Option<usize>,
+    /// Timed calls per size.
+    #[arg(long, default_value_t = 20, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    pub iters: usize,
+}
+
+impl Sizes {
+    /// Elements of each size.
+    pub fn counts(&self) -> Vec<usize> {
+        self.count.map_or_else(|| self.bytes.iter().map(|b| b / 4).collect(), |count| vec![count])
+    }
+
+    /// Number of ranks to start. Input and output of every rank, and `more` buffers of the largest size, must fit into the
+    /// machine's memory.
+    ///
+    /// # Errors
+    /// They do not fit.
+    pub fn ranks(&self, more: usize) -> Result<usize> {
+        let ranks = self.ranks.unwrap_or(4);
+        let largest = self.counts().into_iter().max().unwrap_or(0) * size_of::<f32>();
+        let bytes = largest.saturating_mul(2 * ranks + more) as u64;
+        program_kit::memory::suffices(format_args!("{ranks} ranks"), bytes, "a smaller --bytes, or fewer --ranks,")?;
+        Ok(ranks)
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! The options of a training program: its settings, and how its ranks are started.
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -9,6 +11,8 @@ use tinynccl::Config;
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
 use tinynccl::process_group::{BackendType, InitOptions, ProcessGroup, init_process_group};
+
+use super::data::CLASSES;
 
 /// Settings of every training, equal on all ranks.
 #[derive(Debug, Clone, Args)]
@@ -46,6 +50,51 @@ impl Training {
         );
         Ok(())
     }
+}
+
+/// Settings of a training on spirals, equal on all ranks.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// Settings of every training.
+    #[command(flatten)]
+    pub training: Training,
+    /// Points per spiral arm.
+    #[arg(long, default_value_t = 128, value_parser = positive().range(1..=1_000_000))]
+    pub points: usize,
+    /// Size of a gradient bucket in bytes.
+    #[arg(long, default_value_t = 8192, value_parser = positive())]
+    pub bucket_bytes: usize,
+}
+
+impl Options {
+    /// Refuses settings that do not work with this many ranks.
+    pub fn check(&self, ranks: usize) -> Result<()> {
+        self.training.check(ranks, CLASSES * self.points)
+    }
+}
+
+/// The result of an epoch, the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Epoch {
+    /// Counted from 1.
+    pub number: usize,
+    /// Mean over the epoch's samples of the loss at the step that used each of them.
+    pub loss: f64,
+    /// Fraction of them that the model classified correctly.
+    pub accuracy: f64,
+    /// Fingerprint of the weights.
+    pub weights: u64,
+}
+
+/// Refuses a plot that cannot be written, before the training.
+///
+/// # Errors
+/// There is no such folder, or the path is one.
+pub fn plot(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    ensure!(folder.is_dir(), Usage(format!("--plot {}: there is no folder {}", path.display(), folder.display())));
+    ensure!(!path.is_dir(), Usage(format!("--plot {}: this is a folder, expected a file", path.display())));
+    Ok(())
 }
 
 /// Whole numbers from 1.
@@ -108,5 +157,17 @@ impl Ranks {
         );
         work(group)?;
         Ok(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plot_in_a_folder_that_is_not_there_is_refused() {
+        let path = Path::new("/nowhere/fit.svg");
+        assert!(plot(path).unwrap_err().to_string().contains("no folder /nowhere"));
+        assert!(plot(Path::new("/")).is_err() && plot(Path::new("fit.svg")).is_ok());
     }
 }

@@ -9,14 +9,14 @@ use tinynccl::{Comm, Config};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The defaults, without long waits.
-pub(crate) fn config() -> Config {
+pub fn config() -> Config {
     let mut config = Config::default();
     (config.timeout, config.connect_timeout) = (PATIENCE, PATIENCE);
     config
 }
 
 /// The results of `rank` on each of `ranks` threads.
-pub(crate) fn on_threads<T: Send>(ranks: usize, config: Config, rank: impl Fn(&Comm) -> T + Sync) -> Vec<T> {
+pub fn on_threads<T: Send>(ranks: usize, config: Config, rank: impl Fn(&Comm) -> T + Sync) -> Vec<T> {
     let comms = Comm::threads(ranks, config).unwrap();
     let rank = &rank;
     std::thread::scope(|scope| {
