@@ -107,8 +107,8 @@ pub(crate) fn train(
     Ok(curve)
 }
 
-/// Proves that all ranks hold the same bits, and returns their fingerprint. The hashes go through the group's communicator
-/// and not the backend, as the proof should not depend on the code under test.
+/// Proves that all ranks hold the same bits, and returns their fingerprint. The hashes go through the group's
+/// communicator and not the backend, as the proof should not depend on the code under test.
 fn prove_identical(replica: &Replica<'_>) -> Result<u64> {
     let params = replica.model.params();
     compare(&replica.specs, &proof::gather(replica.group.comm(), &params)?, params.len())

@@ -41,8 +41,9 @@ pub(crate) fn target(x: f64) -> f64 {
 }
 
 /// Trains; calls `report` with each epoch's number (from 1) and loss.
-// EXERCISE 1 (How it works): the training loop with the parts of `course_kit::train`: the same samples on all ranks, other
-// weights, a replica, its broadcast, epochs of shared batches, the mean loss of each, the proof, and the prediction.
+// EXERCISE 1 (How it works): the training loop with the parts of `course_kit::train`: the same samples on all ranks,
+// other weights, a replica, its broadcast, epochs of shared batches, the mean loss of each, the proof, and the
+// prediction.
 pub(crate) fn fit(group: &ProcessGroup, options: &Training, mut report: impl FnMut(usize, f64)) -> Result<Fit> {
     let (rank, ranks) = (group.rank(), group.size());
     options.check(ranks, SAMPLES)?;

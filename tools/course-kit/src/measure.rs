@@ -131,7 +131,7 @@ pub fn one_network(comm: &Comm) -> Result<bool> {
     Ok(all.chunks_exact(ours.len()).all(|theirs| theirs == ours))
 }
 
-/// Joins the other ranks, of which there are `asked` or any number, but not more than [`value`] supports with exact sums.
+/// Joins the other ranks: `asked`, or any number that [`value`] supports with exact sums.
 ///
 /// # Errors
 /// The launcher started another number; a rank does not come.
@@ -193,8 +193,8 @@ impl Sizes {
         self.count.map_or_else(|| self.bytes.iter().map(|b| b / 4).collect(), |count| vec![count])
     }
 
-    /// Number of ranks to start. Input and output of every rank, and `more` buffers of the largest size, must fit into the
-    /// machine's memory.
+    /// Number of ranks to start. Input and output of every rank, and `more` buffers of the largest size, must fit into
+    /// memory.
     ///
     /// # Errors
     /// They do not fit.

@@ -1,5 +1,5 @@
-//! A queue pair from RESET to RTS in one call, with attributes that suit most programs. Milestone 02 takes the same three
-//! steps one by one and explains each attribute.
+//! A queue pair from RESET to RTS in one call, with attributes that suit most programs. Milestone 02 takes the same
+//! three steps one by one and explains each attribute.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -11,7 +11,7 @@ use crate::side::Side;
 use crate::verbs::{Local, Qp, ffi};
 use crate::words;
 
-/// What a QP does when a receiver has no RECV posted.
+/// Answers of a QP to a receiver that has no RECV posted.
 #[derive(Debug, Clone, Copy)]
 pub struct Retries {
     /// Code of the pause that it asks of its peer.

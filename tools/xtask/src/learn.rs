@@ -1,8 +1,5 @@
 //! The learner's folder: `learn/` in the checkout, which git ignores. A separate cargo workspace, so that nothing in
 //! it can break ours; its manifest is made from ours, so that the milestones' own manifests work there as they are.
-//!
-//! A milestone that uses another one (05 uses 02) is given ours of the other, not the learner's: an exercise of one
-//! step cannot break another step.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -69,11 +66,6 @@ impl Learn {
             }
             match files::read(&source)? {
                 Some(text) => write(&target, &stub::strip(step, &file, &text)?)?,
-                None if file == Path::new("Cargo.toml") => {
-                    let manifest =
-                        std::fs::read_to_string(&source).with_context(|| format!("reading {}", source.display()))?;
-                    write(&target, &manifest.replace("path = \"../", "path = \"../../milestones/"))?;
-                }
                 None => {
                     std::fs::copy(&source, &target).with_context(|| format!("copying {}", source.display()))?;
                 }

@@ -32,7 +32,15 @@ pub const PARTS: &[Part] = &[
         "read_full, write_full, decode",
     ),
     part(1, "lib/sys/src/backoff.rs", "waits that spin, yield and sleep", ""),
-    part(2, "lib/softroce-verbs/src", "libibverbs' names over the card in user space", "to_rtr, await_completion"),
+    part(
+        2,
+        "lib/transport/src/verbs/sys",
+        "libibverbs' objects: queue pairs, memory regions, completions",
+        "to_rtr, await_completion",
+    ),
+    part(2, "lib/transport/src/verbs/options.rs", "which devices, ports and GIDs the links take", "rank"),
+    part(2, "lib/transport/src/verbs/link/exchange.rs", "what two queue pairs must know of each other", "parse"),
+    part(2, "lib/softroce-verbs/src", "libibverbs' names over the card in user space", ""),
     part(2, "lib/softroce/src", "the card in user space: RoCEv2 over UDP", ""),
     part(
         3,
@@ -52,7 +60,6 @@ pub const PARTS: &[Part] = &[
         "one-sided writes into the peer's ring, with immediate data",
         "write_with_imm, request, aim",
     ),
-    part(5, "lib/transport/src/verbs/sys", "queue pairs, memory regions, completions", ""),
     part(6, "lib/transport/src/fabric.rs", "the contract of a transport and its links", "push, take_in, deliver"),
     part(6, "lib/transport/src/bootstrap", "the rendezvous: ranks find each other by a store", ""),
     part(6, "lib/transport/src/accept", "one listener for all connections of a process", ""),
@@ -126,6 +133,31 @@ pub fn of(step: Option<&Step>) -> Vec<Part> {
     parts
 }
 
+/// The words for a milestone without a part of its own.
+const NOTHING: &str = "nothing new: it uses what the milestones before it have introduced";
+
+/// The section [`SECTION`] of a milestone's README.
+pub fn section(step: &Step) -> String {
+    let command = format!("`cargo xtask library {:02}`", step.number);
+    let parts = of(Some(step));
+    if parts.is_empty() {
+        return format!("\nThis milestone adds {NOTHING}.\n\n");
+    }
+    let mut out = format!(
+        "\nThe parts of the library that this milestone introduces, and your functions that do the same in small\n\
+         ({command} prints them with lines of code):\n\n| Part | Purpose | Yours |\n|---|---|---|\n"
+    );
+    for p in parts {
+        let own: Vec<String> =
+            p.own.split(", ").filter(|name| !name.is_empty()).map(|name| format!("`{name}`")).collect();
+        out += &format!("| [`{0}`](../../{0}) | {1} | {2} |\n", p.path, p.what, own.join(", "));
+    }
+    out + "\n"
+}
+
+/// Heading of the section that [`section`] gives.
+pub const SECTION: &str = "In the library";
+
 /// A list to read, with the lines of code of each part.
 ///
 /// # Errors
@@ -133,6 +165,9 @@ pub fn of(step: Option<&Step>) -> Vec<Part> {
 pub fn shown(root: &Path, step: Option<&Step>) -> Result<String> {
     let mut out = String::new();
     let mut last = 0;
+    if let Some(step) = step.filter(|step| of(Some(step)).is_empty()) {
+        return Ok(format!("{}\n  {NOTHING}\n", step.folder()));
+    }
     for p in of(step) {
         if p.step != last {
             let name = STEPS.iter().find(|s| s.number == p.step).map_or_else(String::new, Step::folder);
@@ -188,6 +223,33 @@ mod tests {
         for p in PARTS.iter().copied() {
             assert!(checkout().join(p.path).exists(), "{} is not there", p.path);
         }
+    }
+
+    /// `UPDATE_DOCS=1 cargo test -p xtask readmes_list` writes the sections anew.
+    #[test]
+    fn readmes_list_the_parts() {
+        for step in &STEPS {
+            let path = step.solution(&checkout()).join("README.md");
+            let text = std::fs::read_to_string(&path).unwrap();
+            let wanted = section(step);
+            let found = crate::readme::section(&text, SECTION);
+            if std::env::var_os("UPDATE_DOCS").is_some() && found != Some(&wanted) {
+                let own = "## Do it yourself\n";
+                let old = found.map_or(String::new(), |body| format!("## {SECTION}\n{body}"));
+                let new = text.replacen(&format!("{old}{own}"), &format!("## {SECTION}\n{wanted}{own}"), 1);
+                std::fs::write(&path, new).unwrap();
+            } else {
+                let stale = "is stale: UPDATE_DOCS=1 cargo test -p xtask readmes_list";
+                assert_eq!(found, Some(wanted.as_str()), "{}: {SECTION} {stale}", path.display());
+            }
+        }
+    }
+
+    #[test]
+    fn a_milestone_without_parts_says_so() {
+        let step = STEPS.iter().find(|s| of(Some(s)).is_empty()).unwrap();
+        assert_eq!(shown(&checkout(), Some(step)).unwrap(), format!("{}\n  {NOTHING}\n", step.folder()));
+        assert!(section(step).contains(NOTHING));
     }
 
     #[test]

@@ -10,12 +10,13 @@ use xtask::readme::section;
 use xtask::{files, predict, stub};
 
 /// The sections of a README, in this order; others may stand between them.
-const SECTIONS: [&str; 11] = [
+const SECTIONS: [&str; 12] = [
     "What you will learn",
     "Predict first",
     "Run",
     "Expected output",
     "How it works",
+    xtask::library::SECTION,
     "Do it yourself",
     "Exercises",
     "Interview questions",
@@ -183,6 +184,18 @@ fn every_milestone_has_a_chapter() {
             "{}: an opening picture",
             chapter.display()
         );
+    }
+}
+
+/// Each builds and reads alone: what several share is in the library or in `tools`.
+#[test]
+fn no_milestone_depends_on_another() {
+    let is_milestone = |line: &str| STEPS.iter().any(|other| line.starts_with(&format!("{} v", other.name)));
+    for step in &STEPS {
+        let all = built_from(step.name);
+        let others: Vec<&String> =
+            all.iter().filter(|l| is_milestone(l) && !l.starts_with(&format!("{} v", step.name))).collect();
+        assert!(others.is_empty(), "{} depends on {others:?}", step.folder());
     }
 }
 
