@@ -1,5 +1,5 @@
-//! The ring by hand: the table of hops as two loops over send and recv. Here one hop ends before the next begins; the
-//! library's schedule overlaps them.
+//! The ring by hand: the table of hops as two loops over send and recv. Here one hop ends before the next begins;
+//! [`crate::in_chunks`] and the library's schedule overlap them.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub(crate) fn all_reduce(comm: &Comm, input: &[f32], output: &mut [f32], scratch
 }
 
 /// Part `index` of `count` elements in `ranks` parts: as equal as possible, the longer ones first.
-fn part(index: usize, ranks: usize, count: usize) -> Range<usize> {
+pub(crate) fn part(index: usize, ranks: usize, count: usize) -> Range<usize> {
     let start = |i: usize| i * (count / ranks) + i.min(count % ranks);
     start(index)..start(index + 1)
 }

@@ -3,6 +3,7 @@
 
 mod by_hand;
 mod cards;
+mod in_chunks;
 mod links;
 mod naive;
 mod paper;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
+use clap::builder::RangedU64ValueParser;
 use course_kit::measure::{self, Count, Sizes};
 use replay::Replay;
 use tinynccl::algorithm::{self, Shape};
@@ -33,6 +35,10 @@ const DRAWN: usize = 8;
 struct Args {
     #[command(flatten)]
     sizes: Sizes,
+    /// Times the ring by hand with each part cut into so many chunks, comma-separated, and does no more.
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
+    chunks: Vec<usize>,
     /// Simulates a ring in a good order, and trees, on the machine of this file (docs/topologies), and does no more.
     #[arg(long, value_name = "FILE")]
     machine: Option<std::path::PathBuf>,
@@ -57,20 +63,24 @@ fn start(args: &Args) -> Result<i32> {
     config.transport = TransportChoice::Tcp;
     config.algorithm = Some(Algorithm::Ring);
     if launch::is_rank() {
-        run(&args.sizes, config)?;
+        let comm = measure::join(config, args.sizes.ranks)?;
+        match args.chunks.as_slice() {
+            [] => run(&comm, &args.sizes)?,
+            chunks => in_chunks::table(&comm, &args.sizes.counts(), chunks, args.sizes.iters)?,
+        }
+        comm.close()?;
         return Ok(0);
     }
-    // What is received by hand, one part at every rank; the root of the naive way receives a whole buffer.
-    let ranks = args.sizes.ranks(2)?;
+    // What is received by hand: a part at every rank, two in chunks. The root of the naive way receives a whole buffer.
+    let ranks = args.sizes.ranks(3)?;
     let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
-    if code == 0 && (2..=THREADS).contains(&ranks) {
+    if code == 0 && args.chunks.is_empty() && (2..=THREADS).contains(&ranks) {
         cards::table(ranks, &args.sizes.counts(), args.sizes.iters)?;
     }
     Ok(code)
 }
 
-fn run(sizes: &Sizes, config: Config) -> Result<()> {
-    let comm = measure::join(config, sizes.ranks)?;
+fn run(comm: &Comm, sizes: &Sizes) -> Result<()> {
     let ranks = comm.size();
     let shape = Shape { collective: Collective::AllReduce, ranks, root: 0, channels: comm.config().channels };
     let programs: Vec<Program> = (0..ranks)
@@ -84,7 +94,7 @@ fn run(sizes: &Sizes, config: Config) -> Result<()> {
         }
     }
     let counts = sizes.counts();
-    let one_network = measure::one_network(&comm)?;
+    let one_network = measure::one_network(comm)?;
     if comm.rank() == 0 {
         println!(
             "Sent per rank: payload by the schedule, by the formula 2(n-1)/n S, and by the kernel's loopback counter.\n"
@@ -100,16 +110,16 @@ fn run(sizes: &Sizes, config: Config) -> Result<()> {
     }
     // The first calls open links and touch memory, and cores wake up: they are no row's.
     if let Some(&count) = counts.first() {
-        warm_up(&comm, count, sizes.iters)?;
+        warm_up(comm, count, sizes.iters)?;
     }
     // The proof takes time in proportion to the cube of the ranks.
     let own = (ranks <= DRAWN).then(|| program::ring(ranks)).transpose().context("the ring as a program is wrong")?;
     for &count in &counts {
-        row(&comm, &shape, &programs[comm.rank()], count, sizes.iters, one_network)?;
+        row(comm, &shape, &programs[comm.rank()], count, sizes.iters, one_network)?;
         if let Some(own) = &own {
-            let input = measure::input(&comm, count)?;
+            let input = measure::input(comm, count)?;
             let mut output = measure::buffer(count, |_| 0.0)?;
-            measure::verify(&comm, "ring as a program", &mut output, |output| {
+            measure::verify(comm, "ring as a program", &mut output, |output| {
                 comm.run_program(own, &input, output, ReduceOp::Sum)
             })?;
         }
@@ -120,9 +130,8 @@ fn run(sizes: &Sizes, config: Config) -> Result<()> {
         );
     }
     if let (Some(&count), false) = (counts.last(), comm.relayed().is_empty()) {
-        measure::forwarded(&comm, count)?;
+        measure::forwarded(comm, count)?;
     }
-    comm.close()?;
     Ok(())
 }
 

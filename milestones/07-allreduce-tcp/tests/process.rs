@@ -28,10 +28,18 @@ fn three_ranks_and_a_count_that_does_not_divide() {
 }
 
 #[test]
+fn the_ring_in_chunks_is_timed_beside_the_others() {
+    let out = output(program().args(["--ranks", "3", "--chunks", "1,4", "--bytes", "4,64K", "--iters", "1"]));
+    let rows = ["hop by hop |", "1 chunk |", "4 chunks |", "the library's |"];
+    assert!(rows.iter().all(|row| out.contains(row)) && out.contains("OK"), "{out}");
+}
+
+#[test]
 fn bad_input_is_one_line_and_a_code() {
     refused(program().args(["--bytes", "3"]), 2, &["multiple of 4"]);
     refused(program().args(["--bytes", "1X"]), 2, &["K, M or G"]);
     refused(program().args(["--count", "1", "--bytes", "4"]), 2, &["cannot be used with"]);
+    refused(program().args(["--chunks", "0"]), 2, &["--chunks"]);
     refused(program().args(["--iters", "0"]), 2, &["--iters"]);
     refused(program().args(["--ranks", "1000"]), 2, &["1..=256"]);
     refused(program().args(["--ranks", "2", "--count", "9999999999999999"]), 77, &["error: 2 ranks would need"]);
