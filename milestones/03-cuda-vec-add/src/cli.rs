@@ -15,7 +15,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mode {
-    /// Make four mistakes, each in a process of its own, and print CUDA's reports.
+    /// Make four mistakes, each in a separate process, and print CUDA's reports.
     Faults,
     /// Make one of the mistakes, in this process.
     Fault {

@@ -21,7 +21,7 @@ struct Args {
     /// The transport: auto, tcp, shm or verbs (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
-    /// Over the link of src/link.rs, with ranks as threads of this process.
+    /// Run over the link of src/link.rs, with ranks as threads of this process.
     #[arg(long, conflicts_with = "transport")]
     own_link: bool,
     #[command(flatten)]

@@ -39,7 +39,7 @@ struct Args {
     #[arg(long, value_name = "N", value_delimiter = ',')]
     #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
     chunks: Vec<usize>,
-    /// Simulates a ring in a good order, and trees, on the machine of this file (docs/topologies), and does no more.
+    /// Only simulate a ring in a good order, and trees, on the machine of this file (docs/topologies).
     #[arg(long, value_name = "FILE")]
     machine: Option<std::path::PathBuf>,
     #[command(flatten)]

@@ -23,7 +23,7 @@ pub(crate) struct Options {
     /// Calls between two events.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) iters: u32,
-    /// The kernel of src/one_shot.cu as well, up to 256 KiB. Needs a GPU for each rank.
+    /// Also run the kernel of src/one_shot.cu, up to 256 KiB. Needs a GPU for each rank.
     #[arg(long)]
     pub(crate) own_kernel: bool,
     #[command(flatten)]

@@ -65,7 +65,7 @@ pub(crate) struct Args {
     check: u8,
     /// Collectives to run: all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all scan
     /// sendrecv barrier, a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back;
-    /// neighbours: half of it to the right, half to the left.
+    /// neighbours: half of the message to the right, half to the left.
     #[arg(long, default_value = "all_reduce", value_delimiter = ',')]
     collective: Vec<String>,
     /// Ranks to start on this machine; under a launcher, the launcher's number counts instead.
@@ -84,8 +84,8 @@ pub(crate) struct Args {
     /// Make each call in a group, together with a message of 8 bytes round the ring.
     #[arg(long, conflicts_with = "explain")]
     group: bool,
-    /// Split the ranks by their number modulo this, or these ranks (several numbers) from the others, and run all
-    /// groups at the same time; rank 0's group prints.
+    /// Split the ranks by their number modulo this one; several numbers separate these ranks from the others. All
+    /// groups run at the same time; rank 0's group prints.
     #[arg(long, value_name = "PARTS|RANK,RANK...", conflicts_with = "explain")]
     pub(crate) split: Option<Split>,
     /// Repetitions of each measurement; the table shows their median.

@@ -33,7 +33,7 @@ struct Args {
     /// Leave a part out on purpose, so that the proof fails.
     #[arg(long = "break", value_name = "WHAT")]
     fault: Option<Fault>,
-    /// Draws loss and accuracy over the epochs.
+    /// Draw loss and accuracy over the epochs into this file.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }

@@ -50,7 +50,7 @@ pub struct TrainArgs {
     /// Sizes of model and run [default: small, or the checkpoint's].
     #[arg(long, value_enum)]
     pub preset: Option<Preset>,
-    /// Ranks that this program starts on this machine; a launcher's environment goes before it.
+    /// Ranks that this program starts on this machine; a launcher's environment overrides it.
     #[arg(long, default_value = "2", value_parser = positive)]
     pub ranks: usize,
     /// Text to learn, UTF-8 [default: data/tinyshakespeare.txt].
@@ -59,7 +59,7 @@ pub struct TrainArgs {
     /// Steps of the whole run.
     #[arg(long, value_parser = positive)]
     pub steps: Option<usize>,
-    /// 200 steps, half a minute on two cores: the text has words and lines, not yet sense.
+    /// Take 200 steps, half a minute on two cores: the text then has words and lines, but no sense yet.
     #[arg(long, conflicts_with_all = ["steps", "resume"])]
     pub quick: bool,
     /// Sequences per step over all ranks; a multiple of their number.
@@ -71,7 +71,7 @@ pub struct TrainArgs {
     /// Share of activations that dropout zeroes.
     #[arg(long, value_parser = real("expected a number from 0 to 0.9", |v| (0.0..=0.9).contains(&v)))]
     pub dropout: Option<f64>,
-    /// Seed of everything random.
+    /// Seed of all random numbers.
     #[arg(long)]
     pub seed: Option<u64>,
     /// Threads per rank [default: cores / ranks].
@@ -95,19 +95,19 @@ pub struct TrainArgs {
     /// Steps between lines of progress when the output is no terminal.
     #[arg(long, default_value = "50", value_parser = positive)]
     pub log_every: usize,
-    /// Checkpoint to go on from.
+    /// Checkpoint to resume from.
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
     /// Transport between ranks: auto, tcp, shm or verbs (RDMA, with the feature `verbs`) [default: TINYNCCL_TRANSPORT,
     /// or auto].
     #[arg(long)]
     pub transport: Option<TransportChoice>,
-    /// Gradients are reduced in buckets of at least this many KiB; smaller ones start earlier, larger ones are fewer
-    /// [default: 512, on GPUs 8000].
+    /// Smallest bucket of gradients, in KiB; small buckets start earlier, large ones are fewer [default: 512, on GPUs
+    /// 8000].
     #[arg(long, value_parser = positive)]
     pub bucket_kib: Option<usize>,
-    /// For slow networks (DiLoCo): every rank takes this many steps alone, then one outer step averages how far they
-    /// went. A round must take less time than TINYNCCL_TIMEOUT.
+    /// For slow networks (DiLoCo): every rank takes this many steps alone, then one outer step averages the changes of
+    /// their parameters. A round must take less time than TINYNCCL_TIMEOUT.
     #[arg(long, value_name = "H", value_parser = positive)]
     pub local_steps: Option<usize>,
     /// Learning rate of the outer steps [default: 0.7].
@@ -117,11 +117,11 @@ pub struct TrainArgs {
     #[arg(long, requires = "local_steps",
         value_parser = real("expected a number from 0, below 1", |v| (0.0..1.0).contains(&v)))]
     pub outer_momentum: Option<f64>,
-    /// Goes on without ranks that are lost, on the CPU: the batch is divided among those that are left.
+    /// Go on without lost ranks, on the CPU: the batch is divided among the remaining ones.
     #[arg(long)]
     pub elastic: bool,
-    /// Further processes, which wait, and take the places of ranks that are lost. Under a launcher the last ranks are
-    /// the spares.
+    /// Number of spare processes, which wait and take the places of lost ranks. Under a launcher the last ranks are the
+    /// spares.
     #[arg(long, value_name = "N", default_value = "0", requires = "elastic")]
     pub spare: usize,
     /// Device that computes: the CPU, or one GPU per rank.

@@ -97,7 +97,7 @@ impl TrainConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
-    /// For tests: seconds.
+    /// For tests; takes seconds.
     Tiny,
     /// Learns visibly on two CPU cores in about two minutes.
     Small,

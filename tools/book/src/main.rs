@@ -66,13 +66,13 @@ enum Command {
         /// Folder for the screenshots.
         #[arg(long, default_value = "target/book-shots")]
         shots: PathBuf,
-        /// No screenshots.
+        /// Take no screenshots.
         #[arg(long)]
         quiet: bool,
         /// Only pages whose path contains this.
         #[arg(long, default_value = "")]
         only: String,
-        /// In the book's dark theme.
+        /// Use the book's dark theme.
         #[arg(long)]
         dark: bool,
     },

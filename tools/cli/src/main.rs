@@ -31,7 +31,7 @@ use clap::{Parser, Subcommand};
 use tinynccl_plan::algorithm::{self, Shape};
 use tinynccl_plan::wire::Algorithm;
 
-/// Shows schedules without running them, and the capabilities of this machine.
+/// Shows and simulates schedules, describes machines, reports on running jobs, and starts programs over tinynccl.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {

@@ -10,7 +10,7 @@ use clap_complete::aot::{Shell, generate};
 /// Writes man pages and completions of shells below a folder, where distributions keep them.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The folder, as `/usr/share`.
+    /// The folder, for example `/usr/share`.
     folder: PathBuf,
 }
 

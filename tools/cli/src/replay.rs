@@ -18,7 +18,7 @@ pub(crate) struct Options {
     /// File to write the page to.
     #[arg(long, value_name = "FILE")]
     html: PathBuf,
-    /// Events of each trace that the page may hold; the last ones stay.
+    /// Largest number of events of each trace; the page keeps the last ones.
     #[arg(long, default_value_t = EVENTS, value_parser = events)]
     events: usize,
 }

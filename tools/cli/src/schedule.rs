@@ -31,8 +31,8 @@ pub(crate) struct Options {
     /// Algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs, hierarchical.
     #[arg(required_unless_present = "program")]
     algorithm: Option<Algorithm>,
-    /// A schedule of your own in place of both: as `--format program` writes it, MSCCL's XML, or an execution plan of
-    /// mscclpp. It is proved first.
+    /// File of a schedule, in place of collective and algorithm: as `--format program` writes it, MSCCL's XML, or an
+    /// execution plan of mscclpp. It is proved first.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algorithm", "ranks", "root", "channels"])]
     program: Option<PathBuf>,
     /// Number of ranks.
@@ -50,11 +50,11 @@ pub(crate) struct Options {
     /// Bytes of a segment, for the bytes per link that a page counts; K, M and G are powers of 1024.
     #[arg(short, long, default_value = "1M", value_parser = size::parse)]
     size: usize,
-    /// The steps as text, one picture of all rounds, a page to step through them; or a file for --program: ours, MSCCL's
-    /// XML, or an execution plan of mscclpp.
+    /// Output: the steps as text, one picture of all rounds, a page to step through them, or a file for --program
+    /// (tinynccl's format, MSCCL's XML, or an execution plan of mscclpp).
     #[arg(short, long, default_value = "text")]
     format: Format,
-    /// Writes MSCCL's and mscclpp's files for calls in place; they have a file for each.
+    /// Writes MSCCL's or mscclpp's file for calls in place; these formats need one file for each form.
     #[arg(long)]
     in_place: bool,
     /// File to write to, instead of the standard output.

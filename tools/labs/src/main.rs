@@ -26,12 +26,12 @@ const CANNOT_RUN_HERE: u8 = 77;
 
 /// Breaks a job in one way, so that you can hunt the cause.
 ///
-/// Exit status of a lab: 3 its failure appeared; 0 it did not, which is what --fixed is for; 1 something else happened;
-/// 2 wrong usage; 77 this machine cannot do it, and the last line says why.
+/// Exit status of a lab: 3 its failure appeared; 0 it did not (as with --fixed); 1 something else happened; 2 wrong
+/// usage; 77 this machine cannot run it, and the last line says why.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
-    /// Without the lines about the lab before and after a run.
+    /// Leaves out the lines about the lab before and after a run.
     #[arg(long, hide = true)]
     bare: bool,
     #[command(subcommand)]

@@ -23,9 +23,9 @@ pub(crate) enum End {
     /// Prints a handle, receives, and prints at the end megabytes per second from the first message to the last, and
     /// the longest time between two messages.
     Receive,
-    /// Sends to those whose handles are given, to all at once.
+    /// Sends to the receivers of these handles, to all at the same time.
     Send {
-        /// As the receivers print them, with commas between.
+        /// Handles as the receivers print them, separated by commas.
         handles: String,
         #[arg(default_value = "3", value_parser = size::seconds)]
         seconds: Duration,

@@ -25,7 +25,7 @@ pub struct Choice {
     /// Fail when a single wait takes longer than this many seconds.
     #[arg(long, global = true, default_value = "10", value_parser = parse_seconds)]
     pub timeout: Duration,
-    /// Begin every line of output with this.
+    /// Begin every line of output with this text.
     #[arg(long, global = true, hide = true, overrides_with = "side")]
     pub side: Option<String>,
 }

@@ -18,7 +18,7 @@ use xtask::save::Saved;
 use xtask::verdict::Verdict;
 use xtask::{check, exercise, files, hint, library, new, stub, verdict};
 
-/// Work through the sixteen milestones: each with its heart taken out, for you to write.
+/// Work through the sixteen milestones: write the core functions of each yourself.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -39,7 +39,7 @@ enum Task {
     Predict {
         #[arg(value_parser = Step::find)]
         step: Step,
-        /// This question only.
+        /// Ask this question only.
         question: Option<usize>,
         /// The prediction; several times for several open questions. Without it they are read from the input, a line
         /// each.
@@ -62,7 +62,7 @@ enum Task {
         step: Step,
         /// Check this exercise only; the others may be unwritten.
         exercise: Option<u32>,
-        /// Over the kernel's RDMA device, in the virtual machine of scripts/rxe-vm.sh.
+        /// Run over the kernel's RDMA device, in the virtual machine of scripts/rxe-vm.sh.
         #[arg(long)]
         vm: bool,
     },
@@ -77,7 +77,7 @@ enum Task {
     Hint {
         #[arg(value_parser = Step::find)]
         step: Step,
-        /// The first one that is not written, without it.
+        /// The exercise [default: the first that is not written].
         exercise: Option<u32>,
     },
     /// Write a program of two ranks over the library to PATH, for me to change.
@@ -101,7 +101,7 @@ enum Task {
     Solution {
         #[arg(value_parser = Step::find)]
         step: Step,
-        /// Show ours of this exercise only.
+        /// Show our solution of this exercise only.
         exercise: Option<u32>,
     },
     Dist(xtask::dist::Options),
@@ -109,22 +109,22 @@ enum Task {
 
 #[derive(Debug, clap::Args)]
 struct Interview {
-    /// One milestone's questions; all milestones' without it.
+    /// Ask the questions of one milestone [default: of all].
     #[arg(value_parser = Step::find)]
     step: Option<Step>,
     /// sockets, rdma, gpu, ranks, collectives, performance, python or training.
     #[arg(long)]
     topic: Option<String>,
-    /// 1: for those who name the topic; 2: for those who have worked with it; 3: for those who build it.
+    /// 1: for people who name the topic; 2: for people who have worked with it; 3: for people who build it.
     #[arg(long)]
     level: Option<u8>,
-    /// Draw so many at random; all in the order of the course without it.
+    /// Draw this many at random [default: all, in the order of the course].
     #[arg(long)]
     count: Option<usize>,
-    /// Draw the same ones again: a walk that draws prints its seed.
+    /// Draw the same questions again: a walk that draws prints its seed.
     #[arg(long)]
     seed: Option<u64>,
-    /// A mock interview of so many minutes: ten questions at random (or `--count`), a mark for each, a score.
+    /// Hold a mock interview of this many minutes: ten questions at random (or `--count`), a mark for each, a score.
     #[arg(long, value_name = "MINUTES", num_args = 0..=1, default_missing_value = "20", conflicts_with = "sheet")]
     mock: Option<u64>,
     /// Write a page to print, in place of the walk.

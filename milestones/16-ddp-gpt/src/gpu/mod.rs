@@ -77,7 +77,7 @@ pub struct Options {
     /// takes a multiprocessor from the backward pass.
     #[arg(long, default_value = "16")]
     pub comm_blocks: u32,
-    /// GPU: write when the parts of the last step ran, for ui.perfetto.dev.
+    /// GPU: write a timeline of the last step's parts, for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }

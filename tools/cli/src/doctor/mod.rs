@@ -23,10 +23,10 @@ pub(crate) struct Options {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Each place that was looked at, and the whole of each reason.
+    /// Print each place that was searched, and each reason in full.
     #[arg(short, long)]
     verbose: bool,
-    /// Opens this libnccl here, and describes it as JSON: how `doctor` itself looks at each.
+    /// Open this libnccl in this process and describe it as JSON, as `doctor` does for each library that it finds.
     #[arg(long, hide = true, value_name = "FILE")]
     open: Option<PathBuf>,
 }

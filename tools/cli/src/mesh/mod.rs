@@ -21,12 +21,13 @@ use node::Node;
 use ping::Ping;
 use plan::{Cable, Way};
 
-/// Draws the mesh of a job's nodes: ports, subnets, speeds, and how every two nodes reach each other. Nodes without a
-/// common subnet do so through others, by the routes that links over RDMA and NCCL's plugin take. Any launcher starts
-/// it once per node; by hand: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Alone it lists the ports of this node.
+/// Draws the mesh of a job's nodes: ports, subnets, speeds, and the route between every two nodes. Nodes without a
+/// common subnet reach each other through others, by the routes that links over RDMA and NCCL's plugin take. Any
+/// launcher starts it once per node; by hand: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Alone it lists the ports
+/// of this node.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Pings over every cable from both ends. Exit status 1 when a port does not answer, or two nodes have no way.
+    /// Pings over every pair of ports from both ends. Exit status 1 if a port does not answer or two nodes have no route.
     #[arg(long)]
     check: bool,
     /// Writes the mesh as a picture, too.

@@ -14,16 +14,17 @@ use tinynccl_plan::schedule::{Program, Schedule, Shape};
 /// Bytes of an element.
 const ELEMENT: usize = size_of::<f32>();
 
-/// Proves a schedule of a file (ours, MSCCL's XML, an execution plan of mscclpp), and runs it: starts its ranks as
-/// processes of this machine, or acts as one where a launcher has started them. Every element of every result is
-/// checked.
+/// Proves a schedule from a file (tinynccl's format, MSCCL's XML, an execution plan of mscclpp), and runs it: starts
+/// its ranks as processes of this machine, or acts as one where a launcher has started them. Every element of every
+/// result is checked.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     file: PathBuf,
-    /// Only proves it.
+    /// Only proves the schedule.
     #[arg(long)]
     prove: bool,
-    /// Sizes in bytes, separated by commas; K, M and G are powers of 1024. The larger of a rank's input and output.
+    /// Sizes in bytes, separated by commas; K, M and G are powers of 1024. A size is that of a rank's input or output,
+    /// whichever is larger.
     #[arg(short, long, default_value = "64K,1M", value_delimiter = ',', value_parser = size::parse)]
     size: Vec<usize>,
     /// Timed calls per size.

@@ -27,7 +27,7 @@ pub(crate) struct Options {
     /// Collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all, barrier.
     #[arg(value_parser = collective, required_unless_present = "program")]
     collective: Option<Collective>,
-    /// A schedule of your own in place of a collective and its ranks: as `schedule --format program` writes it, MSCCL's
+    /// File of a schedule, in place of a collective and its ranks: as `schedule --format program` writes it, MSCCL's
     /// XML, or an execution plan of mscclpp.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["collective", "algo", "ranks", "root", "channels"])]
     program: Option<PathBuf>,
@@ -49,7 +49,7 @@ pub(crate) struct Options {
     /// alike), or a file (TOML or JSON).
     #[arg(short, long, default_value = "dgx")]
     topology: String,
-    /// Longest message in bytes; otherwise that of the topology.
+    /// Longest message in bytes [default: the topology's].
     #[arg(long, value_parser = size::parse)]
     message: Option<usize>,
     /// Root, for collectives that have one.
@@ -70,13 +70,13 @@ pub(crate) struct Options {
     /// Bandwidth in GB/s of the topology `switch`.
     #[arg(long, default_value_t = 10.0)]
     bandwidth_gb_s: f64,
-    /// For the topology `host`: a cost model as TINYNCCL_TUNE_CACHE=FILE.json keeps it; otherwise built-in figures.
+    /// For the topology `host`: a cost model that TINYNCCL_TUNE_CACHE=FILE.json has kept [default: built-in figures].
     #[arg(long)]
     cost_model: Option<PathBuf>,
     /// For the topology `host`: cores that the ranks share.
     #[arg(long)]
     cores: Option<usize>,
-    /// A table for people, or a format for programs.
+    /// Output: a table, or a format for programs.
     #[arg(short, long, default_value = "text")]
     format: Format,
     /// Draws time over size, or over the number of ranks, into this SVG file.

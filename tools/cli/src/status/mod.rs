@@ -23,9 +23,10 @@ const ODD: i32 = 1;
 const NONE: i32 = 3;
 
 /// Shows the jobs of this user on this host: communicators, the call that each rank is in and since when, and the rank
-/// that the others wait for. Reads what the processes tell at their sockets (TINYNCCL_STATUS); changes nothing in them.
+/// that the others wait for. It reads the reports of the processes from their sockets (TINYNCCL_STATUS), and changes
+/// nothing in them.
 ///
-/// Exit status: 0 nothing odd, 1 a rank waits or something failed, 2 wrong usage, 3 no job.
+/// Exit status: 0 nothing odd, 1 a rank waits or a call failed, 2 wrong usage, 3 no job.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -51,10 +52,10 @@ struct What {
     /// Adds the last calls of each rank, and the events of each process.
     #[arg(long, short)]
     verbose: bool,
-    /// Waits shorter than this are nothing odd.
+    /// Shorter waits count as normal.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     after: Duration,
-    /// Time for the answer of a process.
+    /// Time limit for the answer of a process.
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
     timeout: Duration,
 }

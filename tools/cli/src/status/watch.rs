@@ -9,19 +9,18 @@ use tinynccl::status::text::MARK;
 
 use super::{Look, What, seconds};
 
-/// Shows what `status` shows, every second, until it is interrupted. In a terminal the page is repainted, with the
-/// ranks that the others wait for in red. Elsewhere it is printed when something else than an age or a call's number
-/// has changed.
+/// Repeats `status` every second until it is interrupted. In a terminal it repaints the page, with the ranks that the
+/// others wait for in red. Elsewhere it prints the page when more than an age or a call's number has changed.
 ///
-/// Exit status, with --count: that of the last look.
+/// Exit status, with --count: that of the last report.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(flatten)]
     what: What,
-    /// Time from one look to the next.
+    /// Time from one report to the next.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     every: Duration,
-    /// Ends after so many looks.
+    /// Ends after this many reports.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 }

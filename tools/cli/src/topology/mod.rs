@@ -18,13 +18,13 @@ use tinynccl_plan::simulate::machine::description::Description;
 /// MASTER_ADDR, MASTER_PORT) it shows the machines of the job, whose first rank prints.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// A description to draw in place of what is discovered: TOML, JSON, or NCCL's XML (NCCL_TOPO_DUMP_FILE).
+    /// A description to draw in place of the discovered graph: TOML, JSON, or NCCL's XML (NCCL_TOPO_DUMP_FILE).
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Puts a rank on each GPU, and none elsewhere.
     #[arg(long)]
     gpus: bool,
-    /// A drawing for people, or the description as --file, `simulate --topology` and TINYNCCL_TOPOLOGY read it.
+    /// Output: a drawing, or the description that --file, `simulate --topology` and TINYNCCL_TOPOLOGY read.
     #[arg(short, long, default_value = "text")]
     format: Format,
     /// Writes the graph as a picture, too.

@@ -31,7 +31,7 @@ const TERMS: Terms = Terms { mtu: 4096, timeout: 14, retry_cnt: 7, min_rnr_timer
 pub(crate) struct Options {
     #[command(flatten)]
     fixed: Fixed,
-    /// Print what each rail has carried.
+    /// Print the traffic of each rail.
     #[arg(long)]
     rails: bool,
 }

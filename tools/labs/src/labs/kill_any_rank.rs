@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// Kill no process.
     #[arg(long)]
     fixed: bool,
-    /// Processes to kill, and the steps before which that happens. 0 to 3 are the first to train, 4 and 5 are spares.
+    /// Processes to kill, each with the step before which it dies. 0 to 3 train at first, 4 and 5 are the spares.
     #[arg(long, value_name = "RANK@STEP", value_delimiter = ',', default_value = "5@10,0@20,2@30")]
     kill: Vec<Death>,
 }

@@ -33,7 +33,7 @@ use crate::gpu;
 pub(crate) enum Lab {
     /// Three ranks gather their predictions; one has fewer than the others.
     MismatchedCounts(Fixed),
-    /// Two ranks use two communicators, each begins with another one.
+    /// Two ranks use two communicators in different orders.
     Order(Fixed),
     /// One of three ranks is killed.
     DeadRank(Fixed),

@@ -18,7 +18,7 @@ pub(crate) struct Options {
     /// Run the mended version.
     #[arg(long)]
     fixed: bool,
-    /// Sums these instead, one number of each rank (3 to 16 of them), and rounds once beside it.
+    /// Sums these numbers instead, one per rank (3 to 16), and shows the sum rounded once beside them.
     #[arg(allow_negative_numbers = true)]
     numbers: Vec<f32>,
 }

@@ -58,7 +58,7 @@ pub(crate) struct Options {
     /// Calls between two events.
     #[arg(long, default_value_t = 20)]
     iters: u32,
-    /// Measurements of each.
+    /// Measurements of each size.
     #[arg(long, default_value_t = 7)]
     rounds: u32,
     /// Launches the calls as one CUDA graph.

@@ -31,10 +31,10 @@ pub(crate) struct Args {
     /// Rounds of a run.
     #[arg(short = 'n', long, default_value_t = 20_000)]
     rounds: u64,
-    /// Only these.
+    /// Only these fences.
     #[arg(short, long, value_enum, value_delimiter = ',')]
     fence: Vec<Fence>,
-    /// Only these.
+    /// Only these placements.
     #[arg(short, long = "where", value_enum, value_delimiter = ',')]
     place: Vec<Where>,
     /// One run of the case with this number: used by the program itself.

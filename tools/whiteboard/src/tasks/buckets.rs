@@ -8,10 +8,10 @@ pub(crate) struct Buckets {
     /// Times at which the layers' gradients are finished, in ms; backward ends with the last.
     #[arg(long, value_delimiter = ',', required = true)]
     ready: Vec<f64>,
-    /// Their sizes.
+    /// Sizes of the gradients, in MB.
     #[arg(long, value_delimiter = ',', required = true)]
     mb: Vec<f64>,
-    /// Most MB of a bucket.
+    /// Largest bucket, in MB.
     #[arg(long)]
     cap: f64,
     /// Time that an all-reduce of nothing takes, in ms.
