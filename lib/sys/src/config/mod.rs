@@ -166,7 +166,7 @@ config! {
         "exact: sums and averages of f16, bf16 and f32 are those of the exact numbers, rounded once, to nearest even. The bits follow from the ranks' values alone: not from order, algorithm, size, packing or processor. \
          pairwise: every addition is rounded. On GPUs as on the CPU; algorithms that pass partial sums on are not taken, TINYNCCL_ALGO included.", same;
     interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; = in front: whole names; ^ in front excludes",
-        "Network interfaces whose addresses are advertised to the peers; empty: all that are up. Ranks that are all of one host use loopback alone.", own;
+        "Network interfaces whose addresses are advertised to the peers; empty: all that are up. If all ranks are on one host, they use loopback alone.", own;
     host_id: Option<String> = None, "TINYNCCL_HOST_ID", "a name",
         "Name of the host, besides the running kernel: ranks with different names count as ranks of different hosts, which share no memory and no GPU (as NCCL_HOSTID). For containers that must not reach each other's GPUs, and for tests. Empty: all ranks under one kernel are on one host.", own, advanced;
     port_range: Option<PortRange> = None, "TINYNCCL_PORT_RANGE", "LOW-HIGH, 1 to 65535",
@@ -176,7 +176,7 @@ config! {
     secret_file: Option<String> = None, "TINYNCCL_SECRET_FILE", "a file",
         "File that holds the secret, in place of TINYNCCL_SECRET; other users should not be able to read it.", own;
     encrypt: bool = false, "TINYNCCL_ENCRYPT", "0 or 1",
-        "Encrypts and authenticates the control plane, TCP links and rails (Noise, AES-256-GCM) with keys that only holders of the job's secret have. Shared memory and NVLink stay as they are, within one host; RDMA is not taken. A rendezvous whose secret is public (MASTER_ADDR, NCCL_COMM_ID) needs TINYNCCL_SECRET, too. For several hosts over a network that others reach.", same;
+        "Encrypts and authenticates the control plane, TCP links and rails (Noise, AES-256-GCM) with keys that only holders of the job's secret have. Shared memory and NVLink stay unencrypted, within one host; RDMA is not used. A rendezvous whose secret is public (MASTER_ADDR, NCCL_COMM_ID) needs TINYNCCL_SECRET, too. For several hosts over a network that others can reach.", same;
     channels: usize = 1, "TINYNCCL_CHANNELS", "1 to 16",
         "Sets of links (TCP streams, shared-memory FIFOs) that a collective is spread over.", same;
     shm_chunk: usize = 128 << 10, "TINYNCCL_SHM_CHUNK", "bytes, 4K to 16M",
@@ -208,11 +208,11 @@ config! {
     stage: usize = 256 << 10, "TINYNCCL_STAGE", "bytes, 0 or 4K to 16M",
         "Largest chunk in which more than two ranks that share memory pass large ordinary buffers through it, four chunks per rank; 0: over links instead.", same, advanced;
     cuda_blocks: usize = 128, "TINYNCCL_CUDA_BLOCKS", "2 to 128",
-        "Blocks that a collective's kernel takes at most, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.", same;
+        "Largest number of blocks of a collective's kernel, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.", same;
     cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
         "Largest chunk that a block of a collective's kernel sends to another GPU at once.", same, advanced;
     cuda_memory: usize = 0, "TINYNCCL_CUDA_MEMORY", "bytes, 4M or more; 0: no limit",
-        "Memory of the GPU that a communicator takes at most for calls between GPUs that reach each other's memory, without registered buffers: slots become shorter until it suffices, then kernels take fewer blocks. Communicators that only make small calls take 2 to 5 MiB anyway (without LL128 up to 30); schedules that keep partial sums take 16 MiB more.", same;
+        "Limit of a communicator's GPU memory for calls between GPUs that reach each other's memory, without registered buffers: slots become shorter until it suffices, then kernels take fewer blocks. Communicators that only make small calls take 2 to 5 MiB anyway (without LL128 up to 30); schedules that keep partial sums take 16 MiB more.", same;
     cuda_ll128: Ll128 = Ll128::Auto, "TINYNCCL_CUDA_LL128", "auto, on, off",
         "Middle sizes are sent in lines of 128 bytes with one flag each (NCCL's protocol LL128), each of which the link between GPUs must keep whole; auto: where all of them are NVLink.", same, advanced;
     cuda_proto: CudaProto = CudaProto::Auto, "TINYNCCL_CUDA_PROTO", "auto, ll, ll128, simple, schedule",
@@ -244,7 +244,7 @@ config! {
     net_inline: usize = 32 << 10, "TINYNCCL_NET_INLINE", "bytes, 0 to 32K",
         "Over rails and under NVIDIA's NCCL: largest message that the thread which sends it writes itself (it never waits); longer ones, and those that find the streams busy, are left to the threads of TINYNCCL_NET_THREADS.", own, advanced;
     net_window: usize = 16 << 20, "TINYNCCL_NET_WINDOW", "bytes, 1M to 1G, 4 * TINYNCCL_NET_CHUNK at least",
-        "Over rails and under NVIDIA's NCCL: bytes of one tag of a connection that may be under way to receives which are not posted yet, and so the memory that they take at most. All processes must set the same.", own, advanced;
+        "Over rails and under NVIDIA's NCCL: bytes of one tag of a connection that may be under way to receives which are not posted yet, and so the limit of their memory. All processes need the same value.", own, advanced;
     net_speed: usize = 0, "TINYNCCL_NET_SPEED", "Mbit/s; 0: the sum of the interfaces' speeds",
         "Under NVIDIA's NCCL: the speed reported to NCCL, from which it chooses algorithms and the number of channels.", own;
     net_rail_timeout: Duration = Duration::from_millis(100), "TINYNCCL_NET_RAIL_TIMEOUT", "seconds, 0.01 to 60",
@@ -252,7 +252,7 @@ config! {
     net_rdma: bool = cfg!(feature = "verbs"), "TINYNCCL_NET_RDMA", "0 or 1",
         "Over rails and under NVIDIA's NCCL: messages over 32 KiB go by RDMA where both ends of a NIC pair have a port for it (TINYNCCL_VERBS_DEVICE and its relatives). 1 by default where the library is built with the feature verbs; without it, 1 takes softroce, the RDMA device in user space, which is slower than TCP.", own, advanced;
     net_relay_port: usize = 29_477, "TINYNCCL_NET_RELAY_PORT", "0 to 65535; 0: no relays",
-        "Under NVIDIA's NCCL: UDP port at which the nodes of a job find each other when two of them have no subnet in common and a third one has to relay. All must set the same; jobs that share nodes differ in TINYNCCL_SECRET.", own, advanced;
+        "Under NVIDIA's NCCL: UDP port at which the nodes of a job find each other when two of them have no subnet in common and a third one has to relay. All nodes need the same value; jobs that share nodes differ in TINYNCCL_SECRET.", own, advanced;
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.", same, advanced;
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -262,17 +262,17 @@ config! {
     spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
         "Time that a wait spins before it yields and then sleeps; at most 2 microseconds where ranks or threads share cores.", own, advanced;
     verify: Verify = Verify::Off, "TINYNCCL_VERIFY", "off, sample, all",
-        "Finds bits that changed in memory, on a link or in a processor: sums of the data where it comes from are compared with sums of it where it ends, and the ranks compare their results; an error names the link or the rank, the call and the offset. sample: one call of TINYNCCL_VERIFY_EVERY; all: every call. TINYNCCL_CHECKSUM=1 is an older name of all.", same;
+        "Finds bits that changed in memory, on a link or in a processor: checksums of the data at its source are compared with checksums at its destination, and the ranks compare their results; an error names the link or the rank, the call and the offset. sample: one call of TINYNCCL_VERIFY_EVERY; all: every call. TINYNCCL_CHECKSUM=1 is an older name of all.", same;
     verify_every: usize = 64, "TINYNCCL_VERIFY_EVERY", "1 to 1M",
         "Calls of which TINYNCCL_VERIFY=sample verifies one, on average.", same, advanced;
     tune: Tune = Tune::Cached, "TINYNCCL_TUNE", "off, cached, measure",
-        "Source of the cost model's figures when the communicator starts: built in, from the cache (measured and kept when it has none), or measured in any case. Nothing is started that would not be over 35 ms after the start, so it takes up to 50 ms, more only where other programs keep a rank off its core; ranks that share cores take the built-in figures. Rank 0's setting counts.", own;
+        "Source of the cost model's figures when the communicator starts: built in, from the cache (measured and kept when it has none), or measured in any case. No measurement begins that would end later than 35 ms after the start, so the start takes up to 50 ms, more only where other programs keep a rank off its core; ranks that share cores take the built-in figures. Rank 0's setting counts.", own;
     tune_cache: Option<String> = None, "TINYNCCL_TUNE_CACHE", "a folder, a file (*.json), or off; empty: $XDG_CACHE_HOME/tinynccl or ~/.cache/tinynccl",
         "Place of measured figures. Rank 0 reads and writes it; a file of another version, machine or setup is replaced; a place that cannot be written is no error.", own;
     trace: Option<String> = None, "TINYNCCL_TRACE", "path; %r stands for the rank",
         "Records every call, step and wait into this file, for Perfetto (ui.perfetto.dev); one file for all ranks of a host. Empty: no recording.", own;
     status: StatusPlace = StatusPlace::Auto, "TINYNCCL_STATUS", "auto, off, or a folder",
-        "Folder of the Unix socket at which a process answers `tinynccl-cli status` while it has a communicator: its calls, whom they wait for, and since when. Only processes of the same user are answered. auto: $XDG_RUNTIME_DIR/tinynccl, or /tmp/tinynccl-UID; off: no socket, and no thread for it.", own;
+        "Folder of the Unix socket at which a process answers `tinynccl-cli status` while it has a communicator: its calls, the ranks that they wait for, and since when. Only processes of the same user are answered. auto: $XDG_RUNTIME_DIR/tinynccl, or /tmp/tinynccl-UID; off: no socket, and no thread for it.", own;
     dump: Option<String> = None, "TINYNCCL_DUMP", "a folder",
         "Folder for the last 4,096 calls of each rank, which it writes to JOB/rank_RANK.json when a communicator fails, and at SIGUSR1 unless the program handles that signal itself. `tinynccl-cli status FOLDER` reads the files. Empty: only where `tinynccl-cli status --dump` asks for them. Needs TINYNCCL_STATUS.", own;
     trace_events: usize = 1 << 20, "TINYNCCL_TRACE_EVENTS", "1 to 256M",
