@@ -22,15 +22,14 @@ def tcp_echo():
     for at, size in ((0, 2), (2, 7), (9, 3)):
         p.rect(150 + at * 38, 156, size * 38 - 2, 26, "frame")
         p.text(150 + at * 38 + size * 19, 174, f"{size} bytes", "s")
-    p.text(360, 204, "Only the length in front tells where a message ends.", "s")
+    p.text(360, 204, "Only the length in front shows where a message ends.", "s")
     return p
 
 
 def verbs_hello():
     p = Picture(230, "A program posts work to a queue of its card; the card sends it to the other card, which places it in a posted buffer.")
     for side, x, rank in (("sender", 20, 0), ("receiver", 470, 1)):
-        p.rect(x, 16, 230, 190, "frame", 8)
-        p.text(x + 115, 38, side, "b")
+        p.frame(x, 16, 230, 190, side)
         p.box(x + 16, 52, 92, 46, "program", "pale r3")
         p.box(x + 120, 52, 94, 46, "memory", f"pale r{rank}")
         p.box(x + 16, 144, 198, 44, "card", "full r2")
@@ -41,16 +40,14 @@ def verbs_hello():
     p.arrow((234, 166), (486, 166), kind="line l0", words="2 packets")
     p.arrow((640, 144), (640, 98), kind="line l1")
     p.arrow((508, 144), (508, 98))
-    p.text(360, 224, "Neither kernel is asked: 3 the card writes into memory, 4 a completion tells the program.", "s")
+    p.text(360, 224, "No kernel takes part: 3 the card writes into memory, 4 a completion notifies the program.", "s")
     return p
 
 
 def cuda_vec_add():
     p = Picture(230, "Two arrays are copied to the GPU, thousands of threads add one element each, and the result is copied back.")
-    p.rect(16, 20, 170, 176, "frame", 8)
-    p.text(101, 42, "host memory", "b")
-    p.rect(280, 20, 420, 176, "frame", 8)
-    p.text(490, 42, "GPU", "b")
+    p.frame(16, 20, 170, 176, "host memory")
+    p.frame(280, 20, 420, 176, "GPU")
     for row, name in enumerate(("a", "b", "c")):
         y = 58 + row * 44
         for i in range(4):
@@ -79,16 +76,14 @@ def cuda_verbs():
     p.text(190, 150, "1 copy", "s")
     p.arrow((439, 160), (625, 160), (625, 100), kind="line thick l3")
     p.text(530, 150, "2 read", "s")
-    p.text(360, 212, "The way over the host moves every byte twice, and works everywhere.", "s")
+    p.text(360, 212, "The path over the host moves every byte twice, and works everywhere.", "s")
     return p
 
 
 def rdma_write():
     p = Picture(220, "The sender's card writes into the receiver's memory at an address that it was told; the immediate number wakes the receiver.")
-    p.rect(20, 20, 240, 160, "frame", 8)
-    p.text(140, 42, "sender", "b")
-    p.rect(460, 20, 240, 160, "frame", 8)
-    p.text(580, 42, "receiver", "b")
+    p.frame(20, 20, 240, 160, "sender")
+    p.frame(460, 20, 240, 160, "receiver")
     p.cell(44, 60, 120, 32, "data", 0)
     for i in range(5):
         p.cell(484 + i * 38, 60, 36, 32, "", 0 if i in (1, 2) else 1, pale=i not in (1, 2))
@@ -156,8 +151,7 @@ def allreduce_verbs():
 def allreduce_gpu():
     p = Picture(264, "Two GPUs: each kernel writes data and flags into the other's memory and adds what arrived in its own.")
     for i, x in enumerate((20, 440)):
-        p.rect(x, 20, 260, 160, "frame", 8)
-        p.text(x + 130, 42, f"GPU {i}", "b")
+        p.frame(x, 20, 260, 160, f"GPU {i}")
         p.box(x + (20 if i == 0 else 150), 60, 90, 90, "kernel", f"full r{i}", "adds")
         slots = x + (150 if i == 0 else 20)
         p.cell(slots, 60, 90, 40, f"data of {1 - i}", 1 - i, pale=True)
@@ -222,7 +216,7 @@ def ddp_gpu():
         p.arrow((x - 4, 68), (x + 6, 90), kind="line dash")
     p.line([(568, 136), (568, 144), (622, 144), (622, 136)], "line l3")
     p.text(595, 162, "exposed", "s")
-    p.text(320, 182, "Only the last average is waited for: events order the two streams.", "s")
+    p.text(320, 182, "Only the last all-reduce delays the step: events order the two streams.", "s")
     return p
 
 
@@ -244,7 +238,7 @@ def ddp_gpt():
     for i, word in enumerate(("To be, or", "not to be:", "that is the", "question")):
         p.cell(16, 24 + i * 42, 116, 34, word, i)
         p.arrow((136, 41 + i * 42), (206, 41 + i * 42), kind=f"line l{i}")
-    p.rect(210, 18, 170, 176, "frame", 8)
+    p.frame(210, 18, 170, 176)
     for i, layer in enumerate(("attention", "MLP", "attention", "MLP")):
         p.box(226, 30 + i * 40, 138, 32, layer, "pale r2")
     p.arrow((384, 106), (440, 106), kind="line thick l1")

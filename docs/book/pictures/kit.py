@@ -30,6 +30,12 @@ class Picture:
         if under:
             self.text(x + w / 2, middle + 19, under, "s" + on)
 
+    def frame(self, x, y, w, h, words=""):
+        """A frame around other shapes, with its name at the top."""
+        self.rect(x, y, w, h, "frame", 8)
+        if words:
+            self.text(x + w / 2, y + 22, words, "b")
+
     def cell(self, x, y, w, h, words, rank, pale=False):
         """A part of a buffer in the colour of a rank."""
         self.rect(x, y, w, h, f"{'pale' if pale else 'full'} r{rank % 4}", 2)

@@ -78,8 +78,7 @@ def pipeline():
 def paths_of_a_tensor():
     p = Picture(360, "Inside a host a tensor goes by peer memory, shared memory or host memory; between hosts by RDMA or sockets.")
     for host, x in (("host A", 16), ("host B", 476)):
-        p.rect(x, 16, 228, 300, "frame", 8)
-        p.text(x + 114, 38, host, "b")
+        p.frame(x, 16, 228, 300, host)
     p.box(36, 56, 80, 44, "GPU 0", "full r0")
     p.box(144, 56, 80, 44, "GPU 1", "full r0")
     p.arrow((118, 78), (142, 78), kind="line thick l0")
@@ -106,7 +105,7 @@ def paths_of_a_tensor():
 
 def eight_gpus():
     p = Picture(370, "A host of eight GPUs, four switches for two GPUs and two cards each, and two rings in opposite order through all GPUs.")
-    p.rect(16, 14, 688, 310, "frame", 8)
+    p.frame(16, 14, 688, 310)
     for socket in range(2):
         x = 36 + socket * 340
         p.box(x, 30, 308, 34, f"processor {socket}", "pale r3")
