@@ -148,7 +148,7 @@ impl Rts {
                 "how long to wait for an acknowledgement before sending again",
             ),
             attribute("retry_cnt", self.retry_cnt, "how often; then the request fails with RETRY_EXC_ERR"),
-            attribute("rnr_retry", self.rnr_retry, "the same when the peer has no RECV posted; 7 means for ever"),
+            attribute("rnr_retry", self.rnr_retry, "the same when the peer has no RECV posted; 7 means forever"),
         ]
     }
 }
@@ -163,7 +163,7 @@ pub(crate) fn lines(attributes: &[Attribute]) -> Vec<String> {
 /// The time until an unacknowledged packet is sent again: 4.096 us * 2^timeout; 0 waits forever.
 fn ack_timeout(timeout: u8) -> String {
     match timeout {
-        0 => "for ever".to_owned(),
+        0 => "forever".to_owned(),
         n => duration_us(4.096 * (1u64 << (n & 31)) as f64),
     }
 }
@@ -214,12 +214,12 @@ mod tests {
     #[test]
     fn retries_end() {
         let rts = Rts::patient(0);
-        assert!(rts.retry_cnt < 7 && rts.rnr_retry < 7 && rts.timeout > 0, "7 and 0 mean for ever");
+        assert!(rts.retry_cnt < 7 && rts.rnr_retry < 7 && rts.timeout > 0, "7 and 0 mean forever");
     }
 
     #[test]
     fn times() {
-        assert_eq!(ack_timeout(0), "for ever");
+        assert_eq!(ack_timeout(0), "forever");
         assert_eq!(ack_timeout(1), "8.2 us");
         assert_eq!(ack_timeout(14), "67.11 ms");
         assert_eq!(ack_timeout(31), "8796.09 s");

@@ -124,7 +124,7 @@ fn holds(mr: &Mr, step: u8, text: &str) -> Result<()> {
 /// The client's request is complete; we must have no completion for it.
 fn nothing_completed(node: &Node<'_>) -> Result<()> {
     match node.cq.poll()? {
-        None => say!("  no completion: nobody told us"),
+        None => say!("  no completion: no notice of it"),
         Some(completion) => bail!("an unexpected completion: {completion}"),
     }
     Ok(())

@@ -51,13 +51,13 @@ fn each_side_sees_what_it_should() {
     let sent = below(&text, "client", "WRITE, ");
     assert_eq!(sent, ["completion: wr_id 1, status SUCCESS (0), opcode RDMA_WRITE"], "{text}");
     let seen = below(&text, "server", "after the WRITE");
-    assert_eq!(seen[0], "no completion: nobody told us", "{text}");
+    assert_eq!(seen[0], "no completion: no notice of it", "{text}");
     let told = below(&text, "server", "asleep");
     let expected = "opcode RECV_RDMA_WITH_IMM, byte_len 8192, imm_data 0xc0ffee";
     assert!(told[0].contains(expected), "{text}");
     let read = below(&text, "client", "READ, ");
     assert!(read[0].ends_with("opcode RDMA_READ, byte_len 8192") && read[1] == "every byte is the server's", "{text}");
-    assert_eq!(below(&text, "server", "after the READ")[0], "no completion: nobody told us", "{text}");
+    assert_eq!(below(&text, "server", "after the READ")[0], "no completion: no notice of it", "{text}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     }
     std::thread::sleep(AWAY);
     let slots: Vec<u8> = (0..b.slots()).map(|slot| Ok(b.read(slot)?[0])).collect::<Result<_>>()?;
-    println!("without credits:  messages 0 to 7 were sent, nobody looked, and the slots hold {slots:?}");
+    println!("without credits:  messages 0 to 7 were sent, the reader did not poll, and the slots hold {slots:?}");
     #[cfg(not(feature = "verbs"))]
     println!("                  the card refused {} writes: no receive", softroce::counters().rcvd_rnr_err - before);
     Ok(())

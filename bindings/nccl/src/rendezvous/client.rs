@@ -69,7 +69,7 @@ pub(crate) fn find(lookup: &Lookup<'_>, config: &Config, stop: &dyn Fn() -> bool
             let since = *refused_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= GONE {
                 let whose = if lookup.number == NO_NUMBER { "that all ranks ask" } else { "that made the id" };
-                return failed(format!("nobody listens there any more ({last}): the process {whose} has ended"));
+                return failed(format!("no process listens there any more ({last}): the process {whose} has ended"));
             }
         } else {
             refused_since = None;

@@ -116,7 +116,7 @@ pub(super) fn run(system: &System) -> Result<Outcome> {
     let stuck =
         engine.states.iter().enumerate().find_map(|(r, s)| s.lanes.iter().position(|l| !l.done).map(|l| (r, l)));
     if let Some((rank, lane)) = stuck {
-        let detail = format!("rank {rank}, lane {lane} waits for ever: a fault in the library");
+        let detail = format!("rank {rank}, lane {lane} waits forever: a fault in the library");
         return Err(Error::invalid("simulate", detail));
     }
     let lanes = engine.states.iter().flat_map(|s| &s.lanes).map(|l| l.path);

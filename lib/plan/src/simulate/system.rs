@@ -183,7 +183,7 @@ impl System {
             if fifo.sender.0 == NONE {
                 return Err(Error::invalid(
                     "simulate",
-                    "a message is received that nobody sends: a fault in the library",
+                    "a message is received that no rank sends: a fault in the library",
                 ));
             }
         }

@@ -61,7 +61,7 @@ fn refused(device: &str, loaded: &str, module: Option<&str>, cause: &io::Error) 
         _ => "the kernel's log (dmesg) says more",
     };
     let meaning = match cause.raw_os_error() {
-        Some(libc::EFAULT) => ": no pages of this process, and nobody else who knows the address",
+        Some(libc::EFAULT) => ": no pages of this process, and no module that knows the address",
         _ => "",
     };
     Why::new(format!("ibv_reg_mr of the GPU's address on {device}: {}{meaning}; {loaded}", errno(cause)), next)

@@ -190,7 +190,7 @@ impl Mr {
     fn own(&self) -> Result<NonNull<u8>> {
         match self.memory {
             Memory::Own(memory, _) => Ok(memory),
-            Memory::Of(_) => bail!("the memory of this region belongs to somebody else"),
+            Memory::Of(_) => bail!("the memory of this region belongs to another owner"),
         }
     }
 

@@ -273,7 +273,7 @@ pub(in crate::bootstrap) fn dial(
     let stream = TcpStream::connect_timeout(&address, limit)?;
     // A connect to a free port of this host can reach itself when the kernel picks that very port for our side.
     if stream.local_addr().is_ok_and(|own| own == address) {
-        return Err(std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "nobody listens there"));
+        return Err(std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "no process listens there"));
     }
     let mut connection = Connection::new(stream, seal.is_some())?;
     let mut bytes = hello.encode(seal.is_some()).to_vec();

@@ -52,7 +52,7 @@ impl Core {
     fn take(&mut self, completion: Completion) {
         let (number, index) = read_id(completion.id);
         let Some(qp) = self.parts.qps.get_mut(index) else {
-            let detail = format!("the device completed a request that nobody has posted: {completion:?}");
+            let detail = format!("the device completed a request that was not posted: {completion:?}");
             return self.lose(detail);
         };
         match completion.outcome {
