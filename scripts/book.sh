@@ -24,7 +24,9 @@ tool() { "${cargo[@]}" && "$tool" "$@"; }
 build() {
     command -v mdbook >/dev/null || { echo "book: no mdbook: scripts/setup.sh --book" >&2; exit 1; }
     "${cargo[@]}" --bin tinynccl-cli --bin stress
-    MDBOOK_PREPROCESSOR__TINYNCCL__COMMAND="$tool preprocess" mdbook build docs/book
+    # mdbook's own variable in place of book.toml's `cargo run`, for its preprocessor of this name.
+    local name=tinynccl
+    env "MDBOOK_PREPROCESSOR__${name^^}__COMMAND=$tool preprocess" mdbook build docs/book
     tool finish target/book
     tool links target/book
 }

@@ -146,7 +146,9 @@ mod tests {
     fn what_is_not_built_is_an_error_with_the_command_that_builds_it() {
         let error = find(&["libnone.so"], BUILD).unwrap_err().to_string();
         assert!(error.starts_with("libnone.so is not built (looked in /"), "{error}");
-        assert!(error.contains("/target/release") && error.contains("run `cargo build --release -p tinynccl-nccl` in"));
+        let own = std::env::current_exe().unwrap();
+        assert!(error.contains(own.parent().unwrap().to_str().unwrap()) && error.contains("/release"), "{error}");
+        assert!(error.contains("run `cargo build --release -p tinynccl-nccl` in"), "{error}");
     }
 
     #[test]
