@@ -131,7 +131,7 @@ pub fn one_network(comm: &Comm) -> Result<bool> {
     Ok(all.chunks_exact(ours.len()).all(|theirs| theirs == ours))
 }
 
-/// Joins the other ranks: `asked`, or any number that [`value`] supports with exact sums.
+/// Joins the other ranks: `asked`, or any number up to 256, for which the sums are exact.
 ///
 /// # Errors
 /// The launcher started another number; a rank does not come.
