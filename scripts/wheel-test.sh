@@ -3,8 +3,9 @@
 #
 #   scripts/wheel-test.sh [WHEEL]    a wheel that is there, in place of a new one
 #
-# PYTHONS names the interpreters (default: those of 3.11 to 3.14 on the PATH). DDP runs where the interpreter has torch, or over what
-# TORCH names, for example "torch==2.11.0 numpy", which pip installs. Exit status: 0 passed, 1 failed, 77 no tools or no interpreter.
+# PYTHONS names the interpreters (default: those of 3.11 to 3.14 on the PATH). DDP runs where the interpreter has torch, or
+# over the packages that TORCH names for pip, for example "torch==2.11.0 numpy". Exit status: 0 passed, 1 failed, 77 no tools
+# or no interpreter.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)

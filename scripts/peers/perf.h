@@ -9,8 +9,8 @@
  *   Calls:        as many as fit into budget / repetitions seconds, found by trying 1, 4, 16, ... calls, after one call whose
  *                 result is checked.
  *                 -S: a barrier after each call, and only the calls' own time counts, as in OSU's benchmarks.
- *   Sizes:        as nccl-tests: all_gather, reduce_scatter and all_to_all in total bytes, the others in bytes per rank; with -E
- *                 all in bytes per rank. The column always has total bytes.
+ *   Sizes:        as nccl-tests: all_gather, reduce_scatter and all_to_all in total bytes, the others in bytes per rank;
+ *                 with -E all in bytes per rank. The column always has total bytes.
  *   Buffers:      mmap, the data one page behind a multiple of 2 MiB, written before use. "fresh" walks over a set of buffers
  *                 twice as large as the last-level cache, a new place at each call.
  *   Pinning:      rank r on core r modulo the number of cores, before the peer's library starts. */

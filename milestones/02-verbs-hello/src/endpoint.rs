@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strangers_are_refused() {
+    fn text_of_another_protocol_is_refused() {
         let good = "qpn=17 psn=5 gid=::ffff:10.9.9.1 lid=0 mtu=1024";
         assert_eq!(parse(good).expect("valid").to_string(), good);
         for (bad, why) in [

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_refused() {
+    fn text_of_another_protocol_is_refused() {
         let line = AUTO.to_string();
         assert_eq!(line.parse::<Terms>(), Ok(AUTO));
         for bad in ["", "GET / HTTP/1.1", "bytes=1", "bytes=1 chunk=1 rounds=1 wire=rope rdma=true", &(line + " x")] {

@@ -94,12 +94,12 @@ pub(crate) struct Args {
     /// Approximate seconds to measure each size and place (without -n).
     #[arg(long, default_value = "0.3", value_parser = size::seconds)]
     budget: Duration,
-    /// Between the timed calls of a repetition: nothing, as in nccl-tests, or a barrier whose time does not count, as in
-    /// OSU's benchmarks.
+    /// Between the timed calls of a repetition: nothing, as in nccl-tests, or a barrier whose time does not count, as
+    /// in OSU's benchmarks.
     #[arg(long, value_enum, default_value = "nothing")]
     between: Between,
-    /// Meaning of a size where ranks hold different amounts (all_gather, reduce_scatter, gather, scatter, all_to_all): all
-    /// ranks' bytes, as in nccl-tests, or one rank's, as in MPI's functions and OSU's benchmarks.
+    /// Meaning of a size where ranks hold parts (all_gather, reduce_scatter, gather, scatter, all_to_all): all ranks'
+    /// bytes, as in nccl-tests, or one rank's, as in MPI's functions and OSU's benchmarks.
     #[arg(long = "size", value_enum, default_value = "total")]
     size: Size,
     /// Seconds without progress after which a call fails and names the ranks that have not arrived.

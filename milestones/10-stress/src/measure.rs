@@ -3,8 +3,8 @@
 //! Warm-up, then repetitions. Each repetition begins with a barrier and then makes the call several times back to back.
 //! Its time is the mean of these calls on the slowest rank. The result is the median over the clean repetitions: those
 //! in which no rank waited for its core. The root of a small broadcast runs ahead, so its time is that of issuing the
-//! call, not that of its arrival (as with nccl-tests). With a barrier between the calls, as in OSU's benchmarks, a rank's
-//! time is the sum of its calls alone, and no rank runs ahead by more than one.
+//! call, not that of its arrival (as with nccl-tests). With a barrier between the calls, as in OSU's benchmarks, the
+//! time of a rank is the sum of its calls alone, and no rank runs ahead by more than one.
 //!
 //! In comparisons of programs, a repetition with the two ranks' cores far apart is not clean either (`probe.rs`).
 //!
@@ -19,7 +19,7 @@ use tinynccl::{Comm, ReduceOp, Result};
 use crate::probe;
 use crate::stats::Timing;
 
-/// What ranks do between two timed calls.
+/// The pause of all ranks between two timed calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Between {
     /// Nothing: calls back to back, as nccl-tests makes them.
@@ -104,8 +104,8 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
     Ok(Timing::of(all, clean, FEWEST, iterations))
 }
 
-/// Approximate seconds of a call, from 1, 4, 16, … calls until they fill a quarter of a repetition's time; and whether the
-/// last of them were disturbed.
+/// Approximate seconds of a call, from 1, 4, 16, … calls until they fill a quarter of a repetition's time; and whether
+/// the last of them were disturbed.
 fn estimate(comm: &Comm, effort: &Effort, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
     let (slice, mut calls) = (effort.slice(), 1);
     loop {

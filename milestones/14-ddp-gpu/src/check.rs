@@ -40,7 +40,7 @@ impl Alone {
         train(&self.group, kernels, options, Exchange::Overlapped, |_| ())
     }
 
-    /// The same training on the CPU; `None` if it would take minutes.
+    /// Trains with the whole batch on the CPU; `None` if that would take minutes.
     pub fn train_on_the_cpu(&self, options: &Options) -> Result<Option<Vec<Epoch>>> {
         if cpu_work(options) > CPU_LIMIT {
             return Ok(None);

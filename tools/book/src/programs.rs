@@ -1,5 +1,5 @@
-//! Programs of the workspace that the book runs. scripts/book.sh builds them beforehand, all at once: `cargo run -p` would
-//! choose other features of their dependencies, and compile most of the library again.
+//! Programs of the workspace that the book runs. scripts/book.sh builds them beforehand, all at once: `cargo run -p`
+//! would choose other features of their dependencies, and compile most of the library again.
 
 use std::path::{Path, PathBuf};
 

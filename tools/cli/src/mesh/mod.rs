@@ -27,7 +27,8 @@ use plan::{Cable, Way};
 /// of this node.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Pings over every pair of ports from both ends. Exit status 1 if a port does not answer or two nodes have no route.
+    /// Pings over every pair of ports from both ends. Exit status 1 if a port does not answer or two nodes have no
+    /// route.
     #[arg(long)]
     check: bool,
     /// Writes the mesh as a picture, too.
